@@ -29,7 +29,17 @@ SUMMARY_JSON: dict[str, Any] = {
     "policy": "auto",
     "wall_seconds": 12.5,
     "ranks": [{"rank": 0}],
-    "files": [{"path": "/data/train.mdb", "size_bytes": 1 << 30}],
+    "files": [
+        {
+            "path": "/data/train.mdb",
+            "size_bytes": 1 << 30,
+            "served_by": "checkpoints",
+            "warmed_by": "posix_fadvise",
+            "prefetched_used_blocks_bytes": 1 << 30,
+            "demand_used_blocks_bytes": 0,
+        }
+    ],
+    "streams": [{"file": "/data/train.mdb", "rank": 0, "pattern": "random"}],
     "totals": {
         "gain": "saved",
         "gained_seconds": 2.345,

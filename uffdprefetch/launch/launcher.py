@@ -335,9 +335,10 @@ def run(
                 document = nothing_reported.summary(
                     config, node.address.key, time.monotonic() - began, cpu, read
                 )
+                document["job"] = _job(argv, status, config)
                 write_and_print(config, environ, node.address, document)
         else:
-            last = _report(config, environ, node, status, read, only_record)
+            last = _report(config, environ, node, argv, status, read, only_record)
         node.close()
     if address is not None and last:
         leftovers.tidy(address.socket)
@@ -356,14 +357,23 @@ def _read_call_bytes() -> int | None:
         return None
 
 
+def _job(argv: Sequence[str], status: int, config: Config) -> dict[str, Any]:
+    """What the summary says of the command; ``status``: as waitpid(2) has it."""
+    return {
+        "command": list(argv),
+        "status": os.waitstatus_to_exitcode(status),
+        "min_size_bytes": config.min_size_bytes,
+    }
+
+
 def _say_if_other_options_hold(config: Config, node: Service) -> None:
     if node.client().options not in (0, config.fingerprint()) and not config.quiet:
         say("the job's service on this node was started with other options: those hold")
 
 
 def _report(
-    config: Config, environ: Mapping[str, str], node: Service, status: int, read: int | None,
-    only_record: bool,
+    config: Config, environ: Mapping[str, str], node: Service, argv: Sequence[str], status: int,
+    read: int | None, only_record: bool,
 ) -> bool:  # fmt: skip
     """Request the summary, which the last launcher of the node and job prints and writes. Returns
     whether this is the last."""
@@ -393,6 +403,7 @@ def _report(
 
         document = cluster.one_summary(config, finished.summary)
     if not only_record and document is not None:
+        document["job"] = _job(argv, status, config)
         write_and_print(config, environ, node.address, document)
     client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
     return True

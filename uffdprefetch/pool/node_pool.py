@@ -363,7 +363,8 @@ class NodePool:
         allowed = max(allowed, 16 * self.chunk_bytes)
         self.budget_bytes = min(allowed, self.config.budget_bytes)
         self.limited_by = None if self.budget_bytes == self.config.budget_bytes else limit
-        if self.limited_by and limit not in self._reported:
+        full = resident >= NEARLY_FULL * self.budget_bytes  # else it makes no difference
+        if self.limited_by and full and limit not in self._reported:
             self._reported.add(limit)  # reported once: the size changes all the time
             self.ledger.degrade(
                 f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {limit.value}"

@@ -83,6 +83,7 @@ class Totals:
     unserved_read_sensor: str
     unserved_read_files_sensor: str
     gained_seconds: float | None = None
+    gained_error_seconds: float | None = None
     spared_requests: int = 0
     waited_seconds: float | None = None
     demand_misses: int | None = None

@@ -77,9 +77,12 @@ def _totals(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         totals[name] = weighted / sum(part for _, part in parts) if parts and weighted else weighted
     gains = [one.get("gain") for one in all_]
     totals["gain"] = next((gain for gain in _GAINS if gain in gains), gains[0])
-    gained = [one.get("gained_seconds") for one in all_ if one.get("gain") == "saved"]
+    gained = [one for one in all_ if one.get("gain") == "saved"]
     # nodes wait side by side, and for each other
-    totals["gained_seconds"] = None if None in gained else max([0.0, *filter(None, gained)])
+    most = max(gained, key=lambda one: one.get("gained_seconds") or 0.0, default={})
+    known = all(one.get("gained_seconds") is not None for one in gained)
+    totals["gained_seconds"] = (most.get("gained_seconds") or 0.0) if known else None
+    totals["gained_error_seconds"] = most.get("gained_error_seconds") if known else None
     return totals
 
 

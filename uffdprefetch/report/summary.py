@@ -11,7 +11,7 @@ from uffdprefetch.base.units import format_duration, format_rate, format_size, n
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 #: A line of a terminal, less the prefix.
@@ -22,6 +22,13 @@ LITTLE_SECONDS = 0.1
 #: indices, and what else was mapped no data set.
 _WORTH_SAYING_BYTES = 16 << 20
 _WORTH_SAYING_SHARE = 16
+#: They start programs on other nodes, or by a daemon, with another environment than ours.
+LAUNCHERS = frozenset(
+    ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "jsrun", "aprun")
+)
+#: Files of which -v says how they are served.
+DECISIONS_MAX = 20
+_SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults"}
 #: Characters of a path that are kept at least.
 _PATH_LEAST = 12
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
@@ -52,7 +59,7 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
     """With what, how that went, the pool and known orders where there were any, and where all
     figures are. One that is null is shown as 'n/a (reason)', never as 0."""
     more = [_with_what(summary), _what_came_of_it(summary), pool_line(summary), order_line(summary)]
-    more += cluster_lines(summary)
+    more += [*cluster_lines(summary), *decision_lines(summary)]
     where = f"all figures: {path}" if path is not None else None
     return [line for line in (*more, where) if line]
 
@@ -86,8 +93,7 @@ def _gained(summary: Mapping[str, Any]) -> str:
     ahead = totals.get("prefetched_bytes") or 0
     read = f"; read {format_size(ahead)} ahead" if ahead else ""
     if not summary.get("files"):
-        early = gain == "unknown"  # nobody was there to see one
-        return f"gained nothing: {summary['rung_reason'] if early else 'no mapping was served'}"
+        return _fitting(f"gained nothing: {_why_nothing(summary)}")
     if summary["policy"] == "none":
         return "gained nothing: --policy none only watches"
     if gain == "in-memory":
@@ -100,7 +106,52 @@ def _gained(summary: Mapping[str, Any]) -> str:
         return f"how much was gained could not be measured{read}"
     if seconds < LITTLE_SECONDS:
         return f"gained little: less than {format_duration(LITTLE_SECONDS)}{read}"
-    return f"saved about {format_duration(seconds)} of waiting for storage{read}"
+    error = totals.get("gained_error_seconds")
+    about = f" (give or take {format_duration(error)})" if error else ""
+    said = f"saved about {format_duration(seconds)}{about} of waiting for storage"
+    return _fitting(f"{said}{read}", said)
+
+
+def _failed(summary: Mapping[str, Any]) -> str | None:
+    """How the command ended, where it did not end well."""
+    job = summary.get("job") or {}
+    status, name = job.get("status") or 0, os.path.basename((job.get("command") or ["CMD"])[0])
+    if status > 0:
+        return f"{name} failed (exit status {status})"
+    return f"{name} was ended by signal {-status}" if status else None
+
+
+def _why_nothing(summary: Mapping[str, Any]) -> str:
+    """No file was served."""
+    job = summary.get("job") or {}
+    if _failed(summary):
+        return f"{_failed(summary)} and mapped no file"
+    if _launches_elsewhere(job):
+        name = os.path.basename(job["command"][0])
+        return f"{name} runs its programs outside of this wrap"
+    if summary["totals"].get("gain") == "unknown":  # nobody was there to see one
+        return str(summary["rung_reason"])
+    if summary.get("unserved") or not job:
+        return "no mapping was served"
+    return f"no file of {format_size(job['min_size_bytes'])} or more was mapped"
+
+
+def _launches_elsewhere(job: Mapping[str, Any]) -> bool:
+    return os.path.basename((job.get("command") or [""])[0]) in LAUNCHERS
+
+
+def _wrapped_inside(command: Sequence[str]) -> list[str]:
+    """A launcher's command with `wrap` before its program, the first word that is one; and a
+    shorter text."""
+    import shlex
+    import shutil
+
+    name = os.path.basename(command[0])
+    for at, word in enumerate(command[1:], 1):
+        if not word.startswith("-") and shutil.which(word):
+            words = [*command[:at], "uffdprefetch", "wrap", "--", *command[at:]]
+            return [shlex.join(words), f"{name} ... uffdprefetch wrap -- {word} ..."]
+    return [f"{name} OPTIONS uffdprefetch wrap -- COMMAND"]
 
 
 def _moved(summary: Mapping[str, Any]) -> int:
@@ -129,6 +180,11 @@ def _shared(summary: Mapping[str, Any]) -> list[str]:
 def _not_served(summary: Mapping[str, Any]) -> list[str]:
     """The largest mapping that was not served, else what was read by read(2); and the remedy."""
     totals, served = summary["totals"], _served_bytes(summary)
+    job = summary.get("job") or {}
+    if not served and _failed(summary):
+        return []
+    if not served and _launches_elsewhere(job):
+        return [_fitting(*(f"try: {words}" for words in _wrapped_inside(job["command"])))]
     unserved = [
         one
         for one in summary.get("unserved") or []
@@ -144,15 +200,29 @@ def _not_served(summary: Mapping[str, Any]) -> list[str]:
             _with_path(f"not served: {size}", first["path"], f": {first['why']}{more}"),
             *remedy,
         ]
-    by_calls = totals.get("unserved_read_bytes") or 0
-    if by_calls < max(_WORTH_SAYING_BYTES, served):
+    by_calls, mapped = totals.get("unserved_read_bytes") or 0, _touched_bytes(summary)
+    if by_calls < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
         return []
     files = totals.get("unserved_read_files") or []
-    said = f"not served: {format_size(by_calls)} by read(2)"
+    read = f"{format_size(by_calls)} by read(2)"
+    said = f"not served: {read}"
+    if mapped:
+        said = f"of {format_size(mapped + by_calls)}: {format_size(mapped)} served, {read}"
     if not files:
-        return [f"{said}, not through a mapping"]
+        return [said]
     said = _with_path(f"{said}, {format_size(files[0]['bytes'])} of ", files[0]["path"], "")
     return [said, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
+
+
+def _touched_bytes(summary: Mapping[str, Any]) -> int:
+    """What readers have mapped of the files that were served, in blocks; all of a file of which
+    that is not known."""
+    found = 0
+    for file in summary.get("files") or []:
+        parts = [file.get(f"{name}_used_blocks_bytes", 0) for name in ("prefetched", "demand")]
+        size = file.get("size_bytes") or 0
+        found += size if None in parts else min(size, sum(parts))
+    return found
 
 
 def _less_well(summary: Mapping[str, Any]) -> list[str]:
@@ -188,8 +258,7 @@ def _percent(share: float | None) -> str:
 
 
 def _with_what(summary: Mapping[str, Any]) -> str:
-    rung = summary.get("rung")
-    sensor = _RUNG_NAMES.get(rung, "no sensor") if rung is not None else "no sensor"
+    sensor = _RUNG_NAMES.get(summary.get("rung") or 0, "nobody was followed")
     files = summary.get("files") or []
     size_bytes = sum(file.get("size_bytes") or 0 for file in files)
     what = f"{_count(len(files), 'file')} ({format_size(size_bytes)})" if files else "no file"
@@ -198,8 +267,7 @@ def _with_what(summary: Mapping[str, Any]) -> str:
     asked = summary.get("engine_asked") or summary["engine"]
     instead = "" if asked == summary["engine"] else f" ({asked} was asked for)"
     return (
-        f"engine {summary['engine']}{instead}, policy {summary['policy']}, {sensor}"
-        f"{f' (rung {rung})' if rung is not None else ''}: {what},"
+        f"engine {summary['engine']}{instead}, policy {summary['policy']}, {sensor}: {what},"
         f" {_count(len(summary.get('ranks') or []), 'rank')},"
         f" {format_duration(summary['wall_seconds'])};"
         f" our CPU {'n/a' if share is None else f'{share * 100:.1f} % of a core'}"
@@ -231,16 +299,52 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
         parts.append("nothing prefetched")
     wait = totals.get("fault_wait_ns") or {}
     if wait.get("count"):
-        parts.append(
-            f"checkpoint wait p50 {format_duration(wait['p50'] / 1e9)}"
-            f" p99 {format_duration(wait['p99'] / 1e9)} of {wait['count']}"
-        )
+        parts.append(f"{wait['count']} checkpoints answered, {_within(wait)}")
     read_bytes = totals.get("storage_read_bytes")
     if read_bytes is None:
         parts.append(f"read n/a ({totals.get('storage_read_reason') or 'no reason given'})")
     else:
         parts.append(f"read {format_size(read_bytes)}")
     return "; ".join(parts)
+
+
+def decision_lines(summary: Mapping[str, Any]) -> list[str]:
+    """For each file how it is served and why, and how its readers went through it; for each that is
+    not served, why."""
+    patterns: dict[str, dict[str, list[int]]] = {}
+    for stream in summary.get("streams") or []:
+        by_pattern = patterns.setdefault(stream["file"], {})
+        by_pattern.setdefault(stream["pattern"], []).append(stream["rank"])
+    found = []
+    for file in summary.get("files") or []:
+        path = file["path"]
+        readers = [
+            f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {_numbers(ranks)}: {pattern}"
+            for pattern, ranks in patterns.get(path, {}).items()
+        ]
+        how = _SERVED_BY.get(str(file.get("served_by")), str(file.get("served_by")))
+        why = f", warmed by {file['warmed_by']}" if file.get("warmed_by") else ""
+        found.append(f"{path}: followed by {how}{why}{''.join(f'; {one}' for one in readers)}")
+    found += [f"{one['path']}: not served: {one['why']}" for one in summary.get("unserved") or []]
+    rest = len(found) - DECISIONS_MAX
+    return found[:DECISIONS_MAX] + ([f"and {_count(rest, 'file')} more"] if rest > 0 else [])
+
+
+def _numbers(values: Sequence[int]) -> str:
+    """Numbers in order, those in a row as one range: 0-3, 8."""
+    runs: list[list[int]] = []
+    for value in sorted(set(values)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1][1:] = [value]
+        else:
+            runs.append([value])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _within(wait: Mapping[str, Any]) -> str:
+    """How long waits were, from their quantiles in ns."""
+    half, most = (format_duration(wait[name] / 1e9) for name in ("p50", "p99"))
+    return f"half of them within {half}, 99 % within {most}"
 
 
 def pool_line(summary: Mapping[str, Any]) -> str | None:
@@ -251,7 +355,13 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
     others = pool.get("others_bytes") or 0
     if not pool["read_bytes"] and not others and not pool["faults"]:
         return "pool: nothing was mapped from it"
-    bound = f" (bounded by {pool['limited_by']})" if pool.get("limited_by") else ""
+    peak, budget = pool["resident_peak_bytes"], pool["budget_bytes"]
+    bound = ""
+    if pool.get("limited_by") and (pool["evicted_bytes"] or peak >= budget):
+        bound = f" (bounded by {pool['limited_by']})"
+    size = f"{format_size(peak)} of {format_size(budget)}{bound}"
+    if peak > budget:  # which has become smaller
+        size = f"{format_size(peak)} at the most, {format_size(budget)} at the end{bound}"
     again = pool["reread_bytes"]
     source = f" ({pool['source']})" if pool.get("source") else ""
     brought = f"read {format_size(pool['read_bytes'])}"
@@ -259,7 +369,7 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
         brought += f"{source} and {format_size(others)} from other nodes"
         source = ""
     parts = [
-        f"{format_size(pool['resident_peak_bytes'])} of {format_size(pool['budget_bytes'])}{bound}",
+        size,
         brought + (f", {format_size(again)} of it again" if again else ", nothing twice") + source,
         f"evicted {format_size(pool['evicted_bytes'])} ({pool['evict']})"
         if pool["evicted_bytes"]
@@ -268,9 +378,7 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
     wait = pool["demand_wait_ns"]
     if wait["count"]:
         parts.append(
-            f"waits p50 {format_duration(wait['p50'] / 1e9)}"
-            f" p99 {format_duration(wait['p99'] / 1e9)}"
-            f" of {pool['missing_faults']} in {_count(pool['faults'], 'fault')}"
+            f"{pool['missing_faults']} of {_count(pool['faults'], 'fault')} waited, {_within(wait)}"
         )
     elif pool["faults"]:
         parts.append(f"nobody waited in {_count(pool['faults'], 'fault')}")

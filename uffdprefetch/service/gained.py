@@ -45,6 +45,7 @@ class Gained:
 
     gain: str
     gained_seconds: float | None
+    gained_error_seconds: float | None
     gained_method: str
     spared_requests: int
     waited_seconds: float | None
@@ -57,7 +58,7 @@ def gained(
 ) -> Gained:  # fmt: skip
     """``used_bytes``: prefetched and then used, None where that is not known;
     ``in_memory_bytes``: used, or asked for, and there already."""
-    gain, seconds = Gain.SAVED, None
+    gain, seconds, error = Gain.SAVED, None, None
     from_storage = (used_bytes or 0) + misses * MISS_BYTES
     measured = storage.bandwidth_bytes_per_second > 0 and storage.latency_seconds > 0
     if used_bytes is None:
@@ -75,12 +76,13 @@ def gained(
         if misses >= MISSES_LEAST:  # each of them has waited for a request at least
             latency = min(latency, watched.waited_seconds / misses)
         found = saved(reads, misses, watched, latency, storage.bandwidth_bytes_per_second)
-        seconds = max(0.0, found.seconds - OWN_SECONDS)
-        if seconds < found.error_seconds and found.error_seconds >= LITTLE_SECONDS:
-            gain, seconds = Gain.UNKNOWN, None
+        seconds, error = max(0.0, found.seconds - OWN_SECONDS), found.error_seconds
+        if seconds < error and error >= LITTLE_SECONDS:
+            gain, seconds, error = Gain.UNKNOWN, None, None
     return Gained(
         gain.value,
         None if seconds is None else round(seconds, 3),
+        None if error is None else round(error, 3),
         METHOD,
         round(sum(one.requests for one in reads)),
         round(watched.waited_seconds, 3) if watched.wall_seconds else None,

@@ -20,7 +20,14 @@ from fake_service import SUMMARY_JSON
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.report import output
-from uffdprefetch.report.summary import cluster_lines, how_it_ran, lines, pool_line, short_lines
+from uffdprefetch.report.summary import (
+    cluster_lines,
+    decision_lines,
+    how_it_ran,
+    lines,
+    pool_line,
+    short_lines,
+)
 from uffdprefetch.state.unserved import Coarse, Reason
 
 
@@ -73,17 +80,40 @@ def test_a_run_of_many_nodes_says_what_they_shared_or_why_nothing(
 
 
 def test_with_v_it_says_how_it_ran() -> None:
-    gained, how, came, where = lines(SUMMARY_JSON, "out.summary.json", verbose=True)
+    gained, how, came, served, where = lines(SUMMARY_JSON, "out.summary.json", verbose=True)
     assert [gained] == short_lines(SUMMARY_JSON)
     assert how == (
-        "engine cache, policy auto, userfaultfd (rung 1): 1 file (1 GiB), 1 rank, 12.5 s;"
+        "engine cache, policy auto, userfaultfd: 1 file (1 GiB), 1 rank, 12.5 s;"
         " our CPU 0.8 % of a core"
     )
     assert came == (
         "3 demand misses; prefetched 1 GiB (accuracy 100 %, coverage 99 %, on time 98 %);"
-        " checkpoint wait p50 3.3 us p99 9 us of 256; read 1 GiB"
+        " 256 checkpoints answered, half of them within 3.3 us, 99 % within 9 us; read 1 GiB"
+    )
+    assert (
+        served
+        == "/data/train.mdb: followed by checkpoints, warmed by posix_fadvise; rank 0: random"
     )
     assert where == "all figures: out.summary.json"
+
+
+def test_with_v_each_decision_is_explained() -> None:
+    streams = [
+        {"file": "/data/a", "rank": rank, "pattern": pattern}
+        for rank, pattern in ((0, "forward"), (1, "forward"), (2, "forward"), (5, "random"))
+    ]
+    files = [
+        {"path": "/data/a", "size_bytes": 1, "served_by": "page_tables", "warmed_by": "readahead"},
+        {"path": "/data/b", "size_bytes": 1, "served_by": "pool", "warmed_by": "the pool"},
+    ]
+    summary = changed(files=files, streams=streams, unserved=[unserved(None, 1 << 20)])
+    assert decision_lines(summary) == [
+        "/data/a: followed by page tables, warmed by readahead; ranks 0-2: forward; rank 5: random",
+        "/data/b: followed by the pool's faults, warmed by the pool",
+        "/data/w: not served: shared",
+    ]
+    many = changed(files=[{**files[0], "path": f"/{i}"} for i in range(30)])
+    assert len(decision_lines(many)) == 21 and decision_lines(many)[-1] == "and 10 files more"
 
 
 def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
@@ -96,10 +126,10 @@ def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
         totals_fault_wait_ns=None,
         service={"cpu_seconds": None, "cpu_share": None},
     )
-    how, came = how_it_ran(summary)
+    how, came, _ = how_it_ran(summary)
     assert "demand misses n/a (the ranks ended before they were looked at)" in came
     assert "read n/a (FUSE does not count)" in came
-    assert "accuracy n/a" in came and "checkpoint wait" not in came
+    assert "accuracy n/a" in came and "checkpoints" not in came
     assert "our CPU n/a" in how
     assert not any(figure in came for figure in (" 0 demand", "read 0"))
 
@@ -139,6 +169,53 @@ def test_the_first_line_is_what_the_run_gained(summary: dict[str, Any], line: st
     assert short_lines(summary)[0] == line
 
 
+def job(*command: str, status: int = 0) -> dict[str, Any]:
+    return {"command": list(command), "status": status, "min_size_bytes": 16 << 20}
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        (
+            changed(files=[], job=job("cat")),
+            ["gained nothing: no file of 16 MiB or more was mapped"],
+        ),
+        (
+            changed(files=[], job=job("mpirun", "x", status=1), totals_unserved_read_bytes=1 << 30),
+            ["gained nothing: mpirun failed (exit status 1) and mapped no file"],
+        ),
+        (
+            changed(files=[], job=job("/bin/cat", status=-9)),
+            ["gained nothing: cat was ended by signal 9 and mapped no file"],
+        ),
+        (
+            changed(files=[], job=job("srun", "-N2", "-n", "4", "sh", "-c", "a b")),
+            [
+                "gained nothing: srun runs its programs outside of this wrap",
+                "try: srun -N2 -n 4 uffdprefetch wrap -- sh -c 'a b'",
+            ],
+        ),
+        (
+            changed(files=[], job=job("srun", "sh", *(["word"] * 20))),
+            [
+                "gained nothing: srun runs its programs outside of this wrap",
+                "try: srun ... uffdprefetch wrap -- sh ...",
+            ],
+        ),
+        (changed(job=job("cat", status=3)), short_lines(SUMMARY_JSON)),
+    ],
+)
+def test_where_nothing_was_served_it_says_why(summary: dict[str, Any], said: list[str]) -> None:
+    assert short_lines(summary) == said
+
+
+def test_the_gain_is_told_with_how_much_it_may_differ() -> None:
+    assert short_lines(changed(totals_gained_error_seconds=0.3)) == [
+        "saved about 2.35 s (give or take 300 ms) of waiting for storage"
+    ]
+    assert "give or take" not in short_lines(changed(totals_gained_error_seconds=0.0))[0]
+
+
 BY_READ = {"files": [], "totals_unserved_read_bytes": 1 << 30}
 NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
 
@@ -149,7 +226,7 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
         (changed(files=[]), []),
         (
             changed(**BY_READ),
-            ["not served: 1 GiB by read(2), not through a mapping"],
+            ["not served: 1 GiB by read(2)"],
         ),
         (
             changed(**BY_READ, totals_unserved_read_files=NAMED),
@@ -158,7 +235,14 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
                 "try: a format that is mapped (LMDB, Arrow, numpy.memmap)",
             ],
         ),
-        (changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=NAMED), []),
+        (
+            changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=NAMED),
+            [
+                "of 1.5 GiB: 1 GiB served, 512 MiB by read(2), 512 MiB of /data/a",
+                "try: a format that is mapped (LMDB, Arrow, numpy.memmap)",
+            ],
+        ),
+        (changed(totals_unserved_read_bytes=1 << 25, totals_unserved_read_files=NAMED), []),
         (
             changed(unserved=[unserved("mode='r'", 1 << 40)]),
             ["not served: 1 TiB of /data/w: shared", "try: mode='r'"],
@@ -231,14 +315,14 @@ def with_pool(**values: Any) -> dict[str, Any]:
 
 
 def test_a_pool_has_a_line_of_its_own_with_v() -> None:
-    pool, where = lines(with_pool(), "out.json", verbose=True)[-2:]
+    pool, _, where = lines(with_pool(), "out.json", verbose=True)[-3:]
     assert where == "all figures: out.json"
     assert pool == (
         "pool: 1 GiB of 4 GiB; read 3 GiB, 2 GiB of it again (O_DIRECT); evicted 2 GiB (cyclic);"
-        " waits p50 820 us p99 2 ms of 3 in 900 faults"
+        " 3 of 900 faults waited, half of them within 820 us, 99 % within 2 ms"
     )
     for without in (changed(), changed(pool=None)):
-        assert pool_line(without) is None and len(how_it_ran(without)) == 2
+        assert pool_line(without) is None and len(how_it_ran(without)) == 3
 
 
 def test_a_pool_that_had_room_read_nothing_twice_and_says_what_bound_it() -> None:
@@ -246,6 +330,10 @@ def test_a_pool_that_had_room_read_nothing_twice_and_says_what_bound_it() -> Non
     assert "evicted" not in str(pool_line(with_pool(evicted_bytes=0)))
     bound = pool_line(with_pool(limited_by="cgroup memory limit"))
     assert "1 GiB of 4 GiB (bounded by cgroup memory limit)" in str(bound)
+    idle = with_pool(limited_by="cgroup memory limit", evicted_bytes=0)
+    assert "bounded" not in str(pool_line(idle)), "it made no difference"
+    shrunk = pool_line(with_pool(limited_by="free memory", budget_bytes=1 << 29))
+    assert "1 GiB at the most, 512 MiB at the end (bounded by free memory);" in str(shrunk)
 
 
 def test_a_pool_that_nobody_waited_for_or_touched_tells_no_times() -> None:
