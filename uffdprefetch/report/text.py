@@ -13,7 +13,7 @@ from uffdprefetch.report import captions
 GROUPINGS = ("file", "rank", "pid")
 WIDTH_MIN, WIDTH_MAX = 60, 140
 #: Rows of a table and findings that a screen has room for; the rest is counted.
-ROWS_MAX, FINDINGS_MAX = 16, 8
+ROWS_MAX, FINDINGS_MAX, FILES_MAX = 16, 8, 10
 _SOURCES = {
     "bpf": "the kernel (BPF)",
     "service": "our service",
@@ -38,10 +38,10 @@ def lines(report: dict[str, Any], by: str = "file", width: int = 100) -> list[st
     out: list[str] = []
     for section in (
         _head(report),
-        _missing(report),
+        _findings(report),
         _readers(report, by, width),
         _together(report),
-        _findings(report),
+        _missing(report),
     ):
         if section:
             if out:
@@ -264,12 +264,7 @@ def _readers(report: dict[str, Any], by: str, width: int) -> list[str]:
     if not readers and not files:
         return ["no file was seen being read"]
     if by == "file":
-        out: list[str] = []
-        for number, file in files.items():
-            mine = sorted((r for r in readers if r.get("file") == number), key=_rank_of)
-            out += _file_lines(file, page_bytes)
-            out += _table("rank", [(str(r.get("rank")), r) for r in mine], width)
-        return out
+        return _by_file(list(files.values()), readers, page_bytes, width)
     names = _file_names(files.values())
     if by == "rank":
         rows = [
@@ -290,6 +285,35 @@ def _readers(report: dict[str, Any], by: str, width: int) -> list[str]:
     shared = any(len(r.get("pids") or []) > 1 for r in readers)
     note = ["  figures are those of the process's rank: processes of a rank are counted together"]
     return _table("pid, command, file", rows, width) + (note if shared else [])
+
+
+def _by_file(
+    files: list[dict[str, Any]], readers: list[dict[str, Any]], page_bytes: int, width: int
+) -> list[str]:
+    """The files that cost their readers most, the most costly first, each with its readers."""
+    of: dict[Any, list[dict[str, Any]]] = {}
+    for reader in readers:
+        of.setdefault(reader.get("file"), []).append(reader)
+
+    def cost(file: dict[str, Any]) -> tuple[float, int]:
+        stalled = sum(one.get("stall_seconds") or 0.0 for one in of.get(file.get("id"), []))
+        return stalled, file.get("touched_pages") or 0
+
+    ordered = sorted(files, key=cost, reverse=True)
+    out: list[str] = []
+    for file in ordered[:FILES_MAX]:
+        mine = sorted(of.get(file.get("id"), []), key=_rank_of)
+        out += _file_lines(file, page_bytes)
+        out += _table("rank", [(str(r.get("rank")), r) for r in mine], width)
+    rest = ordered[FILES_MAX:]
+    if rest:
+        stalled = sum(cost(file)[0] for file in rest)
+        touched = sum(file.get("touched_pages") or 0 for file in rest) * page_bytes
+        out.append(
+            f"and {_plural(len(rest), 'file')} more: touched {format_size(touched)}, stall"
+            f" {_time(stalled)} (--format json has all)"
+        )
+    return out
 
 
 def _rank_of(reader: dict[str, Any]) -> int:

@@ -90,3 +90,16 @@ def test_a_report_without_its_parts_is_still_told(by: str) -> None:
     assert text.lines({}, by)
     assert text.lines({"trace": {}, "files": None, "readers": None, "findings": None}, by)
     assert text.lines({"files": [{}], "readers": [{}], "findings": [{}], "block": {}}, by)
+
+
+def test_findings_come_first_then_the_files_that_cost_most(report: dict[str, Any]) -> None:
+    file, reader = report["files"][0], report["readers"][0]
+    files = [{**file, "id": i, "path": f"/data/f{i}"} for i in range(12)]
+    readers = [{**reader, "file": i, "stall_seconds": float(i)} for i in range(12)]
+    out = text.lines({**report, "files": files, "readers": readers}, width=140)
+    found = next(i for i, line in enumerate(out) if line.startswith("findings"))
+    paths = [i for i, line in enumerate(out) if line.startswith("/data/f")]
+    assert found < paths[0]
+    assert [out[i].split(":")[0] for i in paths] == [f"/data/f{i}" for i in range(11, 1, -1)]
+    (rest,) = [line for line in out if "2 files more" in line]
+    assert "stall 1 s" in rest
