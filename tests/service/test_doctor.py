@@ -21,9 +21,10 @@ from suite import own_name
 
 from uffdprefetch import doctor
 from uffdprefetch.base.config import Config
-from uffdprefetch.doctor import machine, storage
+from uffdprefetch.doctor import machine, site, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
 from uffdprefetch.native import syscalls as sc
+from uffdprefetch.trace.record import bpf_compiler
 
 
 def run(env: dict[str, str], *words: str, prefix: tuple[str, ...] = ()) -> tuple[int, str, str]:
@@ -110,18 +111,33 @@ def test_an_lmdb_directory_stands_for_its_data_file(env: dict[str, str], data: P
 
 
 def test_a_path_that_is_not_there_is_exit_1(env: dict[str, str]) -> None:
-    status, out, _ = run(env, "/no/such/file")
+    status, out, _ = run(env, "--all", "/no/such/file")
     assert status == 1
     assert "ENOENT" in out
     assert out.splitlines()[-1].startswith("cannot: path: /no/such/file")
+    status, out, _ = run(env, "/no/such/file")
+    assert status == 1 and out.startswith("cannot: path: /no/such/file")
+
+
+def test_it_is_short_unless_all_is_asked_for(env: dict[str, str]) -> None:
+    status, out, _ = run(env)
+    lines = out.splitlines()
+    assert lines[0].startswith(("ready", "works with limits", "cannot"))
+    assert lines[-1] == "all checks: uffdprefetch doctor --all"
+    assert max(map(len, lines)) <= 80
+    assert sum(not line.startswith(" ") for line in lines) <= 10
+    assert sum(line.startswith("cure: ") for line in lines) <= 1
+    again, every, _ = run(env, "--all")
+    assert again == status and len(every.splitlines()) > 2 * len(lines)
+    assert every.splitlines()[-1].startswith(lines[0][:20])
 
 
 def test_plain_text_into_a_pipe_and_a_table_on_a_terminal(env: dict[str, str]) -> None:
-    _, out, _ = run(env)
+    _, out, _ = run(env, "--all")
     assert "\x1b" not in out and "┃" not in out
     master, slave = os.openpty()
     process = subprocess.Popen(
-        uffdprefetch("doctor"), env={**env, "TERM": "xterm", "COLUMNS": "60"},
+        uffdprefetch("doctor", "--all"), env={**env, "TERM": "xterm", "COLUMNS": "60"},
         stdin=subprocess.DEVNULL, stdout=slave, stderr=slave,
     )  # fmt: skip
     os.close(slave)
@@ -162,17 +178,88 @@ def test_nobody_gets_an_answer_for_every_probe(env: dict[str, str], data: Path) 
     device = Path("/dev/userfaultfd")
     if not open_to_all and not (device.exists() and device.stat().st_mode & 0o006):
         assert (document["rung"], document["exit_status"]) == (2, 2)
-        assert by_name["lay a checkpoint"]["lift"] == "sudo chmod 0666 /dev/userfaultfd"
+        assert by_name["lay a checkpoint"]["lift"] == site.COMMAND
+        _, out, _ = run(env, prefix=prefix)
+        assert f"cure: {site.COMMAND}" in out.splitlines()
+
+
+def test_the_script_for_a_site_makes_files_that_the_system_reads(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    status, script, _ = run(env, "--site")
+    assert status == 0
+    told = {**env, "DESTDIR": str(tmp_path)}
+    nobody = subprocess.run(["sh", "-s"], input=script, text=True, env=told, capture_output=True)
+    assert nobody.returncode and "the group of those" in nobody.stderr
+    assert not list(tmp_path.iterdir())
+    subprocess.run(["sh", "-s", "hpc"], input=script, text=True, check=True, env=told)
+    made = {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert made == {
+        "60-uffdprefetch.rules": (
+            'KERNEL=="userfaultfd", SUBSYSTEM=="misc", GROUP="hpc", MODE="0660"\n'
+        ),
+        "60-uffdprefetch.conf": "vm.max_map_count = 262144\n",
+        "uffdprefetch.conf": (
+            "w /sys/kernel/mm/transparent_hugepage/shmem_enabled - - - - advise\n"
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("there", "in_a_venv", "cure"),
+    [
+        (False, True, "sudo apt-get install python3-bpfcc"),
+        (True, True, "include-system-site-packages = true"),
+        (True, False, "/usr/bin/python3"),
+    ],
+)
+def test_the_cure_of_a_missing_bcc_is_that_of_the_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: bool, in_a_venv: bool, cure: str
+) -> None:
+    place = tmp_path / "bcc"
+    if there:
+        place.touch()
+    monkeypatch.setattr(bpf_compiler, "_DISTRIBUTIONS_BCC", place)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path) if in_a_venv else sys.base_prefix)
+    monkeypatch.setitem(sys.modules, "bcc", None)
+    with pytest.raises(bpf_compiler.NoBpf) as caught:
+        bpf_compiler.import_bcc()
+    assert caught.value.remedy is not None and cure in caught.value.remedy
+
+
+def test_the_cure_of_a_venv_that_does_not_see_the_system_cures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
+    place = tmp_path / "bcc"
+    place.touch()
+    monkeypatch.setattr(bpf_compiler, "_DISTRIBUTIONS_BCC", place)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "v"))
+    monkeypatch.setitem(sys.modules, "bcc", None)
+    sees = "import site, sys; print(any('dist-packages' in p for p in sys.path))"
+    python = tmp_path / "v" / "bin" / "python"
+
+    def sees_the_system() -> bool:
+        done = subprocess.run([python, "-c", sees], capture_output=True, text=True, check=True)
+        return done.stdout.strip() == "True"
+
+    require(not sees_the_system(), "this interpreter sees the system's packages in any case")
+    with pytest.raises(bpf_compiler.NoBpf) as caught:
+        bpf_compiler.import_bcc()
+    subprocess.run(["sh", "-c", caught.value.remedy or "false"], check=True)
+    config = (tmp_path / "v" / "pyvenv.cfg").read_text()
+    assert "include-system-site-packages = true" in config
 
 
 def test_nobody_reaches_rung_1_through_an_open_device(env: dict[str, str], tmp_path: Path) -> None:
-    """The command that doctor recommends really lifts the rung (in a mount namespace)."""
+    """What `doctor --site` sets for a group really lifts the rung (in a mount namespace)."""
     prefix = require_unprivileged(env)
     require(Path("/dev/userfaultfd").exists(), "no /dev/userfaultfd in this kernel")
     number = Path("/dev/userfaultfd").stat().st_rdev
     script = (
         f"mount -t tmpfs none {tmp_path} && cd {tmp_path} &&"
-        f" mknod open c {os.major(number)} {os.minor(number)} && chmod 0666 open &&"
+        f" mknod open c {os.major(number)} {os.minor(number)} &&"
+        " chgrp 65534 open && chmod 0660 open &&"
         ' mount --bind open /dev/userfaultfd && cd / && exec "$@"'
     )
     document = report(env, prefix=("unshare", "-m", "sh", "-c", script, "sh", *prefix))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch doctor [PATH] [--cluster] [--json] [--show-config]``"""
+"""``uffdprefetch doctor [PATH] [--all | --site] [--cluster] [--json] [--show-config]``"""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sys
 class Command:
     """Try what a run needs, on this machine and for this user, and say what was found.
 
-    Each line tells what was tried, what follows from it and the one command that lifts a limit.
-    With PATH (a record file, or an LMDB's directory) its file system is tried too; with --cluster,
-    in an allocation of several nodes, an MPI process is started on each of them, and messages are
-    sent between them. Nothing is changed on the machine. Exit status: 0 ready, 2 works with limits,
-    1 cannot.
+    Ten lines: the verdict, what works, what it costs not to have the rest, and one cure; --all has
+    every check, with what was tried and what follows from it. --site prints what an administrator
+    does once on each node, as a script. With PATH (a record file, or an LMDB's directory) its file
+    system is tried too; with --cluster, in an allocation of several nodes, an MPI process is
+    started on each of them, and messages are sent between them. Nothing is changed on the machine.
+    Exit status: 0 ready, 2 works with limits, 1 cannot.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,10 @@ class Command:
             "--launcher", metavar="COMMAND", default=None, help="as for wrap", dest="launcher"
         )
         parser.add_argument("--meet", metavar="DIR", default=None, help="as for wrap")
+        parser.add_argument("--all", action="store_true", help="every check, with its cure")
+        parser.add_argument(
+            "--site", action="store_true", help="print a script for the node's administrator"
+        )
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
         parser.add_argument(
             "--show-config", action="store_true", help="each option, its value, where it is from"
@@ -33,6 +38,11 @@ class Command:
         )
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
+        if args.site:
+            from uffdprefetch.doctor import site
+
+            sys.stdout.write(site.SCRIPT)
+            return 0
         from uffdprefetch import doctor
         from uffdprefetch.base import config
         from uffdprefetch.doctor import show
@@ -52,6 +62,8 @@ class Command:
                     key: {"value": value, "origin": origin} for key, value, origin in settings
                 }
             print(json.dumps(document, indent=2))
+        elif not args.all and settings is None:
+            sys.stdout.write(show.short(report))
         elif sys.stdout.isatty():
             show.table(report, settings)
         else:

@@ -24,7 +24,7 @@ READY, CANNOT_RUN, WORKS_WITH_LIMITS = 0, 1, 2
 #: Not tried on what is no regular file, or cannot be read.
 _OF_A_FILE = ("read lease", "O_DIRECT", "cachestat", "warm 4 MiB")
 #: Without these the agent cannot answer a checkpoint; any one missing means rung 2.
-_RUNG_1 = ("lay a checkpoint", "kernel-mode fault", "pidfd_getfd", "close_range")
+RUNG_1 = ("lay a checkpoint", "kernel-mode fault", "pidfd_getfd", "close_range")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def choose_rung(checks: Sequence[Check]) -> tuple[int | None, str]:
     fatal = broken("helper", "runtime directory")
     if fatal:
         return None, f"no service: {fatal.name}: {fatal.found}"
-    obstacle = broken("preload object", *_RUNG_1)
+    obstacle = broken("preload object", *RUNG_1)
     if obstacle is None:
         return 1, "userfaultfd with kernel faults works"
     tables = broken("page tables")

@@ -12,13 +12,12 @@ import struct
 import threading
 from pathlib import Path
 
+from uffdprefetch.doctor import site
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
 from uffdprefetch.native import syscalls as sc
 
 DEVICE = "/dev/userfaultfd"
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"
-OPEN_DEVICE = f"sudo chmod 0666 {DEVICE}"
-ALLOW_UNPRIVILEGED = "sudo sysctl -w vm.unprivileged_userfaultfd=1"
 
 
 def _seccomp_is_on() -> bool:
@@ -68,7 +67,7 @@ def by_syscall() -> Check:
         name, NOTE, found,
         "the device is the other way in; user-mode-only is not used, since a write(2) from the"
         " mapping would fail with EFAULT",
-        ALLOW_UNPRIVILEGED,
+        site.COMMAND,
     )  # fmt: skip
 
 
@@ -82,9 +81,9 @@ def by_device() -> Check:
         if error.errno == errno.ENOENT:
             return Check(
                 name, NOTE, "not there (Linux < 6.1, or a container that hides it)",
-                "userfaultfd(2) is the other way in", ALLOW_UNPRIVILEGED,
+                "userfaultfd(2) is the other way in", site.COMMAND,
             )  # fmt: skip
-        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", OPEN_DEVICE)
+        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", site.COMMAND)
 
 
 def unprivileged_sysctl() -> Check:
@@ -95,7 +94,7 @@ def unprivileged_sysctl() -> Check:
         return Check(name, OK, "1", "userfaultfd(2) works for every user")
     return Check(
         name, NOTE, value, "userfaultfd(2) wants CAP_SYS_PTRACE; the device does not",
-        ALLOW_UNPRIVILEGED,
+        site.COMMAND,
     )  # fmt: skip
 
 
@@ -126,7 +125,7 @@ def register_minor() -> Check:
     except OSError as error:
         return Check(
             name, LIMIT, f"no userfaultfd: {why(error)}",
-            "no checkpoints: progress comes from page tables (rung 2)", OPEN_DEVICE,
+            "no checkpoints: progress comes from page tables (rung 2)", site.COMMAND,
         )  # fmt: skip
     try:
         _armed_page(uffd)
@@ -145,7 +144,7 @@ def kernel_fault() -> Check:
         uffd, _ = open_uffd()
         address, content = _armed_page(uffd)
     except OSError as error:
-        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", OPEN_DEVICE)
+        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", site.COMMAND)
     events: list[int] = []
 
     def answer() -> None:
@@ -163,7 +162,7 @@ def kernel_fault() -> Check:
     except OSError as error:
         return Check(
             name, LIMIT, f"write(2) from a checkpoint gave {why(error)}",
-            "a job that writes or sends from its mapping would fail: rung 2 is used", OPEN_DEVICE,
+            "a job that writes or sends from its mapping would fail: rung 2 is used", site.COMMAND,
         )  # fmt: skip
     thread.join()
     if os.read(reader, sc.PAGE_BYTES) != content or events != [sc.UFFD_EVENT_PAGEFAULT]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import format_size
+from uffdprefetch.doctor import site
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.trace.record import bpf_compiler
@@ -49,7 +50,7 @@ def map_count() -> Check:
     if value < 65530:
         return Check(
             name, LIMIT, str(value), f"{text}: fewer streams are followed",
-            "sudo sysctl -w vm.max_map_count=262144", values,
+            site.COMMAND, values,
         )  # fmt: skip
     return Check(name, OK, str(value), text, values=values)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
 from uffdprefetch.base.units import format_size
-from uffdprefetch.doctor import faults
+from uffdprefetch.doctor import faults, site
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, why
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.warm import limits
@@ -66,9 +66,7 @@ def _open() -> tuple[int, str]:
     try:
         uffd, how = faults.open_uffd()
     except OSError as error:
-        raise _Refused(
-            f"no userfaultfd with kernel faults: {why(error)}", faults.OPEN_DEVICE
-        ) from None
+        raise _Refused(f"no userfaultfd with kernel faults: {why(error)}", site.COMMAND) from None
     api = bytearray(struct.pack("<QQQ", sc.UFFD_API, 0, 0))
     fcntl.ioctl(uffd, sc.UFFDIO_API, api)
     if struct.unpack_from("<Q", api, 8)[0] & _FEATURES != _FEATURES:
@@ -199,7 +197,7 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
 
 def huge_pages() -> Check:
     """shmem_enabled: whether a memfd comes in huge pages; tried with one."""
-    name, remedy = "pool huge pages", f"echo advise | sudo tee {SHMEM_HUGE}"
+    name, remedy = "pool huge pages", site.COMMAND
     follows = "the pool uses pages of 4 KiB: more faults and more CPU, nothing else"
     try:
         chosen = SHMEM_HUGE.read_text().partition("[")[2].partition("]")[0]

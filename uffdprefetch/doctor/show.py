@@ -1,22 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report for people: a table on a terminal, plain lines into a pipe."""
+"""A report for people: a few lines; all checks as a table on a terminal, as plain lines into a
+pipe."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
-from uffdprefetch.doctor import Report
+from uffdprefetch.doctor import RUNG_1, Report
+from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check
 
 _STYLES = {"ok": "green", "limit": "yellow", "cannot": "bold red", "note": "cyan", "skipped": "dim"}
+#: Columns of a short line; lines of what is lacking.
+WIDTH, LACKS_MAX = 80, 5
+#: What each of these checks stands for, where it is well.
+_WORKS = {
+    "pool": "the pool", "eBPF (bcc)": "the kernel's events in traces", "warm 4 MiB": "the path",
+    "cluster: launcher": "nodes that share",
+}  # fmt: skip
+#: They tell how readers are followed, which one line of the short report does.
+_OF_FOLLOWING = frozenset(
+    (
+        *RUNG_1, "userfaultfd(2)", "/dev/userfaultfd", "vm.unprivileged_userfaultfd",
+        "page tables",
+    )
+)  # fmt: skip
+_GROUPS = (
+    ("following readers", _OF_FOLLOWING | {"kernel.yama.ptrace_scope", "vm.max_map_count"}),
+    ("the installation", {"user", "preload object", "helper", "runtime directory"}),
+    ("memory and the pool", {"memory", "pool", "pool memory", "pool huge pages"}),
+    ("traces", {"eBPF (bcc)"}),
+)
 
 
 def _verdict(report: Report) -> str:
-    fatal = next((check for check in report.checks if check.status == "cannot"), None)
+    fatal = next((check for check in report.checks if check.status == CANNOT), None)
     if fatal is not None:
         return f"{report.verdict}: {fatal.name}: {fatal.found}"
-    rung = "none" if report.rung is None else str(report.rung)
     world = [check.found for check in report.checks if check.name == "cluster: launcher"]
-    return "; ".join((f"{report.verdict}: rung {rung}: {report.rung_reason}", *world))
+    return "; ".join((f"{report.verdict}: {report.rung_reason}", *world))
+
+
+def _grouped(checks: Sequence[Check]) -> list[tuple[str, list[Check]]]:
+    """The checks under the names of what they are about, the last ones about a path or nodes."""
+    found = [(name, [c for c in checks if c.name in names]) for name, names in _GROUPS]
+    known = {name for _, names in _GROUPS for name in names}
+    nodes = [c for c in checks if c.name.startswith("cluster: ")]
+    rest = [c for c in checks if c.name not in known and c not in nodes]
+    both = (*found, ("the path", rest), ("the nodes", nodes))
+    return [(name, some) for name, some in both if some]
+
+
+def short(report: Report) -> str:
+    """At most ten facts: the verdict, what works, what it costs not to have the rest, one cure."""
+    works = {1: ["readers followed by userfaultfd"], 2: ["readers followed by page tables"]}
+    well = list(works.get(report.rung or 0, []))
+    well += [_WORKS[c.name] for c in report.checks if c.status == OK and c.name in _WORKS]
+    lacks = [c for c in report.checks if c.status in (CANNOT, LIMIT, NOTE) and c.follows]
+    cures = []
+    if report.rung != 1:  # else, whichever way in is shut, another one is open
+        cures = [c.remedy for c in lacks if c.name in RUNG_1 and c.remedy]
+    lacks = [c for c in lacks if c.name not in _OF_FOLLOWING]  # of which the verdict speaks
+    lacks.sort(key=lambda c: (CANNOT, LIMIT, NOTE).index(c.status))
+    lines = [_verdict(report)]
+    if well:
+        lines.append(f"works: {', '.join(well)}")
+    lines += [f"{c.name}: {c.follows}" for c in lacks[:LACKS_MAX]]
+    if len(lacks) > LACKS_MAX:
+        lines.append(f"and {len(lacks) - LACKS_MAX} more")
+    cures += [c.remedy for c in lacks if c.remedy]
+    wrapped = [line for text in lines for line in _wrapped(text)]
+    if cures:
+        wrapped.append(f"cure: {cures[0]}")  # one line, to be copied
+    return "\n".join([*wrapped, "all checks: uffdprefetch doctor --all", ""])
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def plain(report: Report, config: Sequence[tuple[str, str, str]] | None = None) -> str:
@@ -24,12 +86,14 @@ def plain(report: Report, config: Sequence[tuple[str, str, str]] | None = None) 
     lines = []
     for key, value, origin in config or ():
         lines.append(f"config   {key} = {value or '(empty)'}   [{origin}]")
-    for check in report.checks:
-        lines.append(f"{check.status:<8} {check.name}: {check.found}")
-        if check.follows:
-            lines.append(f"         -> {check.follows}")
-        if check.remedy and check.status != "ok":
-            lines.append(f"         $ {check.remedy}")
+    for name, checks in _grouped(report.checks):
+        lines.append(f"# {name}")
+        for check in checks:
+            lines.append(f"{check.status:<8} {check.name}: {check.found}")
+            if check.follows:
+                lines.append(f"         -> {check.follows}")
+            if check.remedy and check.status != "ok":
+                lines.append(f"         $ {check.remedy}")
     lines += [_verdict(report), ""]
     return "\n".join(lines)
 
@@ -48,18 +112,22 @@ def table(report: Report, config: Sequence[tuple[str, str, str]] | None = None) 
         for row in config:
             settings.add_row(*map(Text, row))
         console.print(settings)
-    findings = Table("check", "", "found", "what follows, and the command that lifts it")
-    for column in findings.columns:
-        column.overflow = "fold"  # a command that is cut off cannot be copied
-    for check in report.checks:
-        follows = Text(check.follows)
-        if check.remedy and check.status != "ok":
-            follows.append(f"\n$ {check.remedy}", style="bold")
-        findings.add_row(
-            Text(check.name),
-            Text(check.status, style=_STYLES.get(check.status, "")),
-            Text(check.found),
-            follows,
-        )
-    console.print(findings)
+    for name, checks in _grouped(report.checks):
+        findings = Table(
+            "check", "", "found", "what follows, and the command that lifts it", title=name,
+            title_justify="left", expand=True,
+        )  # fmt: skip
+        for column in findings.columns:
+            column.overflow = "fold"  # a command that is cut off cannot be copied
+        for check in checks:
+            follows = Text(check.follows)
+            if check.remedy and check.status != "ok":
+                follows.append(f"\n$ {check.remedy}", style="bold")
+            findings.add_row(
+                Text(check.name),
+                Text(check.status, style=_STYLES.get(check.status, "")),
+                Text(check.found),
+                follows,
+            )
+        console.print(findings)
     console.print(Text(_verdict(report), style="bold"))

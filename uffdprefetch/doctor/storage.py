@@ -149,8 +149,8 @@ def residency(path: str) -> Check:
         return Check(name, NOTE, f"{eye.refusal} (Linux 6.5)", "mincore is used, it is slower")
     return Check(
         name, LIMIT, f"{eye.refusal}, and mincore tells the owner only",
-        "what is cached already cannot be seen: it is read again, and no probe can check a warm",
-        f"sudo chown $USER {path}",
+        "what is cached already cannot be seen: it is read again, and no probe can check a warm."
+        " A data set that others share stays theirs: nothing is to be done about it",
     )  # fmt: skip
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from uffdprefetch.trace.record import kernel_headers
+
+#: Of Debian and Ubuntu.
+_DISTRIBUTIONS_BCC = Path("/usr/lib/python3/dist-packages/bcc/__init__.py")
 
 
 class NoBpf(Exception):
@@ -48,10 +54,28 @@ def import_bcc() -> Any:
     try:
         from bcc import BPF
     except Exception as error:
-        raise NoBpf(
-            f"bcc cannot be imported: {error}", "sudo apt-get install python3-bpfcc"
-        ) from None
+        raise NoBpf(f"bcc cannot be imported: {error}", _cure_of_bcc()) from None
     return BPF
+
+
+def _cure_of_bcc() -> str:
+    """bcc comes with the distribution alone: it is installed, or a virtual environment is to see
+    what the system has."""
+    if not _DISTRIBUTIONS_BCC.exists():
+        return install("python3-bpfcc", "python3-bcc")
+    if sys.prefix != sys.base_prefix:
+        return (
+            "sed -i 's/^include-system-site-packages = .*/include-system-site-packages = true/'"
+            f" {shlex.quote(sys.prefix)}/pyvenv.cfg"
+        )
+    return "run it by the distribution's /usr/bin/python3, which has bcc"
+
+
+def install(debian: str, fedora: str) -> str:
+    """The command that installs a package, by its names in the two families."""
+    if shutil.which("apt-get") is None and shutil.which("dnf") is not None:
+        return f"sudo dnf install {fedora}"
+    return f"sudo apt-get install {debian}"
 
 
 def load(text: str, function: str | None = None) -> Any:
@@ -63,7 +87,8 @@ def load(text: str, function: str | None = None) -> Any:
     with kernel_headers.for_bcc() as found:
         if not found:
             raise NoBpf(
-                "no kernel headers for the compiler", "sudo apt-get install linux-headers-amd64"
+                "no kernel headers for the compiler",
+                install("linux-headers-$(uname -r)", "kernel-devel-$(uname -r)"),
             )
         output: list[str] = []
         try:
