@@ -354,11 +354,37 @@ _BY_SHORT = {option.short: option for option in OPTIONS if option.short}
 _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 
 
+#: Titles of the help, and the options under each.
+GROUPS = (
+    ("what is served", ("include", "exclude", "min-size", "whole", "plan", "torch")),
+    (
+        "how",
+        (
+            *("engine", "policy", "budget", "max-rate", "evict", "huge-pages"),
+            *("size", "distance", "threshold"),
+        ),
+    ),
+    ("many nodes", ("cluster", "meet", "share", "launcher", "serve-cpu")),
+    (
+        "what is said and written",
+        ("output", "force", "quiet", "verbose", "live", "interval", "trace"),
+    ),
+    ("besides", ("strict", "ownlock")),
+)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option, and --config, to ``parser``; options without a value stay unset."""
     import argparse
 
+    groups = {
+        key: group
+        for title, keys in GROUPS
+        for group in [parser.add_argument_group(title)]
+        for key in keys
+    }
     for option in OPTIONS:
+        add = groups[option.key].add_argument
         flags = [*([option.short] if option.short else []), f"--{option.key}"]
         common: dict[str, Any] = {
             "dest": option.field,
@@ -366,20 +392,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "help": option.help,
         }
         if option.is_flag:
-            parser.add_argument(*flags, action="store_const", const="1", **common)
+            add(*flags, action="store_const", const="1", **common)
         elif option.is_list:
-            parser.add_argument(*flags, action="append", metavar=option.metavar, **common)
+            add(*flags, action="append", metavar=option.metavar, **common)
         elif option.implied is not None:
-            parser.add_argument(
-                *flags, nargs="?", const=option.implied, metavar=option.metavar, **common
-            )
+            add(*flags, nargs="?", const=option.implied, metavar=option.metavar, **common)
         else:
-            parser.add_argument(*flags, metavar=option.metavar, **common)
-    parser.add_argument(
+            add(*flags, metavar=option.metavar, **common)
+    groups["live"].add_argument(
         "--headless", dest="live", action="store_const", const="0", default=argparse.SUPPRESS,
         help="the opposite of --live, where a file or a variable asks for it",
     )  # fmt: skip
-    parser.add_argument(
+    groups["strict"].add_argument(
         "--config", dest="config_file", default=argparse.SUPPRESS, metavar="FILE",
         help="read this file instead of ./uffdprefetch.toml and the one in $XDG_CONFIG_HOME",
     )  # fmt: skip

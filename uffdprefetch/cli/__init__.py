@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     class CommandProtocol(Protocol):
         """Interface of a command; ``rest``: the words after ``--``, None without a ``--``. One that
         runs a command and has no words of its own tells by ``options_end`` where that begins if
-        there is no ``--`` before it."""
+        there is no ``--`` before it. ``examples``: lines for the help."""
+
+        examples: tuple[str, ...]
 
         def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -43,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         "run a command on many nodes that share what they read",
     ),
     "top": ("uffdprefetch.cli.top", "watch a running job of yours on this node"),
+    "summary": ("uffdprefetch.cli.summary", "what a run has left behind; two runs compared"),
     "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),
     "trace": ("uffdprefetch.cli.trace", "record who reads what, and show a recording"),
     "index": ("uffdprefetch.cli.index", "which bytes of a record file hold which record"),
@@ -96,6 +99,8 @@ class Plain:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
+    if len(argv) > 1 and argv[0] == "help":
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else EXIT_USAGE
@@ -129,7 +134,11 @@ def _dispatch(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviation that is unique today is ambiguous tomorrow
     )
+    parser.add_argument("--version", action="version", version=f"uffdprefetch {__version__}")
     command.prepare_parser(parser)
+    examples = getattr(command, "examples", ())
+    if examples:
+        parser.epilog = "examples:\n" + "".join(f"  {line}\n" for line in examples)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         after = rest is None and "-- CMD" in (parser.usage or "")

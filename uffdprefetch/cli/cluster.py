@@ -27,6 +27,11 @@ class Command:
     node has no service; 126, 127 if CMD cannot be executed.
     """
 
+    examples = (
+        "uffdprefetch cluster srun python train.py",
+        "uffdprefetch cluster --budget 32GiB -- mpirun python train.py",
+    )
+
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import config
 

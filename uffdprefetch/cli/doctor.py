@@ -18,6 +18,12 @@ class Command:
     Exit status: 0 ready, 2 works with limits, 1 cannot.
     """
 
+    examples = (
+        "uffdprefetch doctor /scratch/train.lmdb",
+        "salloc -N2 uffdprefetch doctor --cluster",
+        "uffdprefetch doctor --site > for-the-administrator.sh",
+    )
+
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("path", nargs="?", metavar="PATH", help="a record file or LMDB")
         parser.add_argument("--cluster", action="store_true", help="try the other nodes, too")

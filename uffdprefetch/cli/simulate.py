@@ -40,6 +40,12 @@ class Command:
     0; 2 when the scenario or the trace is wrong (one line says where).
     """
 
+    examples = (
+        "uffdprefetch simulate --list",
+        "uffdprefetch simulate paper5-1 --nodes 1..64",
+        "uffdprefetch simulate --replay run.uptrace --bandwidth 1GB/s --latency 1ms",
+    )
+
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="a file, or a name")
         parser.add_argument(

@@ -33,6 +33,11 @@ class Command:
     or the job ended; 1 when there is no such job, or its service died; 2 when RUN is not clear.
     """
 
+    examples = (
+        "uffdprefetch top",
+        "uffdprefetch top --json",
+    )
+
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("run", nargs="?", metavar="RUN", help="the name of a run")
         parser.add_argument("--once", action="store_true", help="one picture or line, then end")

@@ -15,7 +15,8 @@ from uffdprefetch.base.errors import usage_error
 FORMATS = ("text", "json", "html", "png", "perfetto")
 _USAGE = """uffdprefetch trace [-o FILE] [options] -- CMD...      record a command
        uffdprefetch trace [-o FILE] [options] --pid PID       record a process that runs
-       uffdprefetch trace FILE... [--format FORMAT] [-o OUT]  show"""
+       uffdprefetch trace FILE... [--format FORMAT] [-o OUT]  show
+       uffdprefetch trace --compare PLAIN WRAPPED             what got better and worse"""
 
 
 class Command:
@@ -26,6 +27,13 @@ class Command:
     without the rights for that, what userfaultfd and page tables tell. CMD keeps its standard
     streams, signals and exit status. `wrap --trace FILE` records a prefetched run in the same way.
     """
+
+    examples = (
+        "uffdprefetch trace -o run -- python train.py",
+        "uffdprefetch trace run.uptrace",
+        "uffdprefetch trace run.uptrace --format html",
+        "uffdprefetch trace --compare plain.uptrace wrapped.uptrace",
+    )
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES
@@ -54,6 +62,9 @@ class Command:
         record.add_argument("-q", "--quiet", action="store_true", help="no line at the end")
         show = parser.add_argument_group("showing")
         show.add_argument("--format", choices=FORMATS, help="text is the default")
+        show.add_argument(
+            "--compare", action="store_true", help="two recordings of one job (text or json)"
+        )
         show.add_argument("--by", choices=("file", "rank", "pid"), default="file")
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
@@ -61,6 +72,8 @@ class Command:
             return _record(args, rest)
         if not args.files:
             raise usage_error(f"nothing to record or to show\n{_USAGE}")
+        if args.compare:
+            return _compare(args)
         return _show(args)
 
 
@@ -77,7 +90,7 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     from uffdprefetch.trace.record.program import Spec
     from uffdprefetch.trace.record.starter import MIN_SIZE_BYTES, Recording, output_path
 
-    if args.files or args.format:
+    if args.files or args.format or args.compare:
         raise usage_error("either record (-- CMD or --pid) or show FILE, not both")
     if args.pid is not None and rest:
         raise usage_error("--pid and a command exclude each other")
@@ -211,6 +224,22 @@ def _show(args: argparse.Namespace) -> int:
     from uffdprefetch.report import perfetto
 
     return _made(path, lambda temporary: perfetto.write(trace, report, temporary))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from uffdprefetch.report import compare
+    from uffdprefetch.trace.analyse.report import analyse
+    from uffdprefetch.trace.file import trace_file
+
+    if len(args.files) != 2 or args.format not in (None, "text", "json"):
+        raise usage_error("--compare wants two recordings, and shows them as text or json")
+    before, after = (analyse(trace_file.read(path)) for path in args.files)
+    document = compare.of_traces(before, after)
+    if args.format == "json":
+        import json
+
+        return _write(args, json.dumps(document, indent=2) + "\n", None)
+    return _write(args, "\n".join(compare.lines(document)) + "\n", None)
 
 
 def _target(args: argparse.Namespace, suffix: str) -> str:

@@ -23,6 +23,13 @@ class Command:
     UFFDPREFETCH_DISABLE=1 runs CMD as if this command were not there.
     """
 
+    examples = (
+        "uffdprefetch wrap train.sh",
+        "uffdprefetch wrap --engine pool --budget 8GiB -- torchrun --nproc-per-node 4 train.py",
+        'uffdprefetch wrap --whole "*.safetensors" python serve.py',
+        "uffdprefetch wrap --live --trace run -- python train.py",
+    )
+
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import config
 
