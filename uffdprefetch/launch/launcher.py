@@ -422,6 +422,15 @@ def _with_a_place_for_the_summary(
     return type(config)(**{**vars(config), "output": ""})
 
 
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Whether this is the node of a run that speaks for the others: as many lines as nodes would
+    hide the job's own. Theirs are in their files (`uffdprefetch summary` shows all of a run)."""
+    from uffdprefetch.cluster.which_node import which_node
+
+    told = which_node(environ)
+    return not told.number or told.nodes == 1
+
+
 def write_and_print(
     config: Config, environ: Mapping[str, str], address: Address, document: dict[str, Any]
 ) -> None:
@@ -436,7 +445,7 @@ def write_and_print(
             path = output.write(name, document, config.force)
     except (OSError, UffdPrefetchError) as error:
         say(f"summary not written: {error}")
-    if not config.quiet:
+    if not config.quiet and (config.verbose or speaks(environ)):
         try:
             lines = summary.lines(document, path, config.verbose)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.cluster.which_node import WhichNode, which_node
+from uffdprefetch.launch import launcher
 
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_NODEID": "3", "SLURM_JOB_NUM_NODES": "4",
@@ -43,3 +44,19 @@ def test_launchers_tell_which_node_this_is(environ: dict[str, str], expected: Wh
 def test_a_run_is_a_name_of_a_file() -> None:
     run = which_node({"PBS_JOBID": "../../etc/" + "x" * 300}).run
     assert run is not None and "/" not in run and len(run) < 100
+
+
+@pytest.mark.parametrize(
+    ("environ", "speaks"),
+    [
+        ({}, True),
+        ({"SLURM_NODEID": "0", "SLURM_NNODES": "4"}, True),
+        ({"SLURM_NODEID": "3", "SLURM_NNODES": "4"}, False),
+        ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "SLURM_NODEID": "0"}, False),
+        ({"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "1"}, True),
+        ({"JOB_COMPLETION_INDEX": "2"}, False),
+    ],
+)
+def test_the_first_node_of_a_run_speaks_for_all(environ: dict[str, str], speaks: bool) -> None:
+    """`srun -N4 uffdprefetch wrap` printed four times three lines."""
+    assert launcher.speaks(environ) == speaks
