@@ -672,6 +672,30 @@ def validate(config: Config) -> Config:
     return config
 
 
+#: Options that only do something beside another one, and whether it is there.
+_NEED: tuple[tuple[tuple[str, ...], str, Callable[[Config], bool]], ...] = (
+    (("size", "threshold"), "--policy fixed", lambda config: config.policy == "fixed"),
+    (("evict", "huge-pages"), "--engine pool", lambda config: config.engine == "pool"),
+    (
+        ("meet", "share", "launcher", "serve-cpu"),
+        "--cluster",
+        lambda config: config.cluster is not None,
+    ),
+    (("interval",), "--live", lambda config: config.live),
+)
+
+
+def without_effect(config: Config) -> list[str]:
+    """A line for each option of the command line that does nothing as it stands."""
+    return [
+        f"--{key} does nothing without {other}"
+        for keys, other, holds in _NEED
+        if not holds(config)
+        for key in keys
+        if config.origins.get(_BY_KEY[key].field) == "command line"
+    ]
+
+
 def describe(config: Config) -> list[tuple[str, str, str]]:
     """(key, value, origin) of each option, for ``doctor --show-config``."""
     return [

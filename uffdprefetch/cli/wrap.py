@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.messages import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,4 +58,7 @@ class Command:
         from uffdprefetch.base import config
         from uffdprefetch.launch import launcher
 
-        return launcher.run(config.load(vars(args)), rest)
+        loaded = config.load(vars(args))
+        for line in config.without_effect(loaded) if not loaded.quiet else ():
+            say(line)
+        return launcher.run(loaded, rest)

@@ -322,3 +322,23 @@ def test_describe_names_value_and_origin(machine: Machine) -> None:
     assert rows["size"] == ("50MiB", "default")
     assert rows["verbose"] == ("1", "command line")
     assert rows["distance"] == ("auto", "default")
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["--size", "1MiB"], ["--size does nothing without --policy fixed"]),
+        (["--size", "1MiB", "--policy", "fixed"], []),
+        (["--evict", "lru"], ["--evict does nothing without --engine pool"]),
+        (["--evict", "lru", "--cluster"], []),
+        (["--meet", "/x", "--serve-cpu", "2", "--engine", "pool"],
+         ["--meet does nothing without --cluster", "--serve-cpu does nothing without --cluster"]),
+        (["--interval", "5"], ["--interval does nothing without --live"]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_an_option_that_does_nothing_is_told(
+    machine: Machine, words: list[str], lines: list[str]
+) -> None:
+    assert config.without_effect(machine.load(*words)) == lines
+    assert config.without_effect(machine.load(UFFDPREFETCH_EVICT="lru")) == [], "it may be a site's"
