@@ -66,18 +66,20 @@ def replace(path: str, make: Callable[[str], None]) -> None:
     or not at all.
 
     The directory may be one where others write (/tmp). So the new file has a name that nobody can
-    prepare, is created and never opened, and is moved over whatever ``path`` is: a symbolic link
+    prepare, is created and never opened by that name, and is moved over whatever ``path`` is: a symbolic link
     there is replaced, what it names stays as it is. Raises OSError, and whatever ``make`` does.
     """
     temporary = os.path.join(os.path.dirname(path), f".{os.urandom(12).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    os.close(os.open(temporary, flags, 0o666))
+    fd = os.open(temporary, flags, 0o666)
     try:
-        make(temporary)
+        make(f"/proc/self/fd/{fd}")  # by its name it might be another one by now
         os.replace(temporary, path)
     except BaseException:
         _remove(temporary)
         raise
+    finally:
+        os.close(fd)
 
 
 def replace_text(path: str, text: str) -> None:
