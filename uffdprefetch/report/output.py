@@ -66,8 +66,9 @@ def replace(path: str, make: Callable[[str], None]) -> None:
     or not at all.
 
     The directory may be one where others write (/tmp). So the new file has a name that nobody can
-    prepare, is created and never opened by that name, and is moved over whatever ``path`` is: a symbolic link
-    there is replaced, what it names stays as it is. Raises OSError, and whatever ``make`` does.
+    prepare, is created and never opened by that name, and is moved over whatever ``path`` is: a
+    symbolic link there is replaced, what it names stays as it is. Raises OSError, and whatever
+    ``make`` does.
     """
     temporary = os.path.join(os.path.dirname(path), f".{os.urandom(12).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
