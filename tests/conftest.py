@@ -105,13 +105,14 @@ def process_gone(pid: int) -> bool:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what launchers and this program put there, but READAHEAD_VARIABLE."""
+    """Our environment without what launchers and this program put there, but READAHEAD_VARIABLE.
+    Without a state directory: summaries lie where a program runs."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in _LAUNCHER_NAMES and not name.startswith(_LAUNCHER_PREFIXES)
     }
-    return {**kept, READAHEAD_VARIABLE: str(READAHEAD_BYTES)}
+    return {**kept, READAHEAD_VARIABLE: str(READAHEAD_BYTES), "XDG_STATE_HOME": os.devnull}
 
 
 def uffdprefetch(*words: str) -> list[str]:

@@ -38,6 +38,13 @@ def wrap(
     )  # fmt: skip
 
 
+def document(path: Path) -> dict[str, Any]:
+    """A summary, but for what the launcher says of the command."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    assert found.pop("job")["status"] == 0
+    return found
+
+
 def test_the_protocol_in_order(
     env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
 ) -> None:
@@ -78,8 +85,37 @@ def test_the_last_launcher_prints_what_was_gained_and_writes_the_summary(
     again = wrap(env, tmp_path, "true", options=("-o", "again"))
     assert again.stderr.decode().splitlines() == [gained]
     path = tmp_path / "uffdprefetch.test.2.summary.json"
-    assert json.loads(path.read_text()) == SUMMARY_JSON
+    assert document(path) == SUMMARY_JSON
     assert lines[-1].endswith(path.name)
+
+
+def test_by_default_the_last_summaries_lie_in_the_state_directory(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    state = tmp_path / "state"
+    env["XDG_STATE_HOME"] = str(state)
+    (state / "uffdprefetch").mkdir(parents=True)
+    for number in range(60):
+        old = state / "uffdprefetch" / f"old.{number}.0.summary.json"
+        old.write_text("{}")
+        os.utime(old, (1e9 + number, 1e9 + number))
+    (state / "uffdprefetch" / "mine.txt").touch()
+    done = wrap(env, tmp_path, "true")
+    assert done.returncode == 0 and not list(tmp_path.glob("*.summary.json"))
+    found = sorted(path.name for path in (state / "uffdprefetch").glob("*.summary.json"))
+    assert len(found) == 50 and f"{os.uname().nodename}.test.0.summary.json" in found
+    assert "old.10.0.summary.json" not in found and "old.11.0.summary.json" in found
+    assert (state / "uffdprefetch" / "mine.txt").exists()
+    shown = subprocess.run(
+        uffdprefetch("summary", "--json"), env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert json.loads(shown.stdout) == json.loads(
+        (state / "uffdprefetch" / f"{os.uname().nodename}.test.0.summary.json").read_text()
+    )
+    none = wrap(env, tmp_path, "true", options=("-o", os.devnull))
+    assert none.returncode == 0
+    assert len(list((state / "uffdprefetch").iterdir())) == 51 and not list(tmp_path.glob("*.json"))
 
 
 def test_quiet_writes_the_summary_and_prints_nothing(
@@ -87,7 +123,7 @@ def test_quiet_writes_the_summary_and_prints_nothing(
 ) -> None:
     fake("good")
     done = wrap(env, tmp_path, "true", options=("-q", "-o", "here/%j.%q{WHO}"))
-    assert b"the summary will not be written: there is no directory" in done.stderr
+    assert b"summary not written" in done.stderr  # there is no such directory: one line
     assert done.stderr.count(b"\n") == 1 and done.returncode == 0
     done = wrap({**env, "WHO": "me"}, tmp_path, "true", options=("-q", "-o", "%j.%q{WHO}"))
     assert done.stderr == b""
@@ -102,9 +138,9 @@ def test_nothing_is_overwritten_without_force(
     old.write_text("precious")
     assert wrap(env, tmp_path, "true", options=("-o", "mine")).returncode == 0
     assert old.read_text() == "precious"
-    assert json.loads((tmp_path / "mine-2.summary.json").read_text()) == SUMMARY_JSON
+    assert document(tmp_path / "mine-2.summary.json") == SUMMARY_JSON
     wrap(env, tmp_path, "true", options=("-o", "mine", "-f"))
-    assert json.loads(old.read_text()) == SUMMARY_JSON
+    assert document(old) == SUMMARY_JSON
 
 
 def test_only_the_last_of_several_launchers_reports(

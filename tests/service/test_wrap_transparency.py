@@ -117,6 +117,17 @@ def test_words_after_the_dashes_are_never_ours(alone: dict[str, str]) -> None:
     assert done.stdout == b"--policy|nonsense|--|-h|"
 
 
+def test_a_place_that_cannot_be_written_is_said_before_the_command_runs(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    words = ("wrap", "-o", str(tmp_path / "no" / "x"), "--", "sh", "-c", "echo ran >&2; exit 4")
+    done = subprocess.run(uffdprefetch(*words), env=env, capture_output=True, text=True)
+    first, ran, *_ = done.stderr.splitlines()
+    assert done.returncode == 4 and ran == "ran"
+    assert f"the summary will not be written: there is no directory {tmp_path}/no" in first
+    assert "not written" not in "".join(done.stderr.splitlines()[1:])
+
+
 # ---- streams, descriptors, environment ----------------------------------------------------------
 
 

@@ -100,7 +100,7 @@ class Config:
     verbose: bool = False
     live: bool = False
     interval_seconds: float = 10.0
-    output: str = "uffdprefetch.%j.%r"
+    output: str | None = None  # None: in the user's state directory
     force: bool = False
     config_file: str | None = None
     engine_asked: str | None = None  # of a run that fell back: the requested engine, and why
@@ -266,8 +266,10 @@ class Option:
 
 OPTIONS = (
     Option("output", "output", str,
-           "summary file: %%h host, %%p pid, %%j job, %%r rank, %%q{VAR} variable"
-           " (default: uffdprefetch.%%j.%%r, with .summary.json appended)", "PATTERN", "-o"),
+           "summary file: %%h host, %%p pid, %%j job, %%r rank, %%q{VAR} variable, with"
+           " .summary.json appended; /dev/null: none (default: the last 50 are kept in"
+           " $XDG_STATE_HOME/uffdprefetch, where `uffdprefetch summary` finds them)", "PATTERN",
+           "-o", format=lambda value: value or ""),
     Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
     Option("engine", "engine", _one_of(*ENGINES),
            "cache: checkpoints over the mapping, data in the page cache (default);"
@@ -668,7 +670,7 @@ def validate(config: Config) -> Config:
         config.interval_seconds >= 0.1,
         f"interval {config.interval_seconds:g} s is too short: at least 100ms",
     )
-    check(bool(config.output), "output is empty: give a pattern such as uffdprefetch.%j.%r")
+    check(config.output != "", "output is empty: give a pattern such as uffdprefetch.%j.%r")
     return config
 
 

@@ -12,16 +12,17 @@ from typing import Any
 
 from uffdprefetch.base.errors import usage_error
 from uffdprefetch.protocol.summary import SCHEMA
+from uffdprefetch.report import output
 from uffdprefetch.report.output import SUFFIX
 
 
 class Command:
     """Show what runs left behind: what they gained, what was not served, how they ran.
 
-    FILE: a summary; DIR: the newest one of each of its runs. Nothing given: the newest of the
-    current directory. The nodes of one run are shown as one. With --compare two runs, the plain one
-    (`wrap --policy none` only watches) and the wrapped one, are put beside each other. Exit status:
-    0; 2 when a file is no summary.
+    FILE: a summary; DIR: the newest one of each of its runs. Nothing given: the newest one of the
+    user's state directory, where they go without -o, or of the current directory. The nodes of one
+    run are shown as one. With --compare two runs, the plain one (`wrap --policy none` only watches)
+    and the wrapped one, are put beside each other. Exit status: 0; 2 when a file is no summary.
     """
 
     examples = (
@@ -40,7 +41,7 @@ class Command:
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if rest is not None:
             raise usage_error("summary shows a run, it starts none: nothing goes after --")
-        found = [_of_place(path) for path in args.paths] or [_of_place(".")[-1:]]
+        found = [_of_place(path) for path in args.paths] or [[_newest()]]
         runs = _by_run([one for some in found for one in some])
         if args.compare:
             return _compare(runs, args.json)
@@ -81,11 +82,21 @@ def _of_place(path: str) -> list[tuple[str, dict[str, Any]]]:
     """(name, document) of a file; of a directory, of all in it, the newest last."""
     if not os.path.isdir(path):
         return [(path, _read(path))]
-    names = [os.path.join(path, name) for name in os.listdir(path) if name.endswith(SUFFIX)]
+    names = output.summaries(path)
     if not names:
         raise usage_error(f"there is no summary (*{SUFFIX}) in {os.path.abspath(path)}")
-    names.sort(key=lambda name: (os.stat(name).st_mtime_ns, name))
-    return [(os.path.normpath(name), _read(name)) for name in names]
+    return [(name, _read(name)) for name in names]
+
+
+def _newest() -> tuple[str, dict[str, Any]]:
+    places = [output.state_directory(os.environ), "."]
+    last = [output.summaries(place)[-1:] for place in places if place is not None]
+    names = [name for found in last for name in found]
+    if not names:
+        where = " or ".join(os.path.abspath(place) for place in places if place is not None)
+        raise usage_error(f"there is no summary (*{SUFFIX}) in {where}")
+    name = os.path.normpath(max(names, key=lambda name: os.stat(name).st_mtime_ns))
+    return name, _read(name)
 
 
 def _by_run(

@@ -238,7 +238,7 @@ def run(
     there is no service, 2 for an output pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
-    output.expand(config.output, "", None, environ)  # errors are reported before the job runs
+    output.expand(config.output or "", "", None, environ)  # errors are reported before the job
     if config.plan is not None and config.engine != "off":
         from uffdprefetch.orders import plan_file
 
@@ -412,14 +412,18 @@ def _report(
 def _with_a_place_for_the_summary(
     config: Config, environ: Mapping[str, str], address: Address
 ) -> Config:
-    """``config``, or one without ``output`` after a line, while the job can still be stopped. For
+    """``config``, or one that writes none after a line, while the job can still be stopped. For
     the one of a node's launchers that has started the service."""
-    name = output.expand(config.output, address.key, identify(environ).rank, environ)
-    why = output.why_not(name)
-    if why is None:
+    why = output.why_not(_summary_name(config, environ, address))
+    if why is None or config.output == os.devnull:
         return config
     say(f"the summary will not be written: {why}")
-    return type(config)(**{**vars(config), "output": ""})
+    return type(config)(**{**vars(config), "output": os.devnull})
+
+
+def _summary_name(config: Config, environ: Mapping[str, str], address: Address) -> str:
+    pattern = config.output or output.default_pattern(environ)
+    return output.expand(pattern, address.key, identify(environ).rank, environ)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
@@ -434,15 +438,16 @@ def speaks(environ: Mapping[str, str]) -> bool:
 def write_and_print(
     config: Config, environ: Mapping[str, str], address: Address, document: dict[str, Any]
 ) -> None:
-    """A run's summary, as the user has asked for it; without ``output`` it is not written."""
+    """A run's summary, as the user has asked for it."""
     from uffdprefetch.report import summary
 
-    rank = identify(environ).rank
     path = None
     try:
-        if config.output:
-            name = output.expand(config.output, address.key, rank, environ)
+        if config.output != os.devnull:
+            name = _summary_name(config, environ, address)
             path = output.write(name, document, config.force)
+            if config.output is None and os.path.isabs(path):
+                output.keep_last(os.path.dirname(path))
     except (OSError, UffdPrefetchError) as error:
         say(f"summary not written: {error}")
     if not config.quiet and (config.verbose or speaks(environ)):

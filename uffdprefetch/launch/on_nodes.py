@@ -208,7 +208,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
     service, 2 for an output pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
-    output.expand(config.output, "", None, environ)  # errors are reported before the job runs
+    output.expand(config.output or "", "", None, environ)  # errors are reported before the job runs
     config = Config(**{**vars(config), "engine": "pool"})
     services, environment = None, environ
     try:

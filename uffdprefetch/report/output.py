@@ -15,6 +15,53 @@ if TYPE_CHECKING:
     from typing import Any
 
 SUFFIX = ".summary.json"
+#: Of the summaries in the state directory the newest so many stay.
+KEPT = 50
+
+
+def state_directory(environ: Mapping[str, str]) -> str | None:
+    """Where a user's summaries lie ([XDG base directories]), made if missing; None where it cannot
+    be. Homes are shared by nodes: names tell the node."""
+    home = environ.get("HOME", "")
+    state = environ.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
+    if not state or not os.path.isabs(state):
+        return None
+    path = os.path.join(state, "uffdprefetch")
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError:
+        return None
+    return path if os.access(path, os.W_OK | os.X_OK) else None
+
+
+def default_pattern(environ: Mapping[str, str]) -> str:
+    """Of a run whose user has not named a place: in the state directory, or here."""
+    directory = state_directory(environ)
+    if directory is None:
+        return "uffdprefetch.%j.%r"
+    return os.path.join(directory.replace("%", "%%"), "%h.%j.%r")
+
+
+def summaries(directory: str) -> list[str]:
+    """The paths of those in a directory, the newest last. Raises OSError."""
+    found = []
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        try:
+            if name.endswith(SUFFIX):
+                found.append((os.stat(path).st_mtime_ns, path))
+        except OSError:
+            pass  # another run's wrap has taken it away
+    return [path for _, path in sorted(found)]
+
+
+def keep_last(directory: str) -> None:
+    """Of the summaries there all but the newest KEPT go."""
+    try:
+        for path in summaries(directory)[:-KEPT]:
+            _remove(path)
+    except OSError:
+        pass
 
 
 def expand(

@@ -400,6 +400,29 @@ def test_force_replaces_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
         output.write(str(tmp_path / "no" / "dir"), {}, force=True)
 
 
+@pytest.mark.parametrize(
+    ("environ", "directory"),
+    [
+        ({"HOME": "{tmp}/home"}, "{tmp}/home/.local/state/uffdprefetch"),
+        ({"HOME": "{tmp}/home", "XDG_STATE_HOME": "{tmp}/s"}, "{tmp}/s/uffdprefetch"),
+        ({"XDG_STATE_HOME": "not/absolute"}, None),
+        ({"HOME": "/dev/null"}, None),
+        ({}, None),
+    ],
+)
+def test_where_summaries_go_that_nobody_has_named(
+    tmp_path: Path, environ: dict[str, str], directory: str | None
+) -> None:
+    told = {name: value.replace("{tmp}", str(tmp_path)) for name, value in environ.items()}
+    pattern = output.default_pattern(told)
+    if directory is None:
+        assert pattern == "uffdprefetch.%j.%r"
+        return
+    made = directory.replace("{tmp}", str(tmp_path))
+    assert pattern == f"{made}/%h.%j.%r"
+    assert os.stat(made).st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_what_cannot_be_written_whole_is_not_there(tmp_path: Path, force: bool) -> None:
     """A full disk: half a file of JSON would be taken for a whole one by nobody, or by somebody."""
