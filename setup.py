@@ -8,6 +8,7 @@ in which setuptools compiles a shared object and puts it into wheels and editabl
 includes no Python.h and is linked against no library, the C library included.
 """
 
+import os
 import platform
 from glob import glob
 
@@ -19,8 +20,13 @@ BRANCH_PROTECTION = {
     "aarch64": ["-mbranch-protection=bti"],
 }
 
+# Of an earlier build: as a name for one Python alone it would be found first.
+for stale in glob("uffdprefetch/_preload.cpython-*.so"):
+    os.unlink(stale)
+
 PRELOAD = Extension(
     "uffdprefetch._preload",
+    py_limited_api=True,  # nothing of Python's at all: one object for all of them
     sources=[*sorted(glob("csrc/job/*.c")), "csrc/common/vma.c"],
     include_dirs=["csrc"],
     depends=sorted(glob("csrc/*/*.h")),
@@ -44,4 +50,8 @@ PRELOAD = Extension(
     extra_link_args=["-nostdlib", "-Wl,-z,now", "-Wl,-z,defs", "-lgcc"],
 )
 
-setup(ext_modules=[PRELOAD], cffi_modules=["tools/cffi_build.py:ffi"])
+setup(
+    ext_modules=[PRELOAD],
+    cffi_modules=["tools/cffi_build.py:ffi"],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -133,7 +133,7 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
         return str(summary["rung_reason"])
     if summary.get("unserved") or not job:
         return "no mapping was served"
-    return f"no file of {format_size(job['min_size_bytes'])} or more was mapped"
+    return f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
 
 
 def _launches_elsewhere(job: Mapping[str, Any]) -> bool:

@@ -178,7 +178,7 @@ def job(*command: str, status: int = 0) -> dict[str, Any]:
     [
         (
             changed(files=[], job=job("cat")),
-            ["gained nothing: no file of 16 MiB or more was mapped"],
+            ["gained nothing: no mapping of 16 MiB or more was seen"],
         ),
         (
             changed(files=[], job=job("mpirun", "x", status=1), totals_unserved_read_bytes=1 << 30),
