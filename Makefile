@@ -63,6 +63,10 @@ lustre: setup
 check: setup
 	@$(MAKE) --no-print-directory -j2 lint pure
 
+# The manual pages and completions in share/, from the command line's parsers.
+manual: setup
+	$(PY) tools/manual.py
+
 lint: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .

@@ -73,6 +73,8 @@ def test_the_wheel_is_for_every_python_and_has_both_objects(wheel: Path) -> None
     for needed in ("trace/record/programs/faults.c", "report/page/main.js", "py.typed",
                    "job/site/sitecustomize.py"):  # fmt: skip
         assert f"uffdprefetch/{needed}" in names
+    for needed in ("man/man1/uffdprefetch-wrap.1", "bash-completion/completions/uffdprefetch"):
+        assert any(name.endswith(f".data/data/share/{needed}") for name in names)
 
 
 def test_installed_without_a_compiler_it_serves_a_job(

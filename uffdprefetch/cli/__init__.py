@@ -98,6 +98,25 @@ class Plain:
         vars(self).update(values)
 
 
+def parser_of(
+    name: str, command: CommandProtocol, parser: argparse.ArgumentParser | None = None
+) -> argparse.ArgumentParser:
+    """A command's parser, with its help. ``parser``: one to be made it."""
+    import argparse
+
+    if parser is None:
+        parser = argparse.ArgumentParser(prog=f"uffdprefetch {name}")
+    parser.description = _dedented(command.__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.allow_abbrev = False  # an abbreviation that is unique today is ambiguous tomorrow
+    parser.add_argument("--version", action="version", version=f"uffdprefetch {__version__}")
+    command.prepare_parser(parser)
+    examples = getattr(command, "examples", ())
+    if examples:
+        parser.epilog = "examples:\n" + "".join(f"  {line}\n" for line in examples)
+    return parser
+
+
 def _dispatch(argv: Sequence[str]) -> int:
     if len(argv) > 1 and argv[0] == "help":
         argv = [argv[1], "--help"]
@@ -126,19 +145,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         plain = command.parse_plain(words)
         if plain is not None:
             return command.run(Plain(plain), rest)  # type: ignore[arg-type]
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog=f"uffdprefetch {name}",
-        description=_dedented(command.__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # an abbreviation that is unique today is ambiguous tomorrow
-    )
-    parser.add_argument("--version", action="version", version=f"uffdprefetch {__version__}")
-    command.prepare_parser(parser)
-    examples = getattr(command, "examples", ())
-    if examples:
-        parser.epilog = "examples:\n" + "".join(f"  {line}\n" for line in examples)
+    parser = parser_of(name, command)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         after = rest is None and "-- CMD" in (parser.usage or "")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manual pages and completions in share/: made of the command line as it is, and of use."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import HANG_SECONDS, require
+from paths import ROOT
+
+SHARE = ROOT / "share"
+BASH = SHARE / "bash-completion" / "completions" / "uffdprefetch"
+
+
+@pytest.fixture(scope="module")
+def manual() -> ModuleType:
+    for name in ("shtab", "argparse_manpage"):
+        require(importlib.util.find_spec(name) is not None, f"{name} is not installed")
+    require(sys.version_info[:2] == (3, 11), "argparse words its help differently in each Python")
+    spec = importlib.util.spec_from_file_location("manual", ROOT / "tools" / "manual.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_they_are_those_of_this_command_line(
+    manual: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make manual` makes them anew."""
+    monkeypatch.setenv("COLUMNS", "80")
+    made = manual.files()
+    there = {str(path.relative_to(SHARE)) for path in SHARE.rglob("*") if path.is_file()}
+    assert there == set(made)
+    old = [name for name, text in made.items() if (SHARE / name).read_text() != text]
+    assert old == []
+
+
+def complete(*words: str, cwd: Path) -> list[str]:
+    """What bash offers at the end of these words."""
+    script = (
+        f'source {BASH}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_uffdprefetch;'
+        ' printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *words], cwd=cwd, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=True,
+    )  # fmt: skip
+    return sorted(filter(None, map(str.strip, done.stdout.splitlines())))
+
+
+def test_bash_completes_commands_options_choices_and_files(tmp_path: Path) -> None:
+    (tmp_path / "run.uptrace").touch()
+    assert complete("uffdprefetch", "s", cwd=tmp_path) == ["simulate", "summary"]
+    assert "--engine" in complete("uffdprefetch", "wrap", "--e", cwd=tmp_path)
+    assert complete("uffdprefetch", "trace", "--format", "p", cwd=tmp_path) == ["perfetto", "png"]
+    assert complete("uffdprefetch", "trace", "ru", cwd=tmp_path) == ["run.uptrace"]
+
+
+def test_zsh_can_read_its_completion() -> None:
+    require(shutil.which("zsh") is not None, "there is no zsh here")
+    path = SHARE / "zsh" / "site-functions" / "_uffdprefetch"
+    subprocess.run(["zsh", "-n", path], check=True)
+
+
+@pytest.mark.parametrize("path", sorted((SHARE / "man" / "man1").glob("*.1")), ids=lambda p: p.name)
+def test_a_page_is_one_that_man_shows(path: Path) -> None:
+    require(shutil.which("groff") is not None, "there is no groff here")
+    done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    name = path.stem
+    assert f"{name} - " in " ".join(done.stdout.replace("\x1b[0m", "").split())
