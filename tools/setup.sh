@@ -61,6 +61,10 @@ LIST
     printf '%s|%s|%s\n' "libclang-rt-${clang:-14}-dev" \
         'clang -fsanitize=address -x c - -o /dev/null <<<"int main(void) { return 0; }"' \
         "not seen that clang's sanitizers are left alone"
+    printf '%s|%s|%s\n' golang-github-containers-common \
+        'test -e /usr/share/containers/seccomp.json' "no tests under a container's seccomp filter" \
+        python3-seccomp '/usr/bin/python3 -c "import seccomp"' \
+        "no tests under a container's seccomp filter"
     # Only where an image of a Lustre client is to be started (docs/lustre.md).
     [ -z "${UFFDPREFETCH_LUSTRE:-}" ] ||
         echo 'qemu-system-x86|command -v qemu-system-x86_64|no tests on a Lustre client'

@@ -21,7 +21,7 @@ from suite import own_name
 
 from uffdprefetch import doctor
 from uffdprefetch.base.config import Config
-from uffdprefetch.doctor import machine, site, storage
+from uffdprefetch.doctor import faults, machine, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.trace.record import bpf_compiler
@@ -178,9 +178,9 @@ def test_nobody_gets_an_answer_for_every_probe(env: dict[str, str], data: Path) 
     device = Path("/dev/userfaultfd")
     if not open_to_all and not (device.exists() and device.stat().st_mode & 0o006):
         assert (document["rung"], document["exit_status"]) == (2, 2)
-        assert by_name["lay a checkpoint"]["lift"] == site.COMMAND
+        assert by_name["lay a checkpoint"]["lift"] == faults.cure()
         _, out, _ = run(env, prefix=prefix)
-        assert f"cure: {site.COMMAND}" in out.splitlines()
+        assert f"cure: {faults.cure()}" in out.splitlines()
 
 
 def test_the_script_for_a_site_makes_files_that_the_system_reads(

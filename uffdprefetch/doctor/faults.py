@@ -17,6 +17,8 @@ from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
 from uffdprefetch.native import syscalls as sc
 
 DEVICE = "/dev/userfaultfd"
+#: Of Docker's and Podman's own words, beside those that start the container.
+IN_A_CONTAINER = f"docker run --device {DEVICE} ...  # docs/containers.md"
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"
 
 
@@ -25,6 +27,14 @@ def _seccomp_is_on() -> bool:
         line.split() == ["Seccomp:", "2"]
         for line in Path("/proc/self/status").read_text().splitlines()
     )
+
+
+def cure() -> str:
+    """What lets jobs open a userfaultfd: of a container its engine, of a node its administrator."""
+    marks = ("/.dockerenv", "/run/.containerenv")
+    if _seccomp_is_on() or any(map(os.path.exists, marks)):
+        return IN_A_CONTAINER
+    return site.COMMAND
 
 
 def _through_syscall(flags: int = 0) -> int:
@@ -67,7 +77,7 @@ def by_syscall() -> Check:
         name, NOTE, found,
         "the device is the other way in; user-mode-only is not used, since a write(2) from the"
         " mapping would fail with EFAULT",
-        site.COMMAND,
+        cure(),
     )  # fmt: skip
 
 
@@ -81,9 +91,9 @@ def by_device() -> Check:
         if error.errno == errno.ENOENT:
             return Check(
                 name, NOTE, "not there (Linux < 6.1, or a container that hides it)",
-                "userfaultfd(2) is the other way in", site.COMMAND,
+                "userfaultfd(2) is the other way in", cure(),
             )  # fmt: skip
-        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", site.COMMAND)
+        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", cure())
 
 
 def unprivileged_sysctl() -> Check:
@@ -94,7 +104,7 @@ def unprivileged_sysctl() -> Check:
         return Check(name, OK, "1", "userfaultfd(2) works for every user")
     return Check(
         name, NOTE, value, "userfaultfd(2) wants CAP_SYS_PTRACE; the device does not",
-        site.COMMAND,
+        cure(),
     )  # fmt: skip
 
 
@@ -125,7 +135,7 @@ def register_minor() -> Check:
     except OSError as error:
         return Check(
             name, LIMIT, f"no userfaultfd: {why(error)}",
-            "no checkpoints: progress comes from page tables (rung 2)", site.COMMAND,
+            "no checkpoints: progress comes from page tables (rung 2)", cure(),
         )  # fmt: skip
     try:
         _armed_page(uffd)
@@ -144,7 +154,7 @@ def kernel_fault() -> Check:
         uffd, _ = open_uffd()
         address, content = _armed_page(uffd)
     except OSError as error:
-        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", site.COMMAND)
+        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", cure())
     events: list[int] = []
 
     def answer() -> None:
@@ -162,7 +172,7 @@ def kernel_fault() -> Check:
     except OSError as error:
         return Check(
             name, LIMIT, f"write(2) from a checkpoint gave {why(error)}",
-            "a job that writes or sends from its mapping would fail: rung 2 is used", site.COMMAND,
+            "a job that writes or sends from its mapping would fail: rung 2 is used", cure(),
         )  # fmt: skip
     thread.join()
     if os.read(reader, sc.PAGE_BYTES) != content or events != [sc.UFFD_EVENT_PAGEFAULT]:

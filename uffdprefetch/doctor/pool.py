@@ -66,7 +66,7 @@ def _open() -> tuple[int, str]:
     try:
         uffd, how = faults.open_uffd()
     except OSError as error:
-        raise _Refused(f"no userfaultfd with kernel faults: {why(error)}", site.COMMAND) from None
+        raise _Refused(f"no userfaultfd with kernel faults: {why(error)}", faults.cure()) from None
     api = bytearray(struct.pack("<QQQ", sc.UFFD_API, 0, 0))
     fcntl.ioctl(uffd, sc.UFFDIO_API, api)
     if struct.unpack_from("<Q", api, 8)[0] & _FEATURES != _FEATURES:
