@@ -255,6 +255,24 @@ def test_dark_and_paper_have_their_own_colours(open_page: Open, cold_trace: Trac
         page.command("Emulation.setEmulatedMedia", features=[])
 
 
+def test_on_a_phone_the_remedies_are_in_view(open_page: Open, cold_trace: Trace) -> None:
+    page = open_page(cold_trace)
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+    try:
+        page.command("Emulation.setDeviceMetricsOverride", **size)
+        page.run("return uffdprefetch.idle()")
+        boxes = page.run(
+            "return [...document.querySelectorAll('#findings td:last-child')]"
+            ".filter((cell) => cell.textContent).map((cell) => cell.getBoundingClientRect())"
+            ".map((box) => [box.left, box.right, box.width])"
+        )
+        assert boxes, "a trace with findings"
+        assert all(left >= 0 and right <= 390 and width > 200 for left, right, width in boxes)
+        assert page.run("return document.documentElement.scrollWidth") <= 390
+    finally:
+        page.command("Emulation.clearDeviceMetricsOverride")
+
+
 @pytest.mark.parametrize("width", [900, 1600])
 def test_nothing_sticks_out_of_the_window(open_page: Open, cold_trace: Trace, width: int) -> None:
     page = open_page(cold_trace)
