@@ -11,7 +11,7 @@ SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextr
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo apps test check lint pure campaign hammer cluster lustre manual release asan tsan clean
+.PHONY: all setup demo apps test check lint pure campaign hammer cluster lustre manual site release asan tsan clean
 
 all: setup
 
@@ -62,6 +62,12 @@ lustre: setup
 # Before each commit: under a minute on two cores.
 check: setup
 	@$(MAKE) --no-print-directory -j2 lint pure
+
+# The documents as a site, in build/site.
+site:
+	python3 -m venv build/site-venv
+	build/site-venv/bin/pip install -q mkdocs-material
+	build/site-venv/bin/mkdocs build -q --strict -f tools/mkdocs.yml
 
 # The sdist and the wheel, built and checked, in dist/.
 release:
