@@ -266,7 +266,7 @@ def draw_cases(report: Report, directory: Path) -> list[Path]:
         as_ratio = all(row["ratio_to_limit"] is not None for row in rows)
         key = "ratio_to_limit" if as_ratio else "median_seconds"
         values = [row[key] for row in rows]
-        figure, axes = plt.subplots(figsize=(8, 0.8 + 0.36 * len(rows)), layout="constrained")
+        figure, axes = plt.subplots(figsize=(8, 1.1 + 0.4 * len(rows)), layout="constrained")
         colours = [_colour(row["variant"]) for row in rows]
         errors = None
         if as_ratio:
@@ -275,17 +275,25 @@ def draw_cases(report: Report, directory: Path) -> list[Path]:
                 [max(0.0, v - lo) for v, (lo, _) in zip(values, spans, strict=True)],
                 [max(0.0, hi - v) for v, (_, hi) in zip(values, spans, strict=True)],
             ]
-            axes.axvline(1.0, color="black", linewidth=0.8)
-        bars = axes.barh([row["variant"] for row in rows], values, color=colours, xerr=errors)
-        axes.bar_label(bars, fmt="%.2f", padding=6)
+            axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+        bars = axes.barh(
+            [row["variant"] for row in rows], values, 0.62, color=colours, xerr=errors,
+            error_kw={"elinewidth": 1, "capsize": 3},
+        )  # fmt: skip
+        axes.bar_label(bars, fmt="%.2f", padding=8)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
         axes.margins(x=0.12)
         axes.set_xlabel(
             "epoch 1 over the limit (1 = as fast as can be)" if as_ratio else "epoch 1, seconds"
         )
-        axes.set_title(f"{case}: {rows[0]['runs']} rounds, medians, 95 % intervals", fontsize=10)
+        rounds = f"medians of {rows[0]['runs']} rounds, 95 % intervals"
+        if rows[0]["runs"] == 1:
+            rounds = "one round"
+        axes.set_title(f"{case}: {rounds}", loc="left", fontsize=11, fontweight="bold")
         name = re.sub(r"[^a-z0-9.]+", "-", f"{report['suite']}-{case}".lower())
         made.append(directory / f"{name}.png")
-        figure.savefig(made[-1], dpi=120)
+        figure.savefig(made[-1], dpi=150)
         plt.close(figure)
     return made
 
@@ -326,46 +334,55 @@ def draw_sweep(report: Report, directory: Path) -> list[Path]:
     return [path]
 
 
+#: What is drawn of the tool's own timeline over the link's bandwidth: key, words, colour, style.
+_RATES = (
+    ("bandwidth_bytes_per_second", "measured by uffdprefetch", "#1f6fb2", "-"),
+    ("reader_bytes_per_second", "what the reader got", "#d9822b", "--"),
+)
+
+
 def draw_timeline(report: Report, directory: Path) -> list[Path]:
-    """The tool's own timeline: one panel for each numeric series it holds, changes of the link."""
+    """The tool's own timeline of the first run that has one: what the link gave, what was measured
+    of it and what the reader got; and how far ahead of it was asked for."""
     for run in report["runs"]:
         timeline = timeline_of(run)
-        series = [
-            key
-            for key in (timeline[0] if timeline else ())
-            if key != "seconds" and any(point.get(key) for point in timeline)
-            if all(isinstance(point.get(key), int | float | None) for point in timeline)
-        ]
-        if not series:
+        if not any(point.get("window_bytes") for point in timeline or ()):
             continue
         import matplotlib.pyplot as plt
 
-        figure, panels = plt.subplots(
-            len(series),
-            1,
-            figsize=(8, 1.2 + 1.4 * len(series)),
-            sharex=True,
-            squeeze=False,
-            layout="constrained",
+        figure, (rates, window) = plt.subplots(
+            2, 1, figsize=(8, 4.6), sharex=True, layout="constrained",
+            gridspec_kw={"height_ratios": [2, 1]},
+        )  # fmt: skip
+        end = timeline[-1]["seconds"]
+        steps = [(e["seconds"], e["bandwidth_bytes_per_second"] / 1e6) for e in run["events"]]
+        if steps:
+            times, values = [t for t, _ in steps] + [end], [v for _, v in steps]
+            rates.stairs(values, times, fill=True, color="#dfe4e8", label="the link gives")
+        for key, words, colour, style in _RATES:
+            points = [(p["seconds"], p[key] / 1e6) for p in timeline if p.get(key) is not None]
+            rates.step(
+                [t for t, _ in points], [v for _, v in points], style, where="post",
+                color=colour, label=words,
+            )  # fmt: skip
+        rates.set_ylabel("MB/s")
+        rates.legend(frameon=False, fontsize=9)
+        points = [(p["seconds"], p["window_bytes"] / 1e6) for p in timeline if p["window_bytes"]]
+        window.fill_between(
+            [t for t, _ in points], [v for _, v in points], step="post", color="#1f6fb2", alpha=0.35
         )
-        for axes, key in zip(panels[:, 0], series, strict=True):
-            pairs = [(point["seconds"], point[key]) for point in timeline if point[key] is not None]
-            scale, unit = (1e6, " (M)") if max(value for _, value in pairs) >= 1e6 else (1, "")
-            axes.step([t for t, _ in pairs], [v / scale for _, v in pairs], where="post")
-            axes.set_ylabel(key.replace("_bytes", "\n_bytes") + unit, fontsize=7)
+        window.set_ylabel("MB asked for ahead")
+        window.set_xlabel("seconds (the tool's clock starts some tenths of a second later)")
+        for axes in (rates, window):
             axes.set_ylim(bottom=0)
-            for event in run["events"]:
-                axes.axvline(event["seconds"], color="#b2182b", linewidth=0.8)
-        panels[-1, 0].set_xlabel("seconds")
-        figure.suptitle(
-            "The tool's own timeline; its clock starts some tenths of a second after the bench's.\n"
-            "Red: the link's bandwidth changes ("
-            + ", ".join(f"{e['bandwidth_bytes_per_second'] / 1e6:g}" for e in run["events"])
-            + " MB/s)",
-            fontsize=10,
-        )
+            axes.spines[["top", "right"]].set_visible(False)
+        changes = ", ".join(f"{value:g}" for _, value in steps)
+        rates.set_title(
+            f"The link changes during a run ({changes} MB/s)" if steps else "A run over time",
+            loc="left", fontsize=11, fontweight="bold",
+        )  # fmt: skip
         path = directory / f"{report['suite']}-timeline.png"
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=150)
         plt.close(figure)
         return [path]
     return []
