@@ -71,7 +71,8 @@ LIST
     # Only where one starts a Slurm to test with (docs/slurm.md).
     [ -z "${UFFDPREFETCH_SLURMBED:-}" ] ||
         printf '%s|%s|no tests under Slurm\n' slurm-wlm 'command -v slurmd' \
-            munge 'command -v munged' iproute2 'command -v ip'
+            munge 'command -v munged' iproute2 'command -v ip' \
+            libslurm-dev 'test -e /usr/include/slurm/spank.h'
 }
 
 missing=() costs=()
