@@ -61,6 +61,7 @@ LIST
     printf '%s|%s|%s\n' "libclang-rt-${clang:-14}-dev" \
         'clang -fsanitize=address -x c - -o /dev/null <<<"int main(void) { return 0; }"' \
         "not seen that clang's sanitizers are left alone"
+    echo 'environment-modules|test -e /usr/share/modules/init/bash|the module file is not tried'
     printf '%s|%s|%s\n' golang-github-containers-common \
         'test -e /usr/share/containers/seccomp.json' "no tests under a container's seccomp filter" \
         python3-seccomp '/usr/bin/python3 -c "import seccomp"' \
