@@ -45,7 +45,7 @@ static int wanted;
 static char options[4096], program[4096] = NAME;
 static char directory[64];
 static pid_t holder;
-static int its_input = -1, its_words = -1;
+static int its_input = -1, its_words = -1, its_directory = -1;
 
 static int take(int val, const char *arg, int remote)
 {
@@ -97,6 +97,10 @@ static void become_wrap(spank_t sp, uid_t uid, gid_t gid, int input, int words)
 	struct passwd *user;
 	size_t n = 0, count = 0, null;
 
+	sigset_t none;
+
+	sigemptyset(&none); /* slurmstepd has most of them blocked */
+	sigprocmask(SIG_SETMASK, &none, NULL);
 	if (seteuid(0))
 		errno = 0; /* slurmstepd of a test that is no root's */
 	user = getpwuid(uid);
@@ -119,6 +123,10 @@ static void become_wrap(spank_t sp, uid_t uid, gid_t gid, int input, int words)
 		text = NULL;
 		if (!word[n])
 			break;
+		if (word[n][0] != '-' && (n == 2 || word[n - 1][0] != '-')) {
+			dprintf(words, NAME ": %s is no option of wrap, nor the value of one\n", word[n]);
+			_exit(2);
+		}
 	}
 	snprintf(file, sizeof(file), "%s/env", directory);
 	word[n++] = "--";
@@ -143,6 +151,20 @@ static void become_wrap(spank_t sp, uid_t uid, gid_t gid, int input, int words)
 	_exit(127);
 }
 
+static void clean_up(void)
+{
+	if (its_directory >= 0) {
+		unlinkat(its_directory, "env", 0);
+		unlinkat(its_directory, "env.part", 0);
+		close(its_directory);
+	}
+	if (directory[0])
+		rmdir(directory); /* follows no link */
+	its_directory = -1;
+	directory[0] = 0;
+	holder = 0;
+}
+
 /* In slurmstepd, once on each node, before its tasks are made. */
 int slurm_spank_user_init(spank_t sp, int argc, char **argv)
 {
@@ -161,10 +183,16 @@ int slurm_spank_user_init(spank_t sp, int argc, char **argv)
 		directory[0] = 0;
 		return 0;
 	}
-	if (chown(directory, uid, gid) || pipe2(input, O_CLOEXEC) || pipe2(words, O_CLOEXEC) ||
-	    (holder = fork()) < 0) {
+	/* Held: by its name it may be another one later, which is the user's to say. */
+	its_directory = open(directory, O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (its_directory < 0 || fchown(its_directory, uid, gid) || pipe2(input, O_CLOEXEC) ||
+	    pipe2(words, O_CLOEXEC) || (holder = fork()) < 0) {
 		slurm_error(NAME ": the tasks run without: %s", strerror(errno));
-		holder = 0;
+		for (int i = 0; i < 2; i++) {
+			close(input[i]);
+			close(words[i]);
+		}
+		clean_up();
 		return 0;
 	}
 	if (!holder)
@@ -252,34 +280,38 @@ int slurm_spank_task_init(spank_t sp, int argc, char **argv)
 /* What wrap said, to slurmd's log, a line at a time. */
 static void pass_on(void)
 {
-	char text[8192];
-	ssize_t n, length = 0;
+	char text[4096];
+	ssize_t n;
 
-	fcntl(its_words, F_SETFL, O_NONBLOCK);
-	while ((n = read(its_words, text + length, sizeof(text) - 1 - (size_t)length)) > 0)
-		length += n;
-	text[length] = 0;
-	for (char *save = NULL, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
-		slurm_spank_log("%s", line);
+	while ((n = read(its_words, text, sizeof(text) - 1)) > 0) {
+		text[n] = 0;
+		for (char *save = NULL, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+			slurm_spank_log("%s", line);
+	}
 }
 
 /* In slurmstepd, when all tasks have ended. */
 int slurm_spank_exit(spank_t sp, int argc, char **argv)
 {
-	char file[sizeof(directory) + 8];
+	int waited = 0;
 
 	(void)argc;
 	(void)argv;
 	if (!holder || !spank_remote(sp))
 		return 0;
 	close(its_input);
-	for (int waited = 0; waited < END_MS && !waitpid(holder, NULL, WNOHANG); waited += 10)
+	fcntl(its_words, F_SETFL, O_NONBLOCK);
+	while (waited < END_MS && !waitpid(holder, NULL, WNOHANG)) {
+		pass_on(); /* what is not read keeps it from its end */
 		sleep_ms(10);
+		waited += 10;
+	}
+	if (waited >= END_MS) { /* it has a session of its own */
+		kill(-holder, SIGKILL);
+		waitpid(holder, NULL, 0);
+	}
 	pass_on();
 	close(its_words);
-	snprintf(file, sizeof(file), "%s/env", directory);
-	unlink(file);
-	rmdir(directory);
-	holder = 0;
+	clean_up();
 	return 0;
 }

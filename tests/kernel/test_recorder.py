@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
+from conftest import (
+    HANG_SECONDS,
+    clean_environment,
+    process_gone,
+    require,
+    uffdprefetch,
+    wait_until,
+)
 from nobody import Nobody
 from witness import count, faults, ranks_of, reader, record, why_no_witness
 
@@ -174,6 +181,7 @@ def test_where_the_disk_is_full_already_the_job_runs_without_a_recording(
         done = subprocess.run(
             uffdprefetch(*words, str(small / "t"), "--", "sh", "-c", "echo ran; exit 3"),
             capture_output=True, text=True, timeout=HANG_SECONDS, cwd=tmp_path,
+            env=clean_environment(),
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (3, "ran\n"), done.stderr
         (line,) = done.stderr.splitlines()

@@ -124,7 +124,7 @@ def test_it_is_short_unless_all_is_asked_for(env: dict[str, str]) -> None:
     lines = out.splitlines()
     assert lines[0].startswith(("ready", "works with limits", "cannot"))
     assert lines[-1] == "all checks: uffdprefetch doctor --all"
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if not line.startswith("cure: ")) <= 80
     assert sum(not line.startswith(" ") for line in lines) <= 10
     assert sum(line.startswith("cure: ") for line in lines) <= 1
     again, every, _ = run(env, "--all")
@@ -198,7 +198,7 @@ def test_the_script_for_a_site_makes_files_that_the_system_reads(
         "60-uffdprefetch.rules": (
             'KERNEL=="userfaultfd", SUBSYSTEM=="misc", GROUP="hpc", MODE="0660"\n'
         ),
-        "60-uffdprefetch.conf": "vm.max_map_count = 262144\n",
+        "60-uffdprefetch.conf": "#vm.max_map_count = 262144\n",
         "uffdprefetch.conf": (
             "w /sys/kernel/mm/transparent_hugepage/shmem_enabled - - - - advise\n"
         ),

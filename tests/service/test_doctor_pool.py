@@ -22,7 +22,7 @@ from suite import own_name
 
 from uffdprefetch import doctor
 from uffdprefetch.base.config import Config
-from uffdprefetch.doctor import faults, pool
+from uffdprefetch.doctor import faults, pool, site
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, run_isolated
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.warm import limits
@@ -60,7 +60,7 @@ def test_it_bears_on_the_verdict_only_where_the_pool_is_asked_for(
     monkeypatch.setattr(faults, "open_uffd", refused(errno.EPERM))
     assert pool.mechanism().status == NOTE
     found = pool.mechanism(wanted=True)
-    assert (found.status, found.remedy) == (LIMIT, "sudo chmod 0666 /dev/userfaultfd")
+    assert (found.status, found.remedy) == (LIMIT, faults.cure())
     assert "EPERM" in found.found and "runs as --engine cache" in found.follows
 
 
@@ -173,7 +173,7 @@ def test_huge_pages_that_are_off_have_the_command(
     monkeypatch.setattr(pool, "SHMEM_HUGE", setting)
     found = pool.huge_pages()
     assert found.status == NOTE and chosen in found.found
-    assert found.remedy == f"echo advise | sudo tee {setting}"
+    assert found.remedy == site.COMMAND
 
 
 def test_huge_pages_are_tried_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -243,4 +243,4 @@ def test_what_another_user_lacks_is_named_with_its_command(env: dict[str, str]) 
     if open_to_all or (device.exists() and device.stat().st_mode & 0o006):
         assert found.status == OK
     else:
-        assert found.status == NOTE and found.remedy == "sudo chmod 0666 /dev/userfaultfd"
+        assert found.status == NOTE and found.remedy == faults.cure()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HANG_SECONDS, uffdprefetch
+from conftest import HANG_SECONDS, clean_environment, uffdprefetch
 from fake_service import SUMMARY_JSON
 
 from uffdprefetch.report.summary import lines
@@ -21,7 +21,7 @@ from uffdprefetch.report.summary import lines
 def run(*words: str, cwd: Path) -> tuple[int, str, str]:
     done = subprocess.run(
         uffdprefetch("summary", *words), cwd=cwd, capture_output=True, text=True,
-        timeout=HANG_SECONDS,
+        timeout=HANG_SECONDS, env=clean_environment(),
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
@@ -39,7 +39,7 @@ def test_the_newest_of_the_current_directory_is_shown_as_v_shows_it(tmp_path: Pa
     document = left(tmp_path / "new.summary.json", run="new")
     (tmp_path / "no.json").write_text("{}")
     status, out, err = run(cwd=tmp_path)
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, ""), err
     assert out.splitlines() == lines(document, "new.summary.json", verbose=True)
 
 
@@ -85,7 +85,7 @@ def test_two_runs_are_put_beside_each_other(tmp_path: Path) -> None:
         (["bad.json"], "bad.json is no summary of a run"),
         (["other.json"], "its schema is not uffdprefetch.summary/1"),
         (["empty"], "there is no summary (*.summary.json) in"),
-        (["--compare", "a.summary.json"], "--compare wants the summaries of two runs"),
+        (["--compare", "a.summary.json"], "--compare wants two runs, these are 1"),
         (["sparse.summary.json"], "sparse.summary.json is no summary of a run: KeyError"),
         (["--", "true"], "nothing goes after --"),
     ],
@@ -99,3 +99,35 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, words: list[str], said: str) 
     status, out, err = run(*words, cwd=tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert said in err
+
+
+def test_runs_of_the_same_key_are_not_one(tmp_path: Path) -> None:
+    """torchrun gives each of its runs the same one."""
+    left(tmp_path / "plain.summary.json", 100, run="torch", wall_seconds=10.0)
+    left(tmp_path / "wrapped.summary.json", 10, run="torch", wall_seconds=5.0)
+    left(tmp_path / "other.summary.json", 9, run="torch", host="n1", wall_seconds=5.0)
+    words = ("--compare", "plain.summary.json", "wrapped.summary.json")
+    status, out, err = run(*words, cwd=tmp_path)
+    assert status == 0 and "before: plain.summary.json" in out, err
+    _, out, _ = run("plain.summary.json", "wrapped.summary.json", cwd=tmp_path)
+    assert out.count("all figures: ") == 2
+    _, out, _ = run(cwd=tmp_path)
+    assert out.count("all figures: ") == 1
+    assert "all figures: wrapped.summary.json, other.summary.json" in out
+    _, out, _ = run("--json", "plain.summary.json", "wrapped.summary.json", cwd=tmp_path)
+    assert len(json.loads(out)) == 2
+
+
+def test_one_damaged_file_of_a_directory_hides_no_run(tmp_path: Path) -> None:
+    left(tmp_path / "a.summary.json")
+    (tmp_path / "b.summary.json").write_text("{")
+    status, out, err = run(".", cwd=tmp_path)
+    assert status == 0 and "all figures: a.summary.json" in out
+    assert err.count("\n") == 1 and "b.summary.json is no summary" in err
+
+
+def test_a_path_that_is_no_text_is_shown_by_its_bytes(tmp_path: Path) -> None:
+    name = os.fsdecode(b"/data/caf\xe9.mdb")
+    left(tmp_path / "a.summary.json", files=[{"path": name, "size_bytes": 1}])
+    status, out, err = run(cwd=tmp_path)
+    assert status == 0 and "/data/caf\\xe9.mdb" in out, err

@@ -92,30 +92,30 @@ def test_the_last_launcher_prints_what_was_gained_and_writes_the_summary(
 def test_by_default_the_last_summaries_lie_in_the_state_directory(
     env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
 ) -> None:
+    """Homes are shared: other nodes keep their own."""
     fake("good")
-    state = tmp_path / "state"
-    env["XDG_STATE_HOME"] = str(state)
-    (state / "uffdprefetch").mkdir(parents=True)
+    env["XDG_STATE_HOME"] = str(tmp_path / "state")
+    state, host = tmp_path / "state" / "uffdprefetch", os.uname().nodename
+    state.mkdir(parents=True)
     for number in range(60):
-        old = state / "uffdprefetch" / f"old.{number}.0.summary.json"
-        old.write_text("{}")
-        os.utime(old, (1e9 + number, 1e9 + number))
-    (state / "uffdprefetch" / "mine.txt").touch()
+        for node in (host, "another"):
+            old = state / f"{node}.old-{number:02}.0.summary.json"
+            old.write_text("{}")
+            os.utime(old, (1e9 + number, 1e9 + number))
+    (state / "mine.txt").touch()
     done = wrap(env, tmp_path, "true")
     assert done.returncode == 0 and not list(tmp_path.glob("*.summary.json"))
-    found = sorted(path.name for path in (state / "uffdprefetch").glob("*.summary.json"))
-    assert len(found) == 50 and f"{os.uname().nodename}.test.0.summary.json" in found
-    assert "old.10.0.summary.json" not in found and "old.11.0.summary.json" in found
-    assert (state / "uffdprefetch" / "mine.txt").exists()
+    new = state / f"{host}.test.0.summary.json"
+    kept = [f"{host}.old-{number:02}.0.summary.json" for number in range(11, 60)]
+    assert sorted(path.name for path in state.glob(f"{host}.*")) == sorted([*kept, new.name])
+    assert len(list(state.glob("another.*"))) == 60 and (state / "mine.txt").exists()
     shown = subprocess.run(
         uffdprefetch("summary", "--json"), env=env, cwd=tmp_path, capture_output=True, text=True
     )
-    assert json.loads(shown.stdout) == json.loads(
-        (state / "uffdprefetch" / f"{os.uname().nodename}.test.0.summary.json").read_text()
-    )
-    none = wrap(env, tmp_path, "true", options=("-o", os.devnull))
-    assert none.returncode == 0
-    assert len(list((state / "uffdprefetch").iterdir())) == 51 and not list(tmp_path.glob("*.json"))
+    assert json.loads(shown.stdout) == json.loads(new.read_text())
+    before = set(state.iterdir())
+    assert wrap(env, tmp_path, "true", options=("-o", os.devnull)).returncode == 0
+    assert set(state.iterdir()) == before and not list(tmp_path.glob("*.json"))
 
 
 def test_quiet_writes_the_summary_and_prints_nothing(

@@ -54,6 +54,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     bed.down()
 
 
+def left() -> set[Path]:
+    """Directories of the plugin's."""
+    return set(Path("/tmp").glob("uffdprefetch-spank-*"))
+
+
 def read(slurm: Bed, *options: str) -> subprocess.CompletedProcess[str]:
     """Both nodes' two tasks read all of the file."""
     reader = [sys.executable, str(slurm.directory / "reader.py"), str(slurm.directory / "data")]
@@ -61,7 +66,7 @@ def read(slurm: Bed, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_tasks_of_each_node_are_served_by_one_service(slurm: Bed) -> None:
-    out = slurm.directory / "served.%h"
+    out, before = slurm.directory / "served.%h", left()
     done = read(slurm, f"--uffdprefetch=--strict -o {out}")
     assert done.returncode == 0, done.stderr
     digest = hashlib.sha256((slurm.directory / "data").read_bytes()).hexdigest()
@@ -79,7 +84,7 @@ def test_the_tasks_of_each_node_are_served_by_one_service(slurm: Bed) -> None:
         assert [file["path"] for file in summary["files"]] == [str(slurm.directory / "data")]
     assert sorted(rank["rank"] for one in found for rank in one["ranks"]) == [0, 1, 2, 3]
     wait_until(lambda: not slurm.processes(), "nothing of ours to be left")
-    wait_until(lambda: not list(Path("/tmp").glob("uffdprefetch-spank-*")), "an empty /tmp")
+    wait_until(lambda: left() == before, "its directories to be gone")
 
 
 def test_without_the_option_nothing_is_different(slurm: Bed) -> None:
@@ -92,6 +97,9 @@ def test_options_that_are_wrong_are_said_and_the_tasks_run(slurm: Bed) -> None:
     done = slurm.slurm("srun", "-N1", "--uffdprefetch=--engine warp", "echo", "ran")
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert "'warp' is none of cache, pool, off" in done.stderr
+    done = slurm.slurm("srun", "-N1", "--uffdprefetch=--engine pool 8GiB", "echo", "ran")
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert "8GiB is no option of wrap, nor the value of one" in done.stderr
 
 
 def test_the_status_of_the_tasks_is_their_own(slurm: Bed) -> None:

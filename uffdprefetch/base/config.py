@@ -416,18 +416,31 @@ def options_end(words: Sequence[str]) -> int:
     first word that is neither an option nor the value of one (len(words): nowhere)."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
-        key, given, _ = words[at].partition("=")
-        option = _BY_SHORT.get(words[at]) or _BY_KEY.get(key[2:])
-        at += 1
-        if given or at == len(words):
-            continue
-        if key == "--config" or (option is not None and _takes(option, words[at])):
-            at += 1
+        takes = _takes_the_next(words[at], words[at + 1 : at + 2])
+        at += 1 + takes
     return at
 
 
+def _takes_the_next(word: str, following: Sequence[str]) -> bool:
+    """Whether an option's value is the word after it. ``following``: that, if there is one."""
+    if not following:
+        return False
+    if word.startswith("--"):
+        key, given, _ = word.partition("=")
+        option = _BY_KEY.get(key[2:])
+        if given or (option is None and key != "--config"):
+            return False
+        return option is None or _takes(option, following[0])
+    for at, letter in enumerate(word[1:], 1):  # flags may stand together: -qfo NAME
+        option = _BY_SHORT.get(f"-{letter}")
+        if option is None:
+            return False
+        if not option.is_flag:
+            return at == len(word) - 1 and _takes(option, following[0])
+    return False
+
+
 def _takes(option: Option, text: str) -> bool:
-    """Whether the next word is the option's value."""
     if option.implied is None:
         return not option.is_flag
     try:
@@ -591,41 +604,76 @@ def load(
     explicit = args.get("config_file") or environ.get(PREFIX + "CONFIG") or None
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-
-    def take(layer: dict[str, Any], origin: str) -> None:
-        values.update(layer)
-        origins.update(dict.fromkeys(layer, origin))
-
     wrong: list[UffdPrefetchError] = []
+    strong = ("command line", _named_on_the_command_line(args, cwd))
 
-    def try_to_take(origin: str, read: Callable[..., dict[str, Any]], *what: Any) -> None:
+    def take(origin: str, read: Callable[..., dict[str, Any]], *what: Any) -> None:
         try:
             layer = read(*what)
-            validate(Config(**{**values, **layer}))
         except UffdPrefetchError as error:
-            if args.get("config_file") and origin == os.path.join(cwd, args["config_file"]):
+            if origin in strong:
                 raise
             wrong.append(error)
         else:
-            take(layer, origin)
+            values.update(layer)
+            origins.update(dict.fromkeys(layer, origin))
 
     for path in _files(environ, cwd, explicit):
         tables: dict[str, Any] = {}
-        try_to_take(path, lambda path=path, into=tables: _read_into(into, path))
+        take(path, _read_into, tables, path)
         for key, value in tables.items():
-            try_to_take(path, _from_key, path, key, value)
+            take(path, _from_key, path, key, value)
     for name in _of_environment(environ):
-        try_to_take(name, _from_variable, name, environ[name])
-    take(_from_command_line(args), "command line")
+        take(name, _from_variable, name, environ[name])
+    take("command line", _from_command_line, args)
+    _leave_out_what_does_not_fit(values, origins, strong, wrong)
     _report(wrong, strict=values.get("strict", False))
     values["config_file"] = explicit
+    return _whole(values, origins)
+
+
+def _named_on_the_command_line(args: Mapping[str, Any], cwd: str) -> str | None:
+    """The configuration file, as origins have it."""
+    return os.path.join(cwd, args["config_file"]) if args.get("config_file") else None
+
+
+def _whole(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    """With what follows from the values that were given. Raises UffdPrefetchError."""
+    values, origins = dict(values), dict(origins)
     if values.get("policy") == "fixed" and values.get("distance_bytes") is None:
-        take({"distance_bytes": FIXED_DISTANCE_BYTES}, "default of policy fixed")
+        values["distance_bytes"] = FIXED_DISTANCE_BYTES
+        origins["distance_bytes"] = "default of policy fixed"
     if values.get("cluster") is not None and "engine" not in values:
-        take({"engine": "pool"}, "default of cluster")
+        values["engine"], origins["engine"] = "pool", "default of cluster"
     for option in OPTIONS:
         origins.setdefault(option.field, "default")
     return validate(Config(**values, origins=origins))
+
+
+def _leave_out_what_does_not_fit(
+    values: dict[str, Any],
+    origins: dict[str, str],
+    strong: Sequence[str | None],
+    wrong: list[UffdPrefetchError],
+) -> None:
+    """Values make sense together or not. Of those that do not, one goes that the command line has
+    nothing to do with: without which the others fit, else the last one."""
+
+    def error_of(some: Mapping[str, Any]) -> UffdPrefetchError | None:
+        try:
+            _whole(some, origins)
+        except UffdPrefetchError as error:
+            return error
+        return None
+
+    while (error := error_of(values)) is not None:
+        weak = [name for name in reversed(values) if origins[name] not in strong]
+        if not weak:
+            raise error
+        fits = (n for n in weak if not error_of({k: v for k, v in values.items() if k != n}))
+        left_out = next(fits, weak[0])
+        wrong.append(error)
+        del values[left_out], origins[left_out]
 
 
 def validate(config: Config) -> Config:

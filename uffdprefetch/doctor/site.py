@@ -23,20 +23,27 @@ echo 'KERNEL=="userfaultfd", SUBSYSTEM=="misc", GROUP="'"$group"'", MODE="0660"'
 
 # 2. Settings of the kernel. More mappings: more streams of one process are followed at once.
 #    Kernels before 6.1 have no such device, but a setting that is for all users.
-echo 'vm.max_map_count = 262144' > "$etc/sysctl.d/60-uffdprefetch.conf"
+#    (Where there are more already, or of an image, the line is a comment.)
+less='#'
+if [ -z "${DESTDIR:-}" ] && [ "$(cat /proc/sys/vm/max_map_count)" -lt 262144 ]; then less=; fi
+echo "${less}vm.max_map_count = 262144" > "$etc/sysctl.d/60-uffdprefetch.conf"
 if [ -z "${DESTDIR:-}" ] && [ ! -e /dev/userfaultfd ]; then
     echo 'vm.unprivileged_userfaultfd = 1' >> "$etc/sysctl.d/60-uffdprefetch.conf"
 fi
 
-# 3. Huge pages for the pool, where it asks for them: fewer faults, less CPU.
-echo 'w /sys/kernel/mm/transparent_hugepage/shmem_enabled - - - - advise' \\
-    > "$etc/tmpfiles.d/uffdprefetch.conf"
+# 3. Huge pages for the pool, where it asks for them: fewer faults, less CPU. Not where they are
+#    given already.
+huge=/sys/kernel/mm/transparent_hugepage/shmem_enabled
+if [ -n "${DESTDIR:-}" ] || grep -q '\\[never\\]' "$huge"; then
+    echo "w $huge - - - - advise" > "$etc/tmpfiles.d/uffdprefetch.conf"
+fi
 
 if [ -z "${DESTDIR:-}" ]; then
     udevadm control --reload && udevadm trigger --name-match=userfaultfd
     sysctl -q -p "$etc/sysctl.d/60-uffdprefetch.conf"
-    systemd-tmpfiles --create "$etc/tmpfiles.d/uffdprefetch.conf"
+    [ ! -e "$etc/tmpfiles.d/uffdprefetch.conf" ] ||
+        systemd-tmpfiles --create "$etc/tmpfiles.d/uffdprefetch.conf"
 fi
 """
 #: The one cure of whatever it sets up.
-COMMAND = "uffdprefetch doctor --site | sudo sh -s $(id -gn)"
+COMMAND = 'uffdprefetch doctor --site | sudo sh -s "$(id -gn)"'

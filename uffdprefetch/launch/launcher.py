@@ -274,7 +274,7 @@ def run(
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
     if node is not None and node.started is not None and not only_record:
-        config = _with_a_place_for_the_summary(config, environ, node.address)
+        _say_if_unwritable(config, environ, node.address)
     if config.trace is not None:
         recording = _record(config, environ, address, argv)
     if recording is not None and node is not None:
@@ -409,16 +409,18 @@ def _report(
     return True
 
 
-def _with_a_place_for_the_summary(
-    config: Config, environ: Mapping[str, str], address: Address
-) -> Config:
-    """``config``, or one that writes none after a line, while the job can still be stopped. For
-    the one of a node's launchers that has started the service."""
-    why = output.why_not(_summary_name(config, environ, address))
-    if why is None or config.output == os.devnull:
-        return config
-    say(f"the summary will not be written: {why}")
-    return type(config)(**{**vars(config), "output": os.devnull})
+#: Names of summaries of which it was said that they cannot be written.
+_told: set[str] = set()
+
+
+def _say_if_unwritable(config: Config, environ: Mapping[str, str], address: Address) -> None:
+    """While the job can still be stopped. For the one of a node's launchers that has started the
+    service. The job may still make the directory."""
+    name = _summary_name(config, environ, address)
+    why = output.why_not(name)
+    if why is not None and config.output != os.devnull:
+        _told.add(name)
+        say(f"the summary will not be written: {why}")
 
 
 def _summary_name(config: Config, environ: Mapping[str, str], address: Address) -> str:
@@ -432,7 +434,7 @@ def speaks(environ: Mapping[str, str]) -> bool:
     from uffdprefetch.cluster.which_node import which_node
 
     told = which_node(environ)
-    return not told.number or told.nodes == 1
+    return not told.number or not told.nodes or told.nodes == 1
 
 
 def write_and_print(
@@ -441,7 +443,7 @@ def write_and_print(
     """A run's summary, as the user has asked for it."""
     from uffdprefetch.report import summary
 
-    path = None
+    path, name = None, ""
     try:
         if config.output != os.devnull:
             name = _summary_name(config, environ, address)
@@ -449,7 +451,8 @@ def write_and_print(
             if config.output is None and os.path.isabs(path):
                 output.keep_last(os.path.dirname(path))
     except (OSError, UffdPrefetchError) as error:
-        say(f"summary not written: {error}")
+        if name not in _told or output.why_not(name) is None:
+            say(f"summary not written: {error}")
     if not config.quiet and (config.verbose or speaks(environ)):
         try:
             lines = summary.lines(document, path, config.verbose)

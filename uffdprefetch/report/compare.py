@@ -189,7 +189,7 @@ def lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
     rows = [(_cut(name, most), *row[1:]) for name, row in zip(names, rows, strict=True)]
     out += [line.rstrip()[:width] for line in aligned(rows)]
     if len(document["parts"]) > len(shown):
-        out.append(f"and {len(document['parts']) - len(shown)} more (--json has all)")
+        out.append(f"and {len(document['parts']) - len(shown)} more (in JSON all of them)")
     return out
 
 

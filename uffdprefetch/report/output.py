@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from typing import Any
 
 SUFFIX = ".summary.json"
-#: Of the summaries in the state directory the newest so many stay.
+#: Of each node's summaries in the state directory the newest so many stay.
 KEPT = 50
 
 
 def state_directory(environ: Mapping[str, str]) -> str | None:
-    """Where a user's summaries lie ([XDG base directories]), made if missing; None where it cannot
-    be. Homes are shared by nodes: names tell the node."""
+    """Where a user's summaries lie ([XDG base directories]), whether or not it is there; None where
+    no place is named. Homes are shared by nodes: names tell the node."""
     home = environ.get("HOME", "")
     state = environ.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
     if not state or not os.path.isabs(state):
         return None
-    path = os.path.join(state, "uffdprefetch")
-    try:
-        os.makedirs(path, 0o700, exist_ok=True)
-    except OSError:
-        return None
-    return path if os.access(path, os.W_OK | os.X_OK) else None
+    return os.path.join(state, "uffdprefetch")
 
 
 def default_pattern(environ: Mapping[str, str]) -> str:
-    """Of a run whose user has not named a place: in the state directory, or here."""
+    """Of a run whose user has not named a place: in the state directory, which is made, or here."""
     directory = state_directory(environ)
-    if directory is None:
+    try:
+        if directory is not None:
+            os.makedirs(directory, 0o700, exist_ok=True)
+    except OSError:
+        directory = None
+    if directory is None or not os.access(directory, os.W_OK | os.X_OK):
         return "uffdprefetch.%j.%r"
     return os.path.join(directory.replace("%", "%%"), "%h.%j.%r")
 
@@ -55,10 +55,12 @@ def summaries(directory: str) -> list[str]:
     return [path for _, path in sorted(found)]
 
 
-def keep_last(directory: str) -> None:
-    """Of the summaries there all but the newest KEPT go."""
+def keep_last(directory: str, host: str | None = None) -> None:
+    """Of this node's summaries there (``default_pattern``) all but the newest KEPT go."""
+    mine = file_name_safe(os.uname().nodename if host is None else host) + "."
     try:
-        for path in summaries(directory)[:-KEPT]:
+        own = [path for path in summaries(directory) if os.path.basename(path).startswith(mine)]
+        for path in own[:-KEPT]:
             _remove(path)
     except OSError:
         pass
@@ -117,6 +119,9 @@ def replace(path: str, make: Callable[[str], None]) -> None:
     symbolic link there is replaced, what it names stays as it is. Raises OSError, and whatever
     ``make`` does.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a terminal, a pipe, /dev/null
+        make(path)
+        return
     temporary = os.path.join(os.path.dirname(path), f".{os.urandom(12).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o666)

@@ -22,10 +22,10 @@ LITTLE_SECONDS = 0.1
 #: indices, and what else was mapped no data set.
 _WORTH_SAYING_BYTES = 16 << 20
 _WORTH_SAYING_SHARE = 16
-#: They start programs on other nodes, or by a daemon, with another environment than ours.
-LAUNCHERS = frozenset(
-    ("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "jsrun", "aprun")
-)
+#: They start programs by daemons, on other nodes. (Those that an mpirun starts here are served.)
+LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
+#: Options of theirs of one letter that take no value.
+_FLAGS = frozenset("-" + letter for letter in "lukvQOsXHEbh")
 #: Files of which -v says how they are served.
 DECISIONS_MAX = 20
 _SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults"}
@@ -125,8 +125,9 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
     """No file was served."""
     job = summary.get("job") or {}
     if _failed(summary):
-        return f"{_failed(summary)} and mapped no file"
-    if _launches_elsewhere(job):
+        mapped = "" if summary.get("unserved") else " and mapped no file"
+        return f"{_failed(summary)}{mapped}"
+    if _launches_elsewhere(summary):
         name = os.path.basename(job["command"][0])
         return f"{name} runs its programs outside of this wrap"
     if summary["totals"].get("gain") == "unknown":  # nobody was there to see one
@@ -136,8 +137,10 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
     return f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
 
 
-def _launches_elsewhere(job: Mapping[str, Any]) -> bool:
-    return os.path.basename((job.get("command") or [""])[0]) in LAUNCHERS
+def _launches_elsewhere(summary: Mapping[str, Any]) -> bool:
+    """A launcher, and nothing was seen of what it has started."""
+    command = (summary.get("job") or {}).get("command") or [""]
+    return os.path.basename(command[0]) in LAUNCHERS and not summary.get("unserved")
 
 
 def _wrapped_inside(command: Sequence[str]) -> list[str]:
@@ -148,9 +151,15 @@ def _wrapped_inside(command: Sequence[str]) -> list[str]:
 
     name = os.path.basename(command[0])
     for at, word in enumerate(command[1:], 1):
-        if not word.startswith("-") and shutil.which(word):
+        last = command[at - 1] if at > 1 else ""
+        if word.startswith("-") or (len(last) == 2 and last[0] == "-" and last not in _FLAGS):
+            continue
+        if last.startswith("--") and "=" not in last:
+            break  # it may be that option's value
+        if shutil.which(word):
             words = [*command[:at], "uffdprefetch", "wrap", "--", *command[at:]]
             return [shlex.join(words), f"{name} ... uffdprefetch wrap -- {word} ..."]
+        break
     return [f"{name} OPTIONS uffdprefetch wrap -- COMMAND"]
 
 
@@ -181,9 +190,9 @@ def _not_served(summary: Mapping[str, Any]) -> list[str]:
     """The largest mapping that was not served, else what was read by read(2); and the remedy."""
     totals, served = summary["totals"], _served_bytes(summary)
     job = summary.get("job") or {}
-    if not served and _failed(summary):
+    if not served and _failed(summary) and not summary.get("unserved"):
         return []
-    if not served and _launches_elsewhere(job):
+    if not served and _launches_elsewhere(summary):
         return [_fitting(*(f"try: {words}" for words in _wrapped_inside(job["command"])))]
     unserved = [
         one

@@ -278,6 +278,10 @@ def test_of_a_file_with_one_wrong_key_the_others_count(
         (["--cluster", "off", "cmd"], 2),
         (["--config", "F", "--headless", "cmd"], 3),
         (["-oX", "cmd"], 1),
+        (["-fo", "out", "cmd"], 2),
+        (["-qfo", "out"], 2),
+        (["-qoX", "cmd"], 1),
+        (["-size", "cmd"], 1),
         (["--nonsense", "cmd"], 1),
         (["--size"], 1),
         (["-q", "--live"], 2),
@@ -342,3 +346,22 @@ def test_an_option_that_does_nothing_is_told(
 ) -> None:
     assert config.without_effect(machine.load(*words)) == lines
     assert config.without_effect(machine.load(UFFDPREFETCH_EVICT="lru")) == [], "it may be a site's"
+
+
+def test_values_are_looked_at_together_and_not_one_by_one(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In whatever order they stand; and the command line may make them fit."""
+    machine.local_file.write_text("policy = 'fixed'\nsize = '8GiB'\nbudget = '16GiB'\n")
+    for words in ([], ["--strict"], ["--config", str(machine.local_file)]):
+        loaded = machine.load(*words)
+        assert (loaded.size_bytes, loaded.budget_bytes) == (8 << 30, 16 << 30)
+    machine.local_file.unlink()
+    given = {"UFFDPREFETCH_POLICY": "fixed", "UFFDPREFETCH_SIZE": "8GiB"}
+    assert machine.load("--budget", "16GiB", "--strict", **given).size_bytes == 8 << 30
+    assert capsys.readouterr().err == ""
+    loaded = machine.load(**given, UFFDPREFETCH_MIN_SIZE="1MiB")
+    assert (loaded.policy, loaded.size_bytes) == ("fixed", Config.size_bytes)
+    assert loaded.min_size_bytes == 1 << 20 and "; ignored" in capsys.readouterr().err
+    with pytest.raises(UffdPrefetchError, match="budget 1MiB is less than size"):
+        machine.load("--budget", "1MiB", "--policy", "fixed")

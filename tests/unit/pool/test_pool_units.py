@@ -178,7 +178,13 @@ def test_the_time_in_which_a_job_waits_for_room_is_none_in_which_storage_was_slo
     number, memfd = pool.add_file(fd, 8 * MIB, 0)
     began = time.monotonic_ns()
     assert pool.submit(7, number, 0, 8 * MIB)
-    wait_until(lambda: pool.used_bytes() > 2 * MIB, "the next piece to have no room")
+    wait_until(
+        lambda: (
+            pool.used_bytes() > 2 * MIB
+            and pool.file_counts(number).resident_bytes == pool.used_bytes()
+        ),
+        "the next piece to have no room",
+    )
     time.sleep(0.5)
     results: list[uffd.WarmResult] = []
     while not results:

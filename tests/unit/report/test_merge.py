@@ -83,3 +83,6 @@ def test_a_ratio_is_that_of_all_bytes_and_one_unknown_is_no_sum() -> None:
     assert totals["coverage"] is None and totals["used_bytes"] is None
     nothing = merged([node(0, gain="in-memory"), node(1, gain="nothing-read")])["totals"]
     assert nothing["gain"] == "in-memory" and nothing["gained_seconds"] == 0.0
+    unknown = {"gain": "unknown", "gained_seconds": None}
+    nobody = merged([node(0, **unknown), node(1, **unknown)])["totals"]
+    assert nobody["gain"] == "unknown" and nobody["gained_seconds"] is None

@@ -537,3 +537,15 @@ def test_what_went_between_nodes_and_who_keeps_what_is_said() -> None:
         " transport 4.0 s of CPU, 1.9 a GB"
     )
     assert kept == "kept by: 01.4 /far/a"
+
+
+def test_what_is_no_regular_file_is_written_to_as_it_is(tmp_path: Path) -> None:
+    """`trace -f -o /dev/null` as root made a file of it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    output.replace(str(pipe), lambda path: output.overwrite_text(path, "text"))
+    assert os.read(reader, 10) == b"text" and pipe.is_fifo()
+    output.replace(os.devnull, lambda path: output.overwrite_text(path, "text"))
+    assert not os.path.isfile(os.devnull)
+    os.close(reader)

@@ -42,13 +42,18 @@ class Survey:
         meta, events = trace.meta, trace.events
         self.page_bytes, self.start_ns = trace.page_bytes, trace.start_ns
         last_ns = int(events["time_ns"][-1]) if len(events) else self.start_ns
-        # after the job's end nothing more is of the run
-        end_ns = int(meta.get("job_ended_ns") or (trace.end or {}).get("ended_ns") or last_ns)
+        self.ranks = Ranks(trace)
+        end_ns = int((trace.end or {}).get("ended_ns") or last_ns)
+        if meta.get(
+            "job_ended_ns"
+        ):  # after it, and what other ranks still did, nothing is of the run
+            own = np.flatnonzero(self.ranks.of(events["pid"]) >= 0)
+            last_ns = int(events["time_ns"][own[-1]]) if len(own) else 0
+            end_ns = min(end_ns, max(int(meta["job_ended_ns"]), last_ns))
         self.seconds = max(0.0, (end_ns - self.start_ns) / 1e9)
         self.kinds = np.bincount(events["kind"], minlength=32)
         self.by_bpf = str(meta.get("source", "bpf")).startswith("bpf")
         self.by_service = any(self.kinds[kind] for kind in SERVICE_KINDS)
-        self.ranks = Ranks(trace)
         self.served = Served()
 
     def misses(self, sensor: Sensor) -> bool:
