@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,7 @@ def completion(shell: str) -> str:
 
 def files() -> dict[str, str]:
     """Path below share/ to content."""
+    os.environ["COLUMNS"] = "80"  # argparse's width, wherever it is made
     names = ", ".join(f"uffdprefetch\\-{name}(1)" for name in SHOWN)
     whole = argparse.ArgumentParser(
         prog="uffdprefetch",

@@ -34,7 +34,7 @@ def test_they_are_those_of_this_command_line(
     manual: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make manual` makes them anew."""
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "200")
     made = manual.files()
     there = {str(path.relative_to(SHARE)) for path in SHARE.rglob("*") if path.is_file()}
     assert there == set(made)
