@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from uffdprefetch.base.identity import file_name_safe
+from uffdprefetch.base.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: (launcher, this node's number, their count in one of these), innermost first.
 _FAMILIES = (
@@ -30,7 +32,7 @@ _RUNS = (
 )
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class WhichNode:
     """``number``: from 0; ``nodes``: how many there are; None: not told. ``run``: the same on all
     nodes of a run, and on none of another."""
