@@ -23,6 +23,16 @@ def git_files() -> set[str]:
     return set(filter(None, done.stdout.split("\0")))
 
 
+def build(what: str, tree: Path, out: Path) -> None:
+    """As pip does it, with the setuptools that is here."""
+    code = f"import setuptools.build_meta as b; b.build_{what}({str(out)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked sdist of what is checked in."""
@@ -32,12 +42,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
             continue
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    code = f"import setuptools.build_meta as b; b.build_sdist({str(out)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tree, capture_output=True, text=True,
-        timeout=HANG_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    build("sdist", tree, out)
     (archive,) = out.iterdir()
     subprocess.run(["tar", "xzf", archive, "-C", out], check=True)
     (made,) = (path for path in out.iterdir() if path.is_dir())
@@ -54,12 +59,7 @@ def test_the_sdist_has_every_file(sdist: Path) -> None:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist."""
     out = tmp_path_factory.mktemp("wheel")
-    code = f"import setuptools.build_meta as b; b.build_wheel({str(out)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=sdist, capture_output=True, text=True,
-        timeout=HANG_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    build("wheel", sdist, out)
     (made,) = out.iterdir()
     return made
 
