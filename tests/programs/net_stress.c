@@ -22,6 +22,9 @@
 #define BLOCK_CHUNKS 8u
 #define SLOTS 8u
 #define SLOT_BYTES (4 * CHUNK)
+/* Of each node's pool; of it, for what others may ask for. */
+#define BUDGET_BYTES (BYTES * 2 / 3)
+#define KEEP_BYTES (BYTES / 2)
 #define JOBS 300
 
 /* Small files, of which each node has one at a time, under the number that the last one had. */
@@ -32,6 +35,7 @@
 static const uint64_t id[2] = { 0x1111, 0x2222 };
 
 struct node {
+	uint64_t kept; /* jobs after which the pool kept something for others */
 	struct up_pool *pool;
 	struct up_net *net;
 	struct up_net_ring *ring; /* the transport's side */
@@ -321,6 +325,10 @@ static void *reader(void *cookie)
 			check_chunk(n, c);
 		if (!below(&n->state, 8))
 			up_pool_drop(n->pool, n->file);
+		if (up_pool_kept(n->pool))
+			n->kept++;
+		if (!below(&n->state, 10)) /* what is kept goes down to that, while others are served from it */
+			up_pool_budget(n->pool, BUDGET_BYTES, below(&n->state, 2) ? KEEP_BYTES : below(&n->state, KEEP_BYTES));
 		if (!below(&n->state, 30)) {
 			lock_all(); /* the carrier writes into rings of other nodes, too */
 			up_net_unshare(n->net, n->file);
@@ -430,7 +438,7 @@ int main(int argc, char **argv)
 {
 	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, carried;
 	pthread_t thread[NODES], touching[NODES], sharding[NODES], by;
-	uint64_t came = 0;
+	uint64_t came = 0, kept = 0;
 	char path[4096];
 	int fd;
 
@@ -445,7 +453,7 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < NODES; i++) {
 		struct node *n = &node[i];
-		struct up_pool_options o = { .budget_bytes = BYTES * 2 / 3, .chunk_bytes = CHUNK,
+		struct up_pool_options o = { .budget_bytes = BUDGET_BYTES, .chunk_bytes = CHUNK,
 					     .threads = 6 };
 
 		*n = (struct node){ .state = seed * NODES + (uint64_t)i + 1 };
@@ -454,6 +462,7 @@ int main(int argc, char **argv)
 		n->from = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 		pthread_mutex_init(&n->lock, NULL);
 		CHECK(!up_pool_create(&n->pool, &o));
+		up_pool_budget(n->pool, BUDGET_BYTES, KEEP_BYTES);
 		n->file = up_pool_file(n->pool, fd, BYTES, 0, &n->memfd);
 		CHECK(n->file >= 0);
 		map_it(n);
@@ -479,6 +488,7 @@ int main(int argc, char **argv)
 
 		up_pool_file_counts(node[i].pool, node[i].file, &c);
 		came += c.others_bytes;
+		kept += node[i].kept;
 		unmap_it(&node[i]);
 		stop_net(&node[i]);
 		up_pool_destroy(node[i].pool);
@@ -489,7 +499,7 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 3; i++)
 		CHECK(ahead[i] > 0);
-	CHECK(came > 0 && hurries > 0 && shards_came > 0); /* else nothing of all this was looked at */
+	CHECK(came > 0 && hurries > 0 && shards_came > 0 && kept > 0); /* else nothing of all this was looked at */
 	close(fd);
 	printf("%llu MiB from other nodes, %llu KiB of small files, %llu hurries, %llu KiB read instead\n",
 	       (unsigned long long)(came >> 20), (unsigned long long)(shards_came >> 10),
