@@ -25,7 +25,7 @@ from conftest import (
     wait_until,
 )
 from nobody import Nobody
-from witness import count, faults, ranks_of, reader, record, why_no_witness
+from witness import count, drop_cache, faults, ranks_of, reader, record, why_no_witness
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.protocol import wire
@@ -300,6 +300,42 @@ os.execv(sys.argv[1], sys.argv[1:])
     (said,) = recorded.said
     assert faults(recorded.events(data)) == said["faults"]
     assert recorded.trace.end is not None and recorded.trace.end["lost_events"] == 0
+
+
+def test_what_an_import_costs_is_told_by_package(
+    env: dict[str, str], tmp_path: Path, data: Path
+) -> None:
+    kernel()
+    package = tmp_path / "lib/python3/site-packages/slowly"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "".join(f"from slowly import part{i}\n" for i in range(60))
+    )
+    for i in range(60):
+        (package / f"part{i}.py").write_text(f"x = {i}\n" * 3000)
+    here = {**env, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    job = [
+        "/usr/bin/python3",
+        "-c",
+        "import slowly, sys; open(sys.argv[1], 'rb').read()",
+        str(data),
+    ]
+    for path in [data, *package.iterdir()]:
+        drop_cache(path)
+    run = record(here, tmp_path, job)
+    report = analyse(run.trace)
+    (file,) = report["files"]
+    assert file["path"] == str(data)
+    taken = data.stat().st_size
+    assert taken <= file["read_calls"]["bytes"] < 2 * taken
+    (mine,) = (one for one in report["others"] if one["name"] == "slowly")
+    assert mine["files"] == 61
+    assert mine["fill_bytes"] >= 60 * 18000
+    assert mine["requests"] >= 61
+    assert mine["read_calls"]["bytes"] >= 60 * 18000
+    assert 0 < mine["wait_seconds"] < report["trace"]["seconds"]
+    # and with --include nothing of it is asked for
+    assert not analyse(record(here, tmp_path, job, "--include", "records.bin").trace)["others"]
 
 
 def test_system_calls_of_the_job(env: dict[str, str], tmp_path: Path, data: Path) -> None:

@@ -13,7 +13,7 @@ from uffdprefetch.report import captions
 GROUPINGS = ("file", "rank", "pid")
 WIDTH_MIN, WIDTH_MAX = 60, 140
 #: Rows of a table and findings that a screen has room for; the rest is counted.
-ROWS_MAX, FINDINGS_MAX, FILES_MAX = 16, 8, 10
+ROWS_MAX, FINDINGS_MAX, FILES_MAX, OTHERS_MAX = 16, 8, 10, 5
 _SOURCES = {
     "bpf": "the kernel (BPF)",
     "service": "our service",
@@ -40,6 +40,7 @@ def lines(report: dict[str, Any], by: str = "file", width: int = 100) -> list[st
         _head(report),
         _findings(report),
         _readers(report, by, width),
+        _others(report),
         _together(report),
         _missing(report),
     ):
@@ -192,6 +193,12 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
             f"never used {_size(file['useless_bytes'])} ({_percent(file.get('useless_share'))}"
             f" of {_size(file.get('useless_denominator_bytes'))})"
         )
+    calls = file.get("read_calls")
+    if calls:
+        figures.append(
+            f"read(2): {_plural(calls['count'], 'call')}, {_size(calls['bytes'])},"
+            f" {_time(calls['seconds'])}"
+        )
     if file.get("refilled_bytes"):
         figures.append(f"brought in more than once {_size(file['refilled_bytes'])}")
     if file.get("evicted_bytes"):
@@ -327,6 +334,27 @@ def _file_names(files: Iterable[dict[str, Any]]) -> dict[Any, str]:
         parts = str(file.get("path", "?")).split("/")
         names[file.get("id")] = "/".join(parts[-2:] if parts[-1] == "data.mdb" else parts[-1:])
     return names
+
+
+def _others(report: dict[str, Any]) -> list[str]:
+    """Programs, libraries and small files, by package or directory."""
+    groups = report.get("others") or []
+    if not groups:
+        return []
+    out = ["programs, libraries and small files, what was waited for longest first"]
+    for one in groups[:OTHERS_MAX]:
+        out.append(
+            f"  {one['name']}: {_plural(one['files'], 'file')},"
+            f" {_plural(one['requests'], 'request')}, {_size(one['fill_bytes'])} brought in,"
+            f" waited {_time(one['wait_seconds'])}"
+        )
+    rest = groups[OTHERS_MAX:]
+    if rest:
+        out.append(
+            f"  and {len(rest)} more: {_size(sum(one['fill_bytes'] for one in rest))} brought in,"
+            f" waited {_time(sum(one['wait_seconds'] for one in rest))}"
+        )
+    return out
 
 
 def _together(report: dict[str, Any]) -> list[str]:

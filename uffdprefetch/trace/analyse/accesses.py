@@ -114,6 +114,19 @@ def _of_ranges(events: Array, start_ns: int, page_bytes: int, sensor: int) -> Ac
     )  # fmt: skip
 
 
+def _steps(reads: Array) -> Array:
+    """READ events of one file, each with what lies before the next one of the same call: the kernel
+    tells of the rest of the call with every batch of pages that it copies."""
+    rows = reads[np.lexsort((reads["time_ns"], reads["tid"]))]
+    end = rows["offset"] + rows["length"]
+    goes_on = (rows["tid"][1:] == rows["tid"][:-1]) & (end[1:] == end[:-1])
+    goes_on &= rows["offset"][1:] >= rows["offset"][:-1]
+    rows["length"][:-1][goes_on] = (rows["offset"][1:] - rows["offset"][:-1])[goes_on]
+    rows = rows[rows["length"] > 0]
+    found: Array = rows[np.argsort(rows["time_ns"], kind="stable")]
+    return found
+
+
 def _of_pool(events: Array, start_ns: int, page_bytes: int) -> Accesses:
     """TOUCH of the pool: what was come over up to the page that was touched, which alone is sure.
     What the pool maps was there, whether or not it had to be read first."""
@@ -268,7 +281,7 @@ def accesses(events: Array, maps: Array, start_ns: int, page_bytes: int) -> Acce
         parts.append(_of_faults(events[faults], maps, start_ns, page_bytes))
     reads = kind == Kind.READ
     if reads.any():
-        parts.append(_of_ranges(events[reads], start_ns, page_bytes, READS))
+        parts.append(_of_ranges(_steps(events[reads]), start_ns, page_bytes, READS))
     is_touch = kind == Kind.TOUCH
     of_pool = is_touch & (events["aux"] & POOL_TOUCH > 0)
     if of_pool.any():

@@ -23,6 +23,7 @@ class Report:
         self.trace: dict[str, Any] = document["trace"]
         self.files: list[dict[str, Any]] = document["files"]
         self.readers: list[dict[str, Any]] = document["readers"]
+        self.others: list[dict[str, Any]] = document["others"]
         self.ranks = [entry["rank"] for entry in document["ranks"]]
         self.service: dict[str, Any] | None = document["service"]
         self.seconds = float(self.trace["seconds"])

@@ -28,6 +28,8 @@ UNEVEN_STALL, UNEVEN_BYTES = 2.0, 1.5
 ALL = 0.8
 #: Fault-around (mm/memory.c).
 AROUND_BYTES = 65536
+#: What a program that starts from memory takes at most, for its libraries.
+STARTING_SECONDS = 0.25
 #: Shares of what was prefetched that are a finding: unused, late.
 UNUSED, LATE = 0.5, 0.25
 
@@ -156,6 +158,26 @@ def read_by_all(report: Report) -> Iterator[Found]:
         )  # fmt: skip
 
 
+def starting(report: Report) -> Iterator[Found]:
+    """Programs and libraries that come from slow storage, file by file."""
+    waited = sum(one["wait_seconds"] for one in report.others)
+    if waited < MEDIUM * report.run_seconds or waited < STARTING_SECONDS:
+        return
+    first = report.others[0]
+    count = sum(one["files"] for one in report.others)
+    filled = sum(one["fill_bytes"] for one in report.others)
+    yield finding(
+        report,
+        f"{count} programs, libraries and small files: {format_duration(waited)} of waiting, most"
+        f" for {first['name']} ({format_duration(first['wait_seconds'])})",
+        f"{sum(one['requests'] for one in report.others)} requests, {format_size(filled)}, one after"
+        " the other. `uffdprefetch wrap` does not read programs ahead.",
+        "keep the environment on the node: unpack it into local storage or /dev/shm at the job's"
+        " start, or make one image of it (squashfs, a container)",
+        "tracepoints: fills, major faults and read calls of other files", waited, "low",
+    )  # fmt: skip
+
+
 def prefetching(report: Report) -> Iterator[Found]:
     """Our own: read for nothing, or too late."""
     service = report.service
@@ -211,5 +233,5 @@ def of_the_trace(report: Report) -> Iterator[Found]:
 
 
 JOB_RULES: tuple[Callable[[Report], Iterator[Found]], ...] = (
-    stripe, shared_lock, uneven_stall, uneven_bytes, read_by_all, prefetching, of_the_trace,
+    stripe, shared_lock, uneven_stall, uneven_bytes, read_by_all, starting, prefetching, of_the_trace,
 )  # fmt: skip

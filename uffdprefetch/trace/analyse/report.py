@@ -11,6 +11,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.findings import findings
+from uffdprefetch.trace.analyse.others import others_report
 from uffdprefetch.trace.analyse.phases import phases
 from uffdprefetch.trace.analyse.reader_report import PIDS_LISTED
 from uffdprefetch.trace.analyse.records import open_records
@@ -122,6 +123,7 @@ def analyse(trace: Trace, open_index: OpenRecords = open_records) -> dict[str, A
         "trace": _about_trace(work),
         "ranks": _ranks(trace),
         "files": files,
+        "others": others_report(trace, work.ranks),
         "readers": sorted(readers, key=lambda r: (r["file"], r["rank"])),
         "phases": phases(times, writes, work.seconds),
         "calls": calls,

@@ -16,6 +16,7 @@ from uffdprefetch.trace.analyse.accesses import POOL, Accesses, accesses, distin
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.fills import evicted_bytes, extents, fill_report, readahead_report
 from uffdprefetch.trace.analyse.folios import Folios
+from uffdprefetch.trace.analyse.others import read_calls
 from uffdprefetch.trace.analyse.ranks import SERVICE, Ranks
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
@@ -123,6 +124,7 @@ class Survey:
             "touched_pages_least": total(sure),
             "touched_sensor": bound + ("; ".join(sensors) or "nothing was seen"),
             "ranks": ranks,
+            "read_calls": read_calls(events[owner >= 0]),
             **entry,
         }, found_readers
 

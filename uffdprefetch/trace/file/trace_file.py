@@ -20,6 +20,7 @@ import numpy as np
 
 from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.trace.file.events import (
+    COST_KINDS,
     EVENT,
     FAULT_AFTER_AROUND,
     HUGE_BYTES,
@@ -186,6 +187,9 @@ class File:
     read_ahead_bytes: int | None = None
     stripe_bytes: int | None = None
     stripe_count: int | None = None
+    #: Not empty: no record file but a program, a library or a small file, of this package or directory;
+    #: of its events only COST_KINDS are kept.
+    group: str = ""
 
 
 @dataclass
@@ -213,6 +217,8 @@ class Trace:
     end: dict[str, Any] | None = None  # totals; None: the recorder did not come to its end
     truncated: str | None = None  # why the file was not read to its last byte
     path: str = ""
+    others: dict[int, File] = field(default_factory=dict)  # those with a group
+    other_events: np.ndarray[Any, Any] = field(default_factory=empty)  # theirs, by time
 
     @property
     def start_ns(self) -> int:
@@ -291,11 +297,28 @@ def read(path: str) -> Trace:
         events = np.concatenate(parts)
         # of files that turned out not to be wanted only after their first events
         known: np.ndarray[Any, Any] = np.zeros(65536, bool)
-        known[[NO_FILE, *trace.files]] = True
-        events = _without_checkpoints(events[known[events["file"]]])
-        trace.events = events[np.argsort(events["time_ns"], kind="stable")]
+        known[[NO_FILE, *trace.files, *trace.others]] = True
+        events = events[known[events["file"]]]
+        events = events[np.argsort(events["time_ns"], kind="stable")]
+        events = _without_checkpoints(_set_apart(trace, events))
+        trace.events = events
         _count_retries_once(trace.events)
     return trace
+
+
+def _set_apart(trace: Trace, events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Those of files with a group go to ``other_events``. Returns the rest, and their calls, which are
+    the job's as any other."""
+    is_other: np.ndarray[Any, Any] = np.zeros(65536, bool)
+    is_other[list(trace.others)] = True
+    other = is_other[events["file"]]
+    if not other.any():
+        return events
+    trace.other_events = events[other & np.isin(events["kind"], COST_KINDS)]
+    call = events["kind"] == Kind.CALL
+    rest = events[~other | call]
+    rest["file"][is_other[rest["file"]]] = NO_FILE
+    return rest
 
 
 def _without_checkpoints(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -332,7 +355,8 @@ def _take(trace: Trace, parts: list[np.ndarray[Any, Any]], kind: str, body: Any)
         parts.append(unpack_events(body))
     elif kind == "files":
         for entry in body:
-            trace.files[entry["id"]] = File(**entry)
+            file = File(**entry)
+            (trace.others if file.group else trace.files)[file.id] = file
     elif kind == "processes":
         for entry in body:
             trace.processes[entry["pid"]] = Process(**entry)
@@ -399,23 +423,29 @@ def _join(into: Trace, other: Trace, k: int) -> None:
         return int(trace.meta.get("started_unix_ns", 0)) - int(trace.meta.get("started_ns", 0))
 
     events, shift = other.events.copy(), zero(other) - zero(into)
-    events["time_ns"] = (events["time_ns"].astype("<i8") + shift).astype("<u8")
+    costs = other.other_events.copy()
     numbers: np.ndarray[Any, Any] = np.zeros(65536, "<u2")
-    by_path = {file.path: file.id for file in into.files.values()}
-    for file in other.files.values():
+    by_path = {file.path: file.id for file in (*into.files.values(), *into.others.values())}
+    free = iter(sorted({*range(1, 65536)} - {*into.files, *into.others}))
+    for file in (*other.files.values(), *other.others.values()):
         taken = by_path.get(file.path)
         if taken is None:
-            taken = max(into.files, default=0) + 1
-            into.files[taken] = replace(file, id=taken)
+            taken = next(free, None)
+            if taken is None:
+                continue
+            (into.others if file.group else into.files)[taken] = replace(file, id=taken)
         numbers[file.id] = taken
-    events["file"] = numbers[events["file"]]
     base = k << 22  # pids of a node are smaller (PID_MAX_LIMIT)
-    events["pid"] += np.uint32(base)
-    events["tid"] += np.uint32(base)
+    for some in (events, costs):
+        some["time_ns"] = (some["time_ns"].astype("<i8") + shift).astype("<u8")
+        some["file"] = numbers[some["file"]]
+        some["pid"] += np.uint32(base)
+        some["tid"] += np.uint32(base)
     for process in other.processes.values():
         moved = replace(process, pid=process.pid + base, parent=process.parent + base)
         into.processes[moved.pid] = moved
     into.events = np.concatenate([into.events, events])
+    into.other_events = np.concatenate([into.other_events, costs])
     into.truncated = into.truncated or other.truncated
     hosts = [into.meta.get("host", "?"), other.meta.get("host", "?")]
     one, two = into.meta.get("job_ended_ns"), other.meta.get("job_ended_ns")

@@ -2,7 +2,8 @@
 """What a recorder knows of the job: its files by number, its mappings, its processes.
 
 The kernel tells device, inode, descriptor and address; names are found here, in time, since what
-they belong to may be gone the next moment. What is no record file is forgotten, here and there.
+they belong to may be gone the next moment. Of what is no record file (programs, libraries, small
+files) only what it cost is kept: what came from storage, and who waited for it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.procfs import descendants, file_readers
-from uffdprefetch.trace.file.events import EVENT, HUGE_BYTES, Call, Kind, empty
+from uffdprefetch.trace.file.events import COST_KINDS, EVENT, HUGE_BYTES, Call, Kind, empty
 from uffdprefetch.trace.file.trace_file import File
 from uffdprefetch.trace.record.kernel_tracer import SILENT, KernelTracer, NewFile, Opened
 from uffdprefetch.trace.record.process_identity import (
     Paths,
     Processes,
     describe_file,
+    group_of,
     kernel_device,
     mapped_paths,
     mappings,
+    size_of,
 )
 
 PAGE_BYTES = 4096
@@ -34,7 +37,8 @@ NUMBERS = 1 << 16
 #: For how long the name of a file is looked for in the processes that touch it.
 UNNAMED_NS = 2_000_000_000
 #: Descriptors whose opens are remembered, and opens of each, until a mapping names the descriptor.
-DESCRIPTORS_MAX, OPENS_MAX = 65536, 64
+#: (an import opens files under one descriptor, some hundreds in a turn).
+DESCRIPTORS_MAX, OPENS_MAX = 65536, 256
 
 
 class FileRegistry:
@@ -45,12 +49,16 @@ class FileRegistry:
     ) -> None:
         self._paths = Paths(include, min_size_bytes)
         self._witness = witness
+        self._only_included = bool(include)
         self.processes = Processes()
         self.births_ns = 0  # when a process was last heard to begin
         self._files: dict[int, File] = {}
         self._new_files: list[File] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._unwanted: Array = np.zeros(NUMBERS, bool)
+        # programs and small files: which numbers, and their numbers
+        self._is_other: Array = np.zeros(NUMBERS, bool)
+        self._others: dict[tuple[int, int], int] = {}
         # a file may have been given a number by us and by BPF at the same time
         self._number: Array = np.arange(NUMBERS, dtype="<u2")
         self._unnamed: dict[int, tuple[NewFile, int]] = {}  # and until when to look for a name
@@ -65,14 +73,22 @@ class FileRegistry:
         if self._unnamed:
             parts += self.name_late()
         events = self._about_processes(events, parts)
-        parts.append(self.locate(events))
+        parts.append(self._name_reads(self.locate(events)))
         return [part for part in parts if len(part)]
 
     def settle(self, events: Array) -> Array:
         """``events`` (changed) with each file under its one number, without those not wanted."""
         events["file"] = self._number[events["file"]]
         unwanted = self._unwanted[events["file"]]
+        other = self.is_other(events)
+        if other.any():
+            unwanted |= other & ~np.isin(events["kind"], COST_KINDS)
         return events[~unwanted] if unwanted.any() else events
+
+    def is_other(self, events: Array) -> Array:
+        """Which are of programs and small files."""
+        found: Array = self._is_other[events["file"]]
+        return found
 
     def new_files(self) -> list[File]:
         """Files that have come since the last call."""
@@ -125,13 +141,22 @@ class FileRegistry:
 
     def _decide(self, new: NewFile, path: str, code: bool) -> Array:
         assert self._witness is not None
-        file = describe_file(new.number, path, new.device, new.inode)
+        size_bytes = size_of(path)
         # whatever a program opens has a name by now; the rest is anonymous memory, pipes, the like
         nameless = not path and "CALLS" in self._witness.features
-        if nameless or not self._paths.wanted(path, code, file.size_bytes):
-            self._unwanted[new.number] = True
-            self._witness.ignore(new.inode, new.device)
+        if nameless or not self._paths.wanted(path, code, size_bytes):
+            if nameless or self._only_included:
+                self._unwanted[new.number] = True
+                self._witness.ignore(new.inode, new.device)
+            else:
+                self._is_other[new.number] = True
+                self._others[new.device, new.inode] = new.number
+                other = File(
+                    new.number, path, size_bytes, new.device, new.inode, group=group_of(path)
+                )
+                self._new_files.append(other)
             return empty()
+        file = describe_file(new.number, path, new.device, new.inode)
         self._numbers[new.device, new.inode] = new.number
         self._add(file)
         return self._map(new.pid, file)
@@ -182,12 +207,8 @@ class FileRegistry:
     def _mapping_made(self, event: np.void) -> Array:
         """A mapping as mmap(2) made it: of which file, the open of its descriptor tells."""
         pid, fd = int(event["pid"]), int(event["aux"])
-        opens = self._descriptors.get((pid, fd))
-        if opens is None:
-            above = self.processes.known.get(pid)
-            opens = self._descriptors.get((above.parent, fd)) if above else None
         # descriptors are numbers that come again: the last open before the mapping
-        before = [key for at, key in opens or () if at <= event["time_ns"]]
+        before = [key for at, key in self._opens_of(pid, fd) if at <= event["time_ns"]]
         if before and before[-1] is None:  # no regular file
             return empty()
         key = before[-1] if before else None
@@ -197,8 +218,7 @@ class FileRegistry:
         path = self._paths.path_of(key)
         number = self._numbers.get(key)
         if number is None:
-            file = describe_file(0, path, *key)
-            if not self._paths.wanted(path, self._paths.is_code(key), file.size_bytes):
+            if not self._paths.wanted(path, self._paths.is_code(key), size_of(path)):
                 return empty()
             number = self.name(*key, path)
         address, offset, length = (int(event[n]) for n in ("value", "offset", "length"))
@@ -245,6 +265,43 @@ class FileRegistry:
                 events["file"][hit] = number
                 keep[hit] = True
         return events[keep]
+
+    def _name_reads(self, events: Array) -> Array:
+        """Calls of read(2) and pread(2) with the file of their descriptor, as far as its open was
+        seen."""
+        what = events["aux"] & 0xFF
+        reads = np.flatnonzero(
+            (events["kind"] == Kind.CALL) & ((what == Call.READ) | (what == Call.PREAD))
+        )
+        if not len(reads):
+            return events
+        events = events.copy()
+        who = events["pid"][reads].astype("<u8") << np.uint64(32) | events["aux"][reads] >> 8
+        for one in np.unique(who).tolist():
+            opens = self._opens_of(one >> 32, one & 0xFFFFFF)
+            if not opens:
+                continue
+            mine = reads[who == one]
+            opens = sorted(opens, key=lambda open_: open_[0])
+            numbers = np.array([0, *(self._number_of(key) for _, key in opens)], "<u2")
+            times = np.array([at for at, _ in opens], "<u8")
+            events["file"][mine] = numbers[
+                np.searchsorted(times, events["time_ns"][mine], side="right")
+            ]
+        return events
+
+    def _number_of(self, key: tuple[int, int] | None) -> int:
+        if key is None:
+            return 0
+        return self._numbers.get(key) or self._others.get(key, 0)
+
+    def _opens_of(self, pid: int, fd: int) -> list[tuple[int, tuple[int, int] | None]]:
+        """The latest opens that gave a process this descriptor, or its parent, in order."""
+        opens = self._descriptors.get((pid, fd))
+        if opens is None:
+            above = self.processes.known.get(pid)
+            opens = self._descriptors.get((above.parent, fd)) if above else None
+        return opens or []
 
     def _map(self, pid: int, file: File) -> Array:
         """MAP events for mappings of a file that were not told yet."""

@@ -28,6 +28,9 @@ _CODE = re.compile(r"(\.so(\.[0-9.]+)?|\.pyc?|\.pyd|\.h|\.mo|locale-archive|/ld\
 #: An LMDB lock file counts whatever its size: who shares it is a finding.
 LOCK = re.compile(r"(^|/)lock\.mdb$|-lock$")
 PATHS_MAX = 65536
+#: What an installed package lies below; what the interpreter itself brings; other programs'.
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/(?:__pycache__/)?([^/]+)")
+_STANDARD = re.compile(r"/lib(?:64|exec)?/((?:python|perl|R|julia|node_modules)[^/]*)/")
 _INTERPRETERS = ("/usr/bin/env", "/bin/sh", "/bin/bash", sys.executable)
 
 
@@ -144,6 +147,24 @@ class Paths:
         if code or _CODE.search(path) or _SYSTEM.match(path):
             return False
         return size_bytes >= self._min_size_bytes or not path
+
+
+def group_of(path: str) -> str:
+    """What a program or a small file is told under: its Python package, its interpreter's library,
+    or else its directory."""
+    package = _PACKAGE.search(path)
+    if package:  # of torch/, torch-2.4.dist-info and torch.libs the package is torch
+        return re.split(r"[.-]", package[1])[0]
+    standard = _STANDARD.search(path)
+    return standard[1] if standard else os.path.dirname(path)
+
+
+def size_of(path: str) -> int:
+    """Of a file in bytes, 0 of one that is gone."""
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def describe_file(number: int, path: str, device: int, inode: int) -> File:

@@ -34,6 +34,9 @@ BLOCK_NS = 500_000_000
 #: longer: all of them together stay small.
 OVERVIEW_NS = 2_000_000_000
 OVERVIEW_SHARE = 4
+#: At the end turns are made until one takes no more than that (others on the machine go on making
+#: some), and for so long; the starter waits for twice as long (starter.END_SECONDS).
+FEW_EVENTS, DRAIN_SECONDS = 500, 5.0
 
 
 class Recorder:
@@ -80,7 +83,8 @@ class Recorder:
         if count:
             events = self.known.settle(np.concatenate(parts))
             self.events_seen += len(events)
-            self._overview.add(events)
+            other = self.known.is_other(events)
+            self._overview.add(events[~other] if other.any() else events)
             room = self._max_events - self.events_kept
             if len(events) > room:
                 if self.raw_until_ns is None:
@@ -92,6 +96,12 @@ class Recorder:
             self._unwritten_events += len(events)
         self._write(time.monotonic_ns())
         return count
+
+    def _drain(self) -> None:
+        """Take all that waits: a turn takes a part of what a busy machine has kept us from."""
+        until = time.monotonic() + DRAIN_SECONDS
+        while self.turn(()) > FEW_EVENTS and time.monotonic() < until:
+            pass
 
     def adopt(self, pid: int) -> None:
         """Record a process that runs already."""
@@ -179,9 +189,9 @@ class Recorder:
     def finish(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Take what is left, write the end; the totals that stand there."""
         if self._witness is not None:
-            self.turn(())
+            self._drain()
             last = self._witness.stop()
-            self.turn(())
+            self._drain()
             self._take([self.known.locate(last), *self.known.name_late(at_the_end=True)])
         totals = {
             "ended_ns": time.monotonic_ns(),
