@@ -314,12 +314,8 @@ def test_what_an_import_costs_is_told_by_package(
     for i in range(60):
         (package / f"part{i}.py").write_text(f"x = {i}\n" * 3000)
     here = {**env, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    job = [
-        "/usr/bin/python3",
-        "-c",
-        "import slowly, sys; open(sys.argv[1], 'rb').read()",
-        str(data),
-    ]
+    code = "import slowly, sys; open(sys.argv[1], 'rb').read()"
+    job = ["/usr/bin/python3", "-c", code, str(data)]
     for path in [data, *package.iterdir()]:
         drop_cache(path)
     run = record(here, tmp_path, job)

@@ -166,12 +166,13 @@ def starting(report: Report) -> Iterator[Found]:
     first = report.others[0]
     count = sum(one["files"] for one in report.others)
     filled = sum(one["fill_bytes"] for one in report.others)
+    requests = sum(one["requests"] for one in report.others)
     yield finding(
         report,
         f"{count} programs, libraries and small files: {format_duration(waited)} of waiting, most"
         f" for {first['name']} ({format_duration(first['wait_seconds'])})",
-        f"{sum(one['requests'] for one in report.others)} requests, {format_size(filled)}, one after"
-        " the other. `uffdprefetch wrap` does not read programs ahead.",
+        f"{requests} requests, {format_size(filled)}, one after the other. `uffdprefetch wrap` does"
+        " not read programs ahead.",
         "keep the environment on the node: unpack it into local storage or /dev/shm at the job's"
         " start, or make one image of it (squashfs, a container)",
         "tracepoints: fills, major faults and read calls of other files", waited, "low",
@@ -233,5 +234,6 @@ def of_the_trace(report: Report) -> Iterator[Found]:
 
 
 JOB_RULES: tuple[Callable[[Report], Iterator[Found]], ...] = (
-    stripe, shared_lock, uneven_stall, uneven_bytes, read_by_all, starting, prefetching, of_the_trace,
+    stripe, shared_lock, uneven_stall, uneven_bytes, read_by_all, starting, prefetching,
+    of_the_trace,
 )  # fmt: skip

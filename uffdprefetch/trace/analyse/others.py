@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs, libraries and small files cost, by package or directory; and what read(2) did. Pure."""
+"""What programs, libraries and small files cost, by package or directory; what read(2) took."""
 
 from __future__ import annotations
 

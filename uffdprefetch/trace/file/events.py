@@ -65,7 +65,8 @@ class Kind(IntEnum):
     BLOCK = 9
     #: A system call ended. value: ns it took, offset: its file offset argument (pread, mmap) or 0,
     #: length: what it returned (bytes; mmap: the length mapped), aux: a Call | fd << 8
-    #: (mmap: the fd mapped, 0xffffff for none). file: of an open, and of a read whose open was seen.
+    #: (mmap: the fd mapped, 0xffffff for none). file: of an open, and of a read whose open was
+    #: seen.
     CALL = 10
     #: A mapping of a file: [offset, +length) of it lies at address `value`.
     MAP = 11
@@ -133,7 +134,8 @@ class Call(IntEnum):
     MUNMAP = 7
 
 
-#: Events that are kept of a file with a `group` (trace_file.File): what it cost, not how it was read.
+#: Events that are kept of a file with a `group` (trace_file.File): what it cost, not how it was
+#: read.
 COST_KINDS = (Kind.FILL, Kind.READAHEAD, Kind.MAJOR, Kind.CALL)
 #: Those of which bpf/calls.c makes events.
 RECORDED_CALLS = frozenset((Call.OPEN, Call.MMAP, Call.READ, Call.PREAD, Call.WRITE))

@@ -187,8 +187,8 @@ class File:
     read_ahead_bytes: int | None = None
     stripe_bytes: int | None = None
     stripe_count: int | None = None
-    #: Not empty: no record file but a program, a library or a small file, of this package or directory;
-    #: of its events only COST_KINDS are kept.
+    #: Not empty: no record file but a program, a library or a small file, of this package or
+    #: directory; of its events only COST_KINDS are kept.
     group: str = ""
 
 
@@ -307,8 +307,8 @@ def read(path: str) -> Trace:
 
 
 def _set_apart(trace: Trace, events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Those of files with a group go to ``other_events``. Returns the rest, and their calls, which are
-    the job's as any other."""
+    """Those of files with a group go to ``other_events``. Returns the rest, and their calls, which
+    are the job's as any other."""
     is_other: np.ndarray[Any, Any] = np.zeros(65536, bool)
     is_other[list(trace.others)] = True
     other = is_other[events["file"]]
