@@ -353,7 +353,7 @@ def spans(rows: np.ndarray, items: Iterable[int], size: int) -> list[tuple[int, 
     return [(int(rows[item]) * size, int(rows[item]) * size + size) for item in items]
 
 
-def test_the_position_follows_what_is_mapped_in_order_as_far_as_it_was_handed_out() -> None:
+def test_the_position_follows_what_is_mapped_in_order() -> None:
     rows, size = shuffled(4000, 31), 64 * KIB
     walk = OrderCursor(fixed_records(rows, size), 4000 * size)
     walk.due(16 * MIB)
@@ -362,11 +362,36 @@ def test_the_position_follows_what_is_mapped_in_order_as_far_as_it_was_handed_ou
     assert walk.position == 10
     walk.mapped(spans(rows, range(20, 60), size), 2)  # a worker is late, or they are neighbours
     assert walk.position == 60
-    walk.mapped(spans(rows, range(60, 1000), size), 3)
+    # a few beyond what was handed out may be neighbours of others; so many are the reader's way
+    walk.mapped(spans(rows, range(60, sent), size), 3)
+    walk.mapped(spans(rows, range(sent, sent + 12), size), 3)
     assert sent <= walk.position <= sent + 4
-    walk.due(16 * MIB)
-    walk.mapped([], 4)
-    assert sent + 4 < walk.position <= walk.sent_bytes // size
+    walk.mapped(spans(rows, range(sent + 12, 1000), size), 4)
+    assert walk.position == 1000
+
+
+@pytest.mark.parametrize("beside", [0.0, 0.3])
+def test_who_is_on_its_way_when_it_is_first_looked_at_is_found_there(beside: float) -> None:
+    """A program that read before the service was up, beyond where an order is looked for; with
+    other records mapped by its faults."""
+    count, size = 3000, 64 * KIB
+    rows = shuffled(count, 33)
+    also = np.random.default_rng(34).permutation(count)[: int(beside * count)]
+    walk = OrderCursor(fixed_records(rows, size), count * size)
+    found = spans(rows, range(1000), size) + [(int(i) * size, (int(i) + 1) * size) for i in also]
+    walk.looked(found, walk.mapped(found, 1))
+    assert abs(walk.position - 1000) <= 16
+    for item in range(1000, 2900, 50):  # and goes on, twenty times as much as is handed out
+        found = spans(rows, range(item, item + 50), size)
+        walk.looked(found, walk.mapped(found, item))
+        assert abs(walk.position - item - 50) <= 16
+    assert walk.wrong is None
+    other = OrderCursor(fixed_records(rows, size), count * size)
+    stranger = shuffled(count, 35)
+    for item in range(0, 2000, 100):
+        found = spans(stranger, range(item, item + 100), size)
+        other.looked(found, other.mapped(found, item))
+    assert other.wrong is not None and other.position <= 16
 
 
 def test_neighbours_of_what_is_read_are_no_progress() -> None:

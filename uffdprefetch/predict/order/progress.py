@@ -36,6 +36,8 @@ HORIZON_PART = 8
 #: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
 #: what was handed out.
 MAPPED_PART = 0.75
+#: The most of what lies beyond a reader that is there all the same: faults map what lies beside.
+BEYOND_PART = 0.5
 MAPPED_BEYOND = 4
 #: The most that one fault maps: between records, more than that has been read on its own.
 HUGE_BYTES = 2 * MIB
@@ -261,13 +263,34 @@ class OrderProgress:
             of_each = np.split(hits, owner.searchsorted(np.arange(1, len(ranges))))
             for (start, end), own in zip(ranges, of_each, strict=False):  # no ranges: one of none
                 self._between_items(own, start, end)
+        strays, front = self._not_due(ranges, owner, hits), self._front
+        ahead = hits >= front
+        self._lead_over(owner[ahead], hits[ahead], starts, ends, now_ns)
+        if self._front - front >= WAY:  # they are of a way that had begun unseen
+            strays = self._not_due(ranges, owner, hits)
+        return strays
+
+    def _not_due(
+        self, ranges: list[tuple[int, int]], owner: Array, hits: Array
+    ) -> list[tuple[int, int]]:
+        """Those of the ranges that are of no unit near the position."""
+        import numpy as np
+
+        units = self._units
         horizon = units.at(self.position_bytes + self._horizon_bytes())
         expected: Array = np.zeros(len(ranges), np.bool_)
         if self._at < len(units):
             expected[owner[(hits >= self._behind()) & (hits < horizon)]] = True
-        strays = [ranges[i] for i in np.flatnonzero(~expected).tolist()]
-        ahead = hits >= self._front
-        owner, hits = owner[ahead], hits[ahead]
+        return [ranges[i] for i in np.flatnonzero(~expected).tolist()]
+
+    def _lead_over(
+        self, owner: Array, hits: Array, starts: Array, ends: Array, now_ns: int
+    ) -> None:
+        """The position follows over these units as far as hardly one before is not there: near what
+        was handed out, or to where of WAY units and more hardly one is missing, and the next ones are."""
+        import numpy as np
+
+        units = self._units
         lows, highs = units.starts[hits], units.ends[hits]
         inside = (lows >= starts[owner]) & (highs <= ends[owner])
         for i in np.flatnonzero(~inside).tolist():  # at an edge
@@ -280,13 +303,19 @@ class OrderProgress:
         whole = whole[order[np.append(True, places[1:] != places[:-1])[: len(order)]]]  # the next
         self._settle(whole, self._states[whole])
         upto = max(self._sent, min(self._front + MAPPED_BEYOND, len(units)))
-        there = self._states[self._front : upto]
+        there = self._states[self._front :]
         read = (there == _TOUCHED) | (there == _READ)
-        far = (read & (read.cumsum() >= MAPPED_PART * np.arange(1, len(read) + 1))).nonzero()[0]
-        if len(far):
-            self._lead(self._front + int(far[-1]) + 1)
+        more: Array = read.cumsum() - MAPPED_PART * np.arange(1, len(read) + 1)
+        far = (read & (more >= 0))[: upto - self._front].nonzero()[0]
+        goes = int(far[-1]) + 1 if len(far) else 0
+        if len(read):
+            come = int(more.argmax()) + 1  # up to there hardly one is missing
+            rest = read[come : 2 * come]
+            if come >= WAY and len(rest) and rest.mean() <= BEYOND_PART:
+                goes = max(goes, come)
+        if goes:
+            self._lead(self._front + goes)
             self._move(now_ns)
-        return strays
 
     def looked(self, found: Iterable[tuple[int, int]], strays: Iterable[tuple[int, int]]) -> None:
         """What mapped() was told of, and which of it no order explains. What lies behind the
