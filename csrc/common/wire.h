@@ -16,7 +16,7 @@
 /* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 6
+#define UP_VERSION 7
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -125,6 +125,7 @@ struct up_started {
 struct up_finish {
 	int32_t wait_status, reserved;
 	int64_t read_call_bytes; /* what the job has read by read(2) and its kind; -1: not known */
+	int64_t storage_bytes; /* what it has had read from block devices; -1: not known */
 };
 
 /* The JSON is in the memfd that comes with the message. */

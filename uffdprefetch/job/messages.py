@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-MAGIC, VERSION, MESSAGE_BYTES = 0x50444655, 6, 256
+MAGIC, VERSION, MESSAGE_BYTES = 0x50444655, 7, 256
 #: enum up_type
 HELLO, WELCOME, JOB, FINISH, SUMMARY, SNAPSHOT, PLAN = 1, 2, 3, 4, 5, 7, 20
 #: enum up_role
@@ -21,7 +21,7 @@ HEADER = struct.Struct("<IHH")
 HELLO_BODY = struct.Struct("<I6i")  # struct up_hello up to job_pid; the rest is zero
 WELCOME_BODY = struct.Struct("<I")
 JOB_BODY = struct.Struct("<i")
-FINISH_BODY = struct.Struct("<iiq")
+FINISH_BODY = struct.Struct("<iiqq")
 SUMMARY_BODY = struct.Struct("<II")
 PLAN_BODY = struct.Struct("<IiI")
 

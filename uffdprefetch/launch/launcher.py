@@ -19,7 +19,7 @@ from uffdprefetch.base.messages import say
 from uffdprefetch.launch import engine_choice, service
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.protocol.node import ServiceGone
+from uffdprefetch.protocol.node import JobRead, ServiceGone
 from uffdprefetch.report import output
 
 TYPE_CHECKING = False
@@ -287,7 +287,7 @@ def run(
         from uffdprefetch.launch.panel import Live
 
         view = Live(node.address.socket, config.interval_seconds, environ)
-    began, read_before = time.monotonic(), _read_call_bytes()
+    began, read_before = time.monotonic(), _job_read()
 
     def started(pid: int) -> None:
         if node is not None:
@@ -324,8 +324,7 @@ def run(
         if locks is not None:
             locks.leave()
     ended_ns = time.monotonic_ns()
-    last, read_after = True, _read_call_bytes()
-    read = None if read_before is None or read_after is None else read_after - read_before
+    last, read = True, _job_read().since(read_before)
     if node is not None:
         if node.end_unused():
             if not only_record:
@@ -333,7 +332,7 @@ def run(
 
                 cpu = node.started.cpu_seconds if node.started is not None else 0.0
                 document = nothing_reported.summary(
-                    config, node.address.key, time.monotonic() - began, cpu, read
+                    config, node.address.key, time.monotonic() - began, cpu, read.by_calls
                 )
                 document["job"] = _job(argv, status, config)
                 write_and_print(config, environ, node.address, document)
@@ -347,14 +346,15 @@ def run(
     return spawn.end_like(status)
 
 
-def _read_call_bytes() -> int | None:
-    """What this process and its children have read by read(2) and its kind (/proc/PID/io rchar):
-    the kernel adds those of a child when it is waited for. None where it does not count."""
+def _job_read() -> JobRead:
+    """What this process and its children have read (/proc/PID/io): the kernel adds those of a child
+    when it is waited for."""
     try:
         with open("/proc/self/io", "rb", buffering=0) as file:
-            return int(file.read(64).split()[1])
+            words = file.read(512).split()
+        return JobRead(int(words[1]), int(words[words.index(b"read_bytes:") + 1]))
     except (OSError, ValueError, IndexError):
-        return None
+        return JobRead()
 
 
 def _job(argv: Sequence[str], status: int, config: Config) -> dict[str, Any]:
@@ -373,7 +373,7 @@ def _say_if_other_options_hold(config: Config, node: Service) -> None:
 
 def _report(
     config: Config, environ: Mapping[str, str], node: Service, argv: Sequence[str], status: int,
-    read: int | None, only_record: bool,
+    read: JobRead, only_record: bool,
 ) -> bool:  # fmt: skip
     """Request the summary, which the last launcher of the node and job prints and writes. Returns
     whether this is the last."""

@@ -44,6 +44,24 @@ class NotOurService(ServiceGone):
     """Who listens is another version, another user, or no service at all: no use to try again."""
 
 
+def _minus(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
+
+
+@record(frozen=True)
+class JobRead:
+    """Bytes that a job has read by read(2) and its kind, from block devices; None: not known."""
+
+    by_calls: int | None = None
+    from_storage: int | None = None
+
+    def since(self, before: JobRead) -> JobRead:
+        """Without what was read up to then."""
+        return JobRead(
+            _minus(self.by_calls, before.by_calls), _minus(self.from_storage, before.from_storage)
+        )
+
+
 @record(frozen=True)
 class Finished:
     """``summary`` as the service sent it; ``last``: no other launcher of the job is left here."""
@@ -144,14 +162,13 @@ class NodeClient:
         except ServiceGone:
             pass
 
-    def finish(self, wait_status: int, read_call_bytes: int | None, deadline: float) -> Finished:
-        """Tell how the job ended (as waitpid's status), and what it has read by read(2) and its
-        kind, and take the summary.
+    def finish(self, wait_status: int, read: JobRead, deadline: float) -> Finished:
+        """Tell how the job ended (as waitpid's status), and what it has read, and take the summary.
 
         Raises ServiceGone when the service died, TimeoutError when it does not answer in time.
         """
-        read = -1 if read_call_bytes is None else read_call_bytes
-        self._send(messages.pack(messages.FINISH, messages.FINISH_BODY.pack(wait_status, 0, read)))
+        told = (-1 if n is None else n for n in (read.by_calls, read.from_storage))
+        self._send(messages.pack(messages.FINISH, messages.FINISH_BODY.pack(wait_status, 0, *told)))
         return self._receive_summary(deadline)
 
     def _receive_summary(self, deadline: float) -> Finished:

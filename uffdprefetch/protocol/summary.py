@@ -101,6 +101,7 @@ class Totals:
     timeliness_denominator_bytes: int | None = 0
     storage_read_bytes: int | None = None
     storage_read_reason: str | None = None
+    job_storage_bytes: int | None = None
     unserved_read_bytes: int | None = None
     unserved_read_files: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: dict[str, Any] = field(default_factory=_nothing_laid)

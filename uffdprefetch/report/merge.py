@@ -13,7 +13,7 @@ _SUMS = (
     "demand_misses", "prefetched_bytes", "untold_bytes", "used_bytes", "wasted_bytes",
     "already_resident_bytes", "accuracy_denominator_bytes", "coverage_denominator_bytes",
     "timeliness_denominator_bytes", "spared_requests", "waited_seconds", "storage_read_bytes",
-    "unserved_read_bytes",
+    "unserved_read_bytes", "job_storage_bytes",
 )  # fmt: skip
 #: Ratios, each with its denominator.
 _SHARES = {

@@ -326,8 +326,10 @@ class Peers:
             launcher.job_pid = wire.JOB.unpack_from(body)[0]
         elif kind == wire.Type.FINISH:
             launcher.finished = True
-            _, _, read = wire.FINISH.unpack_from(body)
-            self._ledger.finished(read if read >= 0 else None)
+            _, _, by_calls, storage = wire.FINISH.unpack_from(body)
+            self._ledger.finished(
+                by_calls if by_calls >= 0 else None, storage if storage >= 0 else None
+            )
             self._hear_who_came_last()
             self._send_summary(launcher)
         else:

@@ -88,7 +88,7 @@ def totals(
     used = None if untold else sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
-    storage, storage_reason = storage_bytes(watched, files)
+    storage, storage_reason = storage_bytes(watched, files, ledger.jobs_storage)
     reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
@@ -100,6 +100,7 @@ def totals(
         "used_bytes": used,
         "wasted_bytes": None if prefetched is None or used is None else prefetched - used,
         "already_resident_bytes": sum_of("already_resident_bytes"),
+        "job_storage_bytes": _sum_known(ledger.jobs_storage),
         "accuracy": None if not prefetched or used is None else used / prefetched,
         "accuracy_denominator_bytes": prefetched,
         "coverage": _share(both, missed),
@@ -166,15 +167,23 @@ def _gained(
         figures["used_bytes"],
         max(figures["already_resident_bytes"] or 0, touched),
         figures["demand_misses"] or 0,
+        figures["job_storage_bytes"] or 0,
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
         engine.scheduler.meter.cost(single_seconds),
     )
 
 
+def _sum_known(numbers: list[int | None]) -> int | None:
+    """None where one is, or where there is none."""
+    known = [n for n in numbers if n is not None]
+    return sum(known) if numbers and len(known) == len(numbers) else None
+
+
 def storage_bytes(
-    watched: list[processes.Watched], files: list[dict[str, Any]]
+    watched: list[processes.Watched], files: list[dict[str, Any]], jobs_storage: list[int | None]
 ) -> tuple[int | None, str | None]:
-    """Bytes that really came from storage, or (None, why)."""
+    """Bytes that really came from storage, or (None, why). ``jobs_storage``: of each launcher's job
+    from its first byte, where that was told."""
     silent = sorted({f["file_system"] for f in files if f["file_system"].startswith("fuse")})
     if silent:
         return None, f"{', '.join(silent)} does not count into /proc/PID/io read_bytes"
@@ -182,6 +191,9 @@ def storage_bytes(
     if ours is None or ours.storage_bytes is None:
         return None, "/proc/PID/io cannot be read"
     total = ours.storage_bytes
+    of_jobs = _sum_known(jobs_storage)
+    if of_jobs is not None:
+        return total + of_jobs, None
     for w in watched:
         if w.now.storage_bytes is None:
             return None, f"/proc/{w.pid}/io cannot be read"

@@ -180,7 +180,9 @@ class Ledger:
         self.timeline = Timeline()
         self.degradations: list[str] = []
         self.unserved: dict[str, Unserved] = {}
-        self.jobs_read: list[int | None] = []  # by read(2), by each launcher's job that has ended
+        # by each launcher's job that has ended: by read(2), and from block devices
+        self.jobs_read: list[int | None] = []
+        self.jobs_storage: list[int | None] = []
         self._read: dict[tuple[int, str], int] = {}  # by read(2): (pid, path) -> position
         self.verdicts: dict[str, str] = {}
         self.laid = self.rearmed = 0
@@ -214,9 +216,10 @@ class Ledger:
         if before is not None or len(self.unserved) < FILES_MAX:
             self.unserved[path] = Unserved(path, mapped_bytes, refusal)
 
-    def finished(self, read_call_bytes: int | None) -> None:
+    def finished(self, read_call_bytes: int | None, storage_bytes: int | None) -> None:
         """A launcher's job has ended."""
         self.jobs_read.append(read_call_bytes)
+        self.jobs_storage.append(storage_bytes)
 
     def read_by_calls(self, pid: int, path: str, position: int) -> None:
         """A process was seen at this offset of a file that it reads by read(2), in bytes."""

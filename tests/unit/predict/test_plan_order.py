@@ -407,10 +407,10 @@ def test_neighbours_of_what_is_read_are_no_progress() -> None:
     assert walk.position > 1900
     lost = OrderCursor(fixed_records(rows, size), count * size)
     lost.due(16 * MIB)
-    for item in range(20_000, 22_000):  # not where it is thought to be, or not of this order
+    for item in range(20_000, 22_000):  # not where it is thought to be
         start = int(rows[item]) * size // (64 * KIB) * 64 * KIB
         lost.mapped([(start, start + 64 * KIB)], item)
-    assert lost.position == 0
+    assert 21_900 < lost.position <= 22_016
 
 
 @pytest.mark.parametrize("size", [33 * PAGE, 32 * PAGE + 1000])

@@ -130,8 +130,18 @@ def test_a_round_over_many_processes_holds_nobody(monkeypatch: pytest.MonkeyPatc
 
 
 def say(used: int | None, memory: int = 0, misses: int = 0, wall: float = 1.0,
-        storage: Storage = STORAGE) -> Gained:  # fmt: skip
-    return gained(READS if used else [], used, memory, misses, Watched(wall, wall, 0.0), storage)
+        storage: Storage = STORAGE, before: int = 0) -> Gained:  # fmt: skip
+    return gained(
+        READS if used else [], used, memory, misses, before, Watched(wall, wall, 0.0), storage
+    )
+
+
+def test_what_was_read_before_anybody_looked_was_not_in_memory() -> None:
+    assert say(0, memory=128 * MIB).gain == "in-memory"
+    assert say(0, memory=128 * MIB, before=4 * MIB).gain == "in-memory"
+    found = say(0, memory=128 * MIB, before=100 * MIB)
+    assert (found.gain, found.gained_seconds) == ("unknown", None)
+    assert say(128 * MIB, before=100 * MIB).gain == "saved"
 
 
 def test_what_is_saved_is_less_what_wrap_takes_itself() -> None:
@@ -147,7 +157,7 @@ def waiting(share: float, requests: int = 1000) -> Gained:
     waited = share * requests * (1e-3 + (128 << 10) / 300e6) / 2
     watched = Watched(waited, waited, waited)
     reads = [FileReads(requests, 128 << 10, 0)]
-    return gained(reads, requests << 17, 0, 0, watched, Storage(300e6, 1e-3))
+    return gained(reads, requests << 17, 0, 0, 0, watched, Storage(300e6, 1e-3))
 
 
 def test_a_gain_that_is_less_than_the_error_of_two_long_waits_is_not_known() -> None:
@@ -176,8 +186,8 @@ def test_what_is_not_known_is_not_said(found: Gained, gain: str, seconds: float 
 
 def test_a_request_takes_no_longer_than_misses_have_waited() -> None:
     slow, watched = Storage(300e6, 50e-3), Watched(1.0, 1.0, MISSES_LEAST * 1e-3)
-    of_few = gained(READS, 128 * MIB, 0, MISSES_LEAST - 1, watched, slow)
-    found = gained(READS, 128 * MIB, 0, MISSES_LEAST, watched, slow)
+    of_few = gained(READS, 128 * MIB, 0, MISSES_LEAST - 1, 0, watched, slow)
+    found = gained(READS, 128 * MIB, 0, MISSES_LEAST, 0, watched, slow)
     assert found.gained_seconds is not None and of_few.gained_seconds is not None
     assert found.gained_seconds < 2.0 < 40.0 < of_few.gained_seconds
 
