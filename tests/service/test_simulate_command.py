@@ -216,7 +216,7 @@ def test_without_matplotlib_nothing_is_simulated(
     monkeypatch.setattr(simulate, "workload_of", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["simulate", "paper5-1", "--png", str(tmp_path / "x.png")]) == 2
-    assert "python3 -m pip install matplotlib" in capsys.readouterr().err
+    assert "-m pip install matplotlib" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -25,6 +25,14 @@ class UffdPrefetchError(Exception):
         self.exit_code = exit_code
 
 
+def pip_install(*names: str) -> str:
+    """The command that installs packages where this program finds them."""
+    import shlex
+    import sys
+
+    return f"{shlex.quote(sys.executable)} -m pip install {' '.join(names)}"
+
+
 def usage_error(message: str) -> UffdPrefetchError:
     """An invalid option, variable or configuration key: exit status 2."""
     return UffdPrefetchError(message, EXIT_USAGE)

@@ -57,6 +57,7 @@ class Command:
         told = {"launcher": args.launcher, "meet": args.meet}
         given = {name: value for name, value in told.items() if value is not None}
         loaded = config.load({"config_file": args.config_file, **given})
+        doctor.check_path(path)
         report = doctor.examine(path, loaded, args.cluster)
         settings = config.describe(loaded) if args.show_config else None
         if args.json:

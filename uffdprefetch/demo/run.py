@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError, pip_install
 from uffdprefetch.demo.bed import resident_bytes
 from uffdprefetch.demo.jobrun import (
     JobRun,
@@ -96,8 +96,7 @@ def _check_needs(configurations: Sequence[str]) -> None:
     for module in ("lmdb", "numpy"):
         if importlib.util.find_spec(module) is None:
             raise UffdPrefetchError(
-                f"the demonstration needs the Python package {module}: "
-                f"pip install 'uffdprefetch[demo]'"
+                f"the demonstration needs {module}: {pip_install('lmdb', 'numpy')}"
             )
     wrapped = [name for name in configurations if name.startswith("prefetch")]
     if wrapped and importlib.util.find_spec("uffdprefetch.cli.wrap") is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from uffdprefetch import __version__
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import usage_error
 from uffdprefetch.doctor import faults, machine, pool, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_isolated
 
@@ -88,6 +89,12 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
             ("warm 4 MiB", partial(storage.warm, path)),
         ]
     return probes
+
+
+def check_path(path: str | None) -> None:
+    """Raises UffdPrefetchError (exit 2) where there is nothing of this name."""
+    if path is not None and not os.path.exists(path):
+        raise usage_error(f"doctor {path}: there is no such file or directory")
 
 
 def _size_bytes(path: str | None) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError, pip_install
 from uffdprefetch.formats import arrow_messages as messages
 from uffdprefetch.formats.arrow_layout import (
     ELEMENTS_MAX,
@@ -44,7 +44,7 @@ def _pyarrow() -> Any:
         import pyarrow.ipc
     except ImportError as error:
         raise UffdPrefetchError(
-            f"an Arrow file, and no pyarrow ({error}): pip install 'uffdprefetch[arrow]'",
+            f"an Arrow file, and no pyarrow ({error}): {pip_install('pyarrow')}",
             EXIT_USAGE,
         ) from None
     return pyarrow

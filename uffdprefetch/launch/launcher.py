@@ -163,8 +163,8 @@ def _record(
 ) -> Recording | None:
     """Start the recorder of this job and node, unless another launcher has.
 
-    Raises UffdPrefetchError when the file cannot be created; on other errors, after a line, the job
-    runs without it.
+    After a line the job runs without it where that is not to be; with --strict raises
+    UffdPrefetchError where the file cannot be created.
     """
     from uffdprefetch.trace.record.program import Spec
     from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
@@ -191,7 +191,7 @@ def _record(
     except UffdPrefetchError as error:
         if mark is not None:
             os.unlink(mark)
-        if error.exit_code == EXIT_USAGE:
+        if error.exit_code == EXIT_USAGE and config.strict:
             raise
         say(f"running the job without a trace: {error.message}")
         return None
@@ -450,6 +450,8 @@ def write_and_print(
             path = output.write(name, document, config.force)
             if config.output is None and os.path.isabs(path):
                 output.keep_last(os.path.dirname(path))
+            elif config.output is not None and path != output.named(name) and not config.quiet:
+                say(f"{output.named(name)} was there: this run's is {path} (-f overwrites)")
     except (OSError, UffdPrefetchError) as error:
         if name not in _told or output.why_not(name) is None:
             say(f"summary not written: {error}")

@@ -4,6 +4,7 @@ got worse. Pure."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,8 +67,11 @@ def _figure(
 
 
 def _document(
-    before: str, after: str, figures: Sequence[Figure], parts: Sequence[tuple[str, list[Figure]]]
-) -> dict[str, Any]:
+    before: str, after: str, figures: Sequence[Figure], parts: Sequence[tuple[str, list[Figure]]],
+    commands: Sequence[Sequence[str] | None],
+) -> dict[str, Any]:  # fmt: skip
+    """``commands``: of both, None where one is not told."""
+
     def rows(some: Sequence[Figure]) -> list[dict[str, Any]]:
         return [{**one._asdict(), "verdict": one.verdict} for one in some]
 
@@ -75,6 +79,7 @@ def _document(
         "schema": SCHEMA,
         "before": before,
         "after": after,
+        "commands": list(commands),
         "figures": rows(figures),
         "parts": [{"of": name, "figures": rows(some)} for name, some in parts],
     }
@@ -109,7 +114,8 @@ def of_traces(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
         major = [(one.get("faults") or {}).get("major") for one in pair]
         parts.append((f"{path}, rank {rank}", [stall, _figure("major faults", "count", major)]))
     parts.sort(key=lambda part: -abs((part[1][0].after or 0) - (part[1][0].before or 0)))
-    return _document(_named(before), _named(after), figures, parts)
+    commands = [one["trace"].get("command") for one in both]
+    return _document(_named(before), _named(after), figures, parts, commands)
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -160,7 +166,8 @@ def of_summaries(
             for name, unit, better in _OF_A_FILE
         ]
         parts.append((path, rows))
-    return _document(names[0], names[1], figures, parts)
+    commands = [(one.get("job") or {}).get("command") for one in both]
+    return _document(names[0], names[1], figures, parts, commands)
 
 
 def _words(name: str) -> str:
@@ -183,7 +190,11 @@ def lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
     for part in shown:
         rows.append((part["of"], "", "", "", ""))
         rows += [_row(f"  {one['name']}", one) for one in part["figures"]]
-    out = [f"before: {document['before']}", f"after:  {document['after']}", ""]
+    out = [f"before: {document['before']}", f"after:  {document['after']}"]
+    first, second = document.get("commands") or (None, None)
+    if first and second and first != second:
+        out.append(f"not of one command: {shlex.join(first)} and {shlex.join(second)}")
+    out.append("")
     names = [row[0] for row in rows]
     most = max(20, width - 44)
     rows = [(_cut(name, most), *row[1:]) for name, row in zip(names, rows, strict=True)]

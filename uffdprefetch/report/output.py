@@ -165,15 +165,24 @@ def why_not(path: str) -> str | None:
     return None
 
 
+def _split(name: str) -> tuple[str, str]:
+    if name.endswith(SUFFIX):
+        return name[: -len(SUFFIX)], SUFFIX
+    return os.path.splitext(name) if name.endswith(".json") else (name, SUFFIX)
+
+
+def named(name: str) -> str:
+    """The path of a summary of this name, where none is there yet."""
+    return "".join(_split(name))
+
+
 def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
     """Write ``summary`` as JSON and return the path.
 
     ``name`` gets .summary.json appended unless it ends in .json. Without ``force`` nothing is
     overwritten: a file that is there gets a neighbour with a number. Raises OSError.
     """
-    stem, suffix = os.path.splitext(name) if name.endswith(".json") else (name, SUFFIX)
-    if name.endswith(SUFFIX):
-        stem, suffix = name[: -len(SUFFIX)], SUFFIX
+    stem, suffix = _split(name)
     text = jsontext.dumps(summary, indent=2) + "\n"
     if force:
         replace_text(stem + suffix, text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, pip_install
 from uffdprefetch.report import captions, panels
 from uffdprefetch.trace.analyse.pictures import pictures
 from uffdprefetch.trace.file.trace_file import Trace
@@ -31,7 +31,7 @@ def matplotlib_or_error(option: str) -> Any:
         from matplotlib import collections, colors, figure, lines, patches, ticker  # noqa: F401
     except ImportError:
         raise UffdPrefetchError(
-            f"{option} needs matplotlib, which is not here: python3 -m pip install matplotlib",
+            f"{option} needs matplotlib: {pip_install('matplotlib')}",
             EXIT_CANNOT,
         ) from None
     return matplotlib

@@ -22,6 +22,7 @@ LITTLE_SECONDS = 0.1
 #: indices, and what else was mapped no data set.
 _WORTH_SAYING_BYTES = 16 << 20
 _WORTH_SAYING_SHARE = 16
+_MODULES_SHARE = 2
 #: They start programs by daemons, on other nodes. (Those that an mpirun starts here are served.)
 LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
 #: Options of theirs of one letter that take no value.
@@ -37,8 +38,9 @@ _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 def lines(summary: Mapping[str, Any], path: str | None = None, verbose: bool = False) -> list[str]:
     """All that is said at the end, without prefix. ``path``: where the JSON was written, if it was;
     ``verbose``: with how_it_ran()."""
-    said = short_lines(summary)
-    return [*said, *how_it_ran(summary, path)] if verbose else said
+    if not verbose:
+        return short_lines(summary)
+    return [*whole_lines(summary), *how_it_ran(summary, path)]
 
 
 def short_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -48,6 +50,13 @@ def short_lines(summary: Mapping[str, Any]) -> list[str]:
 
     Pure; raises KeyError or TypeError for what is no summary.
     """
+    return [
+        line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in whole_lines(summary)
+    ]
+
+
+def whole_lines(summary: Mapping[str, Any]) -> list[str]:
+    """short_lines(), of any length: nothing of what one says is left out."""
     gained, shared = [_gained(summary)], _shared(summary)
     seconds = summary["totals"].get("gained_seconds")
     if _moved(summary) and seconds is not None and seconds < LITTLE_SECONDS:
@@ -68,11 +77,11 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
 
 
 def _fitting(*texts: str) -> str:
-    """The first of some texts that fits on a line; else what of the last one does."""
+    """The first of some texts that fits on a line; else the last one."""
     for text in texts:
         if len(text) <= WIDTH:
             return text
-    return texts[-1][: WIDTH - 3] + "..."
+    return texts[-1]
 
 
 def _with_path(before: str, path: str, after: str) -> str:
@@ -213,9 +222,11 @@ def _not_served(summary: Mapping[str, Any]) -> list[str]:
             *remedy,
         ]
     by_calls, mapped = totals.get("unserved_read_bytes") or 0, _touched_bytes(summary)
-    if by_calls < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
-        return []
     files = totals.get("unserved_read_files") or []
+    # what no large file is seen for are the program's own modules, unless it is most
+    share = _WORTH_SAYING_SHARE if files else _MODULES_SHARE
+    if by_calls < max(_WORTH_SAYING_BYTES, mapped // share):
+        return []
     read = f"{format_size(by_calls)} by read(2)"
     said = f"not served: {read}"
     if mapped:
@@ -239,6 +250,8 @@ def _touched_bytes(summary: Mapping[str, Any]) -> int:
 
 def _less_well(summary: Mapping[str, Any]) -> list[str]:
     """Where all is served: what was less than it could have been."""
+    if summary["policy"] == "none":
+        return []
     for plan in summary.get("plans") or []:
         if plan.get("dropped"):
             return [_fitting(f"the known order was given up: {plan['dropped']}")]

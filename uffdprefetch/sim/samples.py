@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, pip_install, usage_error
 
 if TYPE_CHECKING:
     from uffdprefetch.sim.table import Table
@@ -54,8 +54,7 @@ class DataSet:
             from scipy import stats
         except ImportError:
             raise UffdPrefetchError(
-                "sizes from a distribution need scipy, which is not here: "
-                "python3 -m pip install scipy",
+                f"sizes from a distribution need scipy: {pip_install('scipy')}",
                 EXIT_CANNOT,
             ) from None
         made: Any = getattr(stats, str(self.distribution), None)

@@ -25,6 +25,10 @@ class Meter:
     """Bandwidth and base latency of storage, from finished extents (Little's law)."""
 
     bandwidth: float = 0.0
+    #: The most that two busy stretches in a row have reached: what the storage can give a reader in
+    #: order, of whom records in random places tell less.
+    peak: float = 0.0
+    _last: float = 0.0
     #: A busy stretch that is being measured, by a clock that stands still while a pool's jobs wait
     #: for room and nothing is being read.
     _from_ns: int = 0
@@ -48,6 +52,7 @@ class Meter:
         elapsed = now_ns - self._from_ns
         if elapsed >= METER_NS:
             sample = self._bytes * 1e9 / elapsed
+            self.peak, self._last = max(self.peak, min(sample, self._last or sample)), sample
             share = 0.3 if self.bandwidth else 1.0
             self.bandwidth += (sample - self.bandwidth) * share
             self._from_ns, self._bytes = now_ns, 0
@@ -77,7 +82,7 @@ class Meter:
         and of what was read alone tells the latency: of one alone it would be a guess, since
         readers' own requests may have stood before it. The bandwidth, where there was no busy
         stretch, is that of the largest of these."""
-        bandwidth, latency = self.bandwidth, 0.0
+        bandwidth, latency = max(self.peak, self.bandwidth), 0.0
         if not bandwidth and self._alone:
             size, took = max(self._alone)
             bandwidth = size / max(took - min(self._pages, default=0.0), took / 4)

@@ -290,7 +290,7 @@ def test_without_pyarrow_one_line_says_what_to_install(monkeypatch: pytest.Monke
         return original(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UffdPrefetchError, match=r"pip install 'uffdprefetch\[arrow\]'") as caught:
+    with pytest.raises(UffdPrefetchError, match="-m pip install pyarrow") as caught:
         index_of(data)
     assert caught.value.exit_code == 2 and "\n" not in caught.value.message
 

@@ -36,8 +36,8 @@ HORIZON_PART = 8
 #: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
 #: what was handed out.
 MAPPED_PART = 0.75
-#: Units more than that part of a stretch that are a reader's way, wherever in the order it is: 32 of
-#: which none is missing. Of a file of which half is mapped, anywhere, one order in 10^5 has such a one.
+#: Units more than that part of a stretch that are a reader's way, wherever in the order it is: 32
+#: of which none is missing. Of a file of which half is mapped, anywhere, one order in 10^5 has one.
 STANDS_OUT = 8.0
 #: The most of what lies beyond a reader that is there all the same: faults map what lies beside.
 BEYOND_PART = 0.5
@@ -289,8 +289,9 @@ class OrderProgress:
     def _lead_over(
         self, owner: Array, hits: Array, starts: Array, ends: Array, now_ns: int
     ) -> None:
-        """The position follows over these units as far as hardly one before is not there: near what
-        was handed out, or to the end of a stretch that is a reader's, after which the next ones are missing."""
+        """The position follows over these units as far as hardly one before is not there: near
+        what was handed out, or to the end of a stretch that is a reader's, after which the next
+        ones are missing."""
         import numpy as np
 
         units = self._units

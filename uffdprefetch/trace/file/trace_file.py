@@ -165,7 +165,7 @@ def create(path: str, force: bool, meta: dict[str, Any]) -> Writer:
             os.unlink(path)
             raise
     except FileExistsError:
-        raise UffdPrefetchError(f"{path} exists; give -f or another -o", EXIT_USAGE) from None
+        raise UffdPrefetchError(f"{path} exists; give -f or another name", EXIT_USAGE) from None
     except OSError as error:
         code = EXIT_OURS if error.errno in FULL else EXIT_USAGE
         raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", code) from None

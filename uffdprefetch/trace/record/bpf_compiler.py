@@ -63,12 +63,19 @@ def _cure_of_bcc() -> str:
     what the system has."""
     if not _DISTRIBUTIONS_BCC.exists():
         return install("python3-bpfcc", "python3-bcc")
-    if sys.prefix != sys.base_prefix:
+    if sys.prefix != sys.base_prefix and _is_the_distributions(sys.base_prefix):
         return (
             "sed -i 's/^include-system-site-packages = .*/include-system-site-packages = true/'"
             f" {shlex.quote(sys.prefix)}/pyvenv.cfg"
         )
-    return "run it by the distribution's /usr/bin/python3, which has bcc"
+    return "install it with the distribution's /usr/bin/python3 (-m venv --system-site-packages)"
+
+
+def _is_the_distributions(prefix: str) -> bool:
+    """Whether it is that Python which has the distribution's packages, and does not look yet."""
+    return os.path.realpath(prefix) == "/usr" and not any(
+        str(_DISTRIBUTIONS_BCC.parents[1]) == os.path.realpath(place) for place in sys.path
+    )
 
 
 def install(debian: str, fedora: str) -> str:

@@ -253,7 +253,7 @@ class _Session:
         say(
             f"trace: {totals['events_seen']} events"
             f"{f', {lost} LOST' if lost else ''}"
-            f"{'' if self.witness else ', without eBPF (see there)'};"
+            f"{'' if self.witness else ', without eBPF'};"
             f" next: uffdprefetch trace {self.spec.output}"
         )
 
