@@ -24,6 +24,16 @@ fi
 # Gives it the tag of the oldest glibc that it runs with, and refuses what is in none.
 for wheel in "$work"/built/*.whl; do auditwheel repair -w "$root/dist" "$wheel"; done
 twine check --strict "$root"/dist/*
+# The recipes of this release, which name its sdist.
+sdist=$(basename "$root"/dist/*.tar.gz)
+version=${sdist#uffdprefetch-} version=${version%.tar.gz}
+sum=$(sha256sum "$root/dist/$sdist" | cut -d' ' -f1)
+mkdir "$root/dist/packaging"
+cp -r "$work/tree/packaging/spack" "$work/tree/packaging/easybuild" "$work/tree/packaging/conda" "$root/dist/packaging"
+for recipe in "$root"/dist/packaging/easybuild/*.eb; do
+    mv "$recipe" "$(echo "$recipe" | sed "s/-0\.1\.0-/-$version-/")" 2> /dev/null || true
+done
+find "$root/dist/packaging" -type f -exec sed -i "s/0\{64\}/$sum/; s/\b0\.1\.0\b/$version/g" {} +
 # As a user would: into an environment without anything, and with no compiler on PATH.
 python -m venv "$work/user"
 "$work/user/bin/pip" install -q "$root"/dist/*_"$(uname -m)".whl

@@ -693,6 +693,10 @@ def validate(config: Config) -> Config:
         value = getattr(config, name)
         check(value in words, f"{name} {value!r} is none of {', '.join(words)}")
     check(0.0 < config.serve_cpu <= 4096.0, f"serve-cpu {config.serve_cpu} is no number of cores")
+    check(
+        config.budget_bytes >= PAGE_BYTES,
+        f"budget {config.budget_bytes} is less than a page: give it a unit, as in --budget 4GiB",
+    )
     check(0.0 < config.threshold <= 1.0, f"threshold {config.threshold} is not in 0..1")
     check(
         config.size_bytes >= PAGE_BYTES,

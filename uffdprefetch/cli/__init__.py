@@ -98,6 +98,20 @@ class Plain:
         vars(self).update(values)
 
 
+def _help_formatter() -> type[argparse.HelpFormatter]:
+    import argparse
+
+    class Formatter(argparse.RawDescriptionHelpFormatter):
+        """A value that may be left out is given by =: the next word may be the command."""
+
+        def _format_action_invocation(self, action: argparse.Action) -> str:
+            text = super()._format_action_invocation(action)
+            is_optional = bool(action.option_strings) and action.nargs == "?"
+            return text.replace(" [", "[=") if is_optional else text
+
+    return Formatter
+
+
 def parser_of(
     name: str, command: CommandProtocol, parser: argparse.ArgumentParser | None = None
 ) -> argparse.ArgumentParser:
@@ -107,7 +121,7 @@ def parser_of(
     if parser is None:
         parser = argparse.ArgumentParser(prog=f"uffdprefetch {name}")
     parser.description = _dedented(command.__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = _help_formatter()
     parser.allow_abbrev = False  # an abbreviation that is unique today is ambiguous tomorrow
     parser.add_argument("--version", action="version", version=f"uffdprefetch {__version__}")
     command.prepare_parser(parser)

@@ -55,7 +55,7 @@ class Coarse(Enum):
     )
     GONE_ON = "its program went on before the service answered: later epochs hardly show", None
     ENGINE_OFF = "engine off: later epochs hardly show", "wrap --engine cache"
-    NO_USERFAULTFD = "no userfaultfd", "uffdprefetch doctor says how to allow it"
+    NO_USERFAULTFD = "no userfaultfd", "uffdprefetch doctor"
     NOT_POOLED = "not served by the pool", None
 
     @property
