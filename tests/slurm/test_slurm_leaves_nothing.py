@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from bed import TRACKINGS, VARIABLE, Bed, running
-from conftest import uffdprefetch, wait_until
+from conftest import HANG_SECONDS, uffdprefetch, wait_until
 
 #: Not conftest.require(): where there is no bed, there is nothing to force.
 if not os.environ.get(VARIABLE):
@@ -125,3 +129,39 @@ def test_steps_in_control_groups_of_their_own_have_services_of_their_own(bed: Be
     assert len(set(sockets)) == 3, done.stderr
     assert all("/same@" in path for path in sockets)
     is_clean(bed)
+
+
+def test_what_is_said_of_a_wrap_around_srun_serves_the_ranks(bed: Bed) -> None:
+    """The printed words are run as they stand."""
+    ours = bed.directory / "uffdprefetch"  # on PATH, as where it is installed
+    words = " ".join(map(shlex.quote, bed._program))
+    ours.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    ours.chmod(0o755)
+    environment = {
+        **bed.environment,
+        "PATH": f"{bed.directory}:{os.environ['PATH']}",
+        "UFFDPREFETCH_MIN_SIZE": "1MiB",
+        "XDG_STATE_HOME": str(bed.directory / "state"),
+    }
+    code = (
+        "import mmap, sys, time; f = open(sys.argv[1], 'rb');"
+        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); time.sleep(2); print(sum(m[::4096]))"
+    )
+    step = ["srun", "-N2", "-n2", sys.executable, "-c", code, str(bed.data)]
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=bed.directory,
+            timeout=HANG_SECONDS, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    around = run("uffdprefetch", "wrap", "-v", "--", *step)
+    assert around.returncode == 0, around.stderr
+    assert "gained nothing: srun runs its programs outside of this wrap" in around.stderr
+    (told,) = (line.partition("try: ")[2] for line in around.stderr.splitlines() if "try: " in line)
+    inside = run("sh", "-c", told)
+    assert (inside.returncode, inside.stdout) == (0, around.stdout), inside.stderr
+    assert "outside of this wrap" not in inside.stderr and "try:" not in inside.stderr
+    found = [json.loads(path.read_text()) for path in (bed.directory / "state").rglob("*.json")]
+    served = [one for one in found if [file["path"] for file in one["files"]] == [str(bed.data)]]
+    assert len(served) == 2, inside.stderr  # one service on each node

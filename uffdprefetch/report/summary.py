@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    #: A line, or texts of which the first that fits is shown; the first one says most.
+    Line = str | tuple[str, ...]
+
 #: A line of a terminal, less the prefix.
 WIDTH = 80 - len(PREFIX)
 #: Less than this is within what differs from one run to the next.
@@ -50,13 +53,15 @@ def short_lines(summary: Mapping[str, Any]) -> list[str]:
 
     Pure; raises KeyError or TypeError for what is no summary.
     """
-    return [
-        line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in whole_lines(summary)
-    ]
+    return [_cut(line) for line in _lines(summary)]
 
 
 def whole_lines(summary: Mapping[str, Any]) -> list[str]:
     """short_lines(), of any length: nothing of what one says is left out."""
+    return [line if isinstance(line, str) else line[0] for line in _lines(summary)]
+
+
+def _lines(summary: Mapping[str, Any]) -> list[Line]:
     gained, shared = [_gained(summary)], _shared(summary)
     seconds = summary["totals"].get("gained_seconds")
     if _moved(summary) and seconds is not None and seconds < LITTLE_SECONDS:
@@ -76,33 +81,33 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
 # ---- short lines --------------------------------------------------------------------------------
 
 
-def _fitting(*texts: str) -> str:
-    """The first of some texts that fits on a line; else the last one."""
+def _cut(line: Line) -> str:
+    """The first of its texts that fits on a line; else what of the last one does."""
+    texts = (line,) if isinstance(line, str) else line
     for text in texts:
         if len(text) <= WIDTH:
             return text
-    return texts[-1]
+    return texts[-1][: WIDTH - 3] + "..."
 
 
-def _with_path(before: str, path: str, after: str) -> str:
+def _with_path(before: str, path: str, after: str) -> Line:
     """A line that names a file, by as much of its path as fits."""
     room = max(_PATH_LEAST, WIDTH - len(before) - len(after))
-    if len(path) > room:
-        path = f"...{path[3 - room :]}"
-    return _fitting(before + path + after)
+    part = path if len(path) <= room else f"...{path[3 - room :]}"
+    return before + path + after, before + part + after
 
 
 def _served_bytes(summary: Mapping[str, Any]) -> int:
     return sum(file.get("size_bytes") or 0 for file in summary.get("files") or [])
 
 
-def _gained(summary: Mapping[str, Any]) -> str:
+def _gained(summary: Mapping[str, Any]) -> Line:
     totals = summary["totals"]
     gain, seconds = totals.get("gain"), totals.get("gained_seconds")
     ahead = totals.get("prefetched_bytes") or 0
     read = f"; read {format_size(ahead)} ahead" if ahead else ""
     if not summary.get("files"):
-        return _fitting(f"gained nothing: {_why_nothing(summary)}")
+        return f"gained nothing: {_why_nothing(summary)}"
     if summary["policy"] == "none":
         return "gained nothing: --policy none only watches"
     if gain == "in-memory":
@@ -121,7 +126,7 @@ def _gained(summary: Mapping[str, Any]) -> str:
     error = totals.get("gained_error_seconds")
     about = f" (give or take {format_duration(error)})" if error else ""
     said = f"saved about {format_duration(seconds)}{about} of waiting for storage"
-    return _fitting(f"{said}{read}", said)
+    return f"{said}{read}", said
 
 
 def _failed(summary: Mapping[str, Any]) -> str | None:
@@ -180,7 +185,7 @@ def _moved(summary: Mapping[str, Any]) -> int:
     return (summary.get("cluster") or {}).get("from_bytes") or 0
 
 
-def _shared(summary: Mapping[str, Any]) -> list[str]:
+def _shared(summary: Mapping[str, Any]) -> list[Line]:
     cluster = summary.get("cluster")
     if not cluster or not summary.get("files"):
         return []
@@ -192,20 +197,20 @@ def _shared(summary: Mapping[str, Any]) -> list[str]:
         ]
     first = next(iter(cluster.get("not_shared") or []), None)
     if cluster.get("why_not"):
-        return [_fitting(f"nodes shared nothing: {cluster['why_not']}")]
+        return [f"nodes shared nothing: {cluster['why_not']}"]
     if first is not None:
         return [_with_path("nodes shared nothing: ", first["path"], f": {first['why']}")]
     return ["nodes shared nothing: none had what another one read"]
 
 
-def _not_served(summary: Mapping[str, Any]) -> list[str]:
+def _not_served(summary: Mapping[str, Any]) -> list[Line]:
     """The largest mapping that was not served, else what was read by read(2); and the remedy."""
     totals, served = summary["totals"], _served_bytes(summary)
     job = summary.get("job") or {}
     if not served and _failed(summary) and not summary.get("unserved"):
         return []
     if not served and _launches_elsewhere(summary):
-        return [_fitting(*(f"try: {words}" for words in _wrapped_inside(job["command"])))]
+        return [tuple(f"try: {words}" for words in _wrapped_inside(job["command"]))]
     unserved = [
         one
         for one in summary.get("unserved") or []
@@ -216,7 +221,7 @@ def _not_served(summary: Mapping[str, Any]) -> list[str]:
         first = unserved[0]
         size = f"{format_size(first['mapped_bytes'])} of " if first["mapped_bytes"] else ""
         more = f" (and {len(unserved) - 1} more)" if len(unserved) > 1 else ""
-        remedy = [_fitting(f"try: {first['remedy']}")] if first["remedy"] else []
+        remedy = [f"try: {first['remedy']}"] if first["remedy"] else []
         return [
             _with_path(f"not served: {size}", first["path"], f": {first['why']}{more}"),
             *remedy,
@@ -233,8 +238,8 @@ def _not_served(summary: Mapping[str, Any]) -> list[str]:
         said = f"of {format_size(mapped + by_calls)}: {format_size(mapped)} served, {read}"
     if not files:
         return [said]
-    said = _with_path(f"{said}, {format_size(files[0]['bytes'])} of ", files[0]["path"], "")
-    return [said, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
+    named = _with_path(f"{said}, {format_size(files[0]['bytes'])} of ", files[0]["path"], "")
+    return [named, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
 
 
 def _touched_bytes(summary: Mapping[str, Any]) -> int:
@@ -248,18 +253,18 @@ def _touched_bytes(summary: Mapping[str, Any]) -> int:
     return found
 
 
-def _less_well(summary: Mapping[str, Any]) -> list[str]:
+def _less_well(summary: Mapping[str, Any]) -> list[Line]:
     """Where all is served: what was less than it could have been."""
     if summary["policy"] == "none":
         return []
     for plan in summary.get("plans") or []:
         if plan.get("dropped"):
-            return [_fitting(f"the known order was given up: {plan['dropped']}")]
+            return [f"the known order was given up: {plan['dropped']}"]
     reason = summary.get("rung_reason") or ""
     if summary.get("rung") == 2 and summary.get("rung_remedy"):
         return [
-            _fitting(f"seen less closely than it could be: {reason}"),
-            _fitting(f"try: {summary['rung_remedy']}"),
+            f"seen less closely than it could be: {reason}",
+            f"try: {summary['rung_remedy']}",
         ]
     coarse = tuple((summary.get("coarse") or {}).values())
     for text in summary.get("degradations") or []:
@@ -267,7 +272,7 @@ def _less_well(summary: Mapping[str, Any]) -> list[str]:
             continue  # nothing better is to be had
         where, _, rest = text.partition(": ")
         name = os.path.basename(where) if where.startswith("/") else where
-        return [_fitting(f"note: {text}", f"note: {name}: {rest}" if rest else f"note: {text}")]
+        return [(f"note: {text}", f"note: {name}: {rest}" if rest else f"note: {text}")]
     return []
 
 
