@@ -147,7 +147,9 @@ def test_what_is_said_of_a_wrap_around_srun_serves_the_ranks(bed: Bed) -> None:
         "import mmap, sys, time; f = open(sys.argv[1], 'rb');"
         "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); time.sleep(2); print(sum(m[::4096]))"
     )
-    step = ["srun", "-N2", "-n2", sys.executable, "-c", code, str(bed.data)]
+    # nodes of the bed share processes: without its variables a rank is as far away as on another
+    names = "PATH,UFFDPREFETCH_RUNDIR,UFFDPREFETCH_MIN_SIZE,XDG_STATE_HOME"
+    step = ["srun", f"--export={names}", "-N2", "-n2", sys.executable, "-c", code, str(bed.data)]
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
