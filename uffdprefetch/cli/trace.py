@@ -227,14 +227,15 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from uffdprefetch.report import compare
+    from uffdprefetch.report import compare, forecast
     from uffdprefetch.trace.analyse.report import analyse
     from uffdprefetch.trace.file import trace_file
 
     if len(args.files) != 2 or args.format not in (None, "text", "json"):
         raise usage_error("--compare wants two recordings, and shows them as text or json")
-    before, after = (analyse(trace_file.read(path)) for path in args.files)
-    document = compare.of_traces(before, after)
+    traces = [trace_file.read(path) for path in args.files]
+    document = compare.of_traces(*map(analyse, traces))
+    document["predicted"] = forecast.predicted(*traces)
     if args.format == "json":
         import json
 

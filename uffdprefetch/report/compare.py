@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from uffdprefetch.base.units import format_duration, format_size
+from uffdprefetch.base.units import format_duration, format_rate, format_size
 from uffdprefetch.report.columns import aligned
 
 SCHEMA = "uffdprefetch.comparison/1"
@@ -199,6 +199,13 @@ def lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
     most = max(20, width - 44)
     rows = [(_cut(name, most), *row[1:]) for name, row in zip(names, rows, strict=True)]
     out += [line.rstrip()[:width] for line in aligned(rows)]
+    forecast = document.get("predicted")
+    if forecast:
+        out.append(
+            f"predicted by a replay of the first one: {format_duration(forecast['seconds'])}"
+            f" ({format_rate(forecast['bandwidth_bytes_per_second'])},"
+            f" {forecast['latency_seconds'] * 1000:.2g} ms a request)"
+        )
     if len(document["parts"]) > len(shown):
         out.append(f"and {len(document['parts']) - len(shown)} more (in JSON all of them)")
     return out

@@ -79,7 +79,8 @@ class Opener:
     """Opens files, and does else what may wait for storage, asynchronously."""
 
     def __init__(self, wake_fd: int) -> None:
-        """``wake_fd``: an eventfd that is incremented when something has ended."""
+        """``wake_fd``: an eventfd that is incremented when something has ended; -1: who made this
+        calls step() without."""
         self._wake_fd = wake_fd
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._under_way = 0
@@ -111,7 +112,8 @@ class Opener:
         except OSError as error:
             result = error
         self._done.put(partial(then, result))
-        os.eventfd_write(self._wake_fd, 1)
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
 
     def step(self) -> None:
         """Call ``then`` of what has ended."""

@@ -7,8 +7,11 @@ queue for the link, latencies overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+#: Reads that tell a storage's rate, and what memory takes, seconds (warm/meter.py).
+READS_LEAST, LATENCY_LEAST = 8, 1e-4
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,24 @@ class Storage:
         request = min(alone)
         latency = max(0.0, request / alone[request] - request / bandwidth)
         return cls(bandwidth, latency)
+
+    @classmethod
+    def seen(cls, reads: Sequence[tuple[float, float, int]]) -> Storage | None:
+        """From reads that were made: (begin, end, bytes) of each, seconds, that may overlap. The
+        bandwidth is what came while any was under way; the latency that of the quickest one, less
+        what its bytes took. None of fewer than READS_LEAST."""
+        if len(reads) < READS_LEAST:
+            return None
+        busy, until = 0.0, 0.0
+        for begin, end, _ in sorted(reads):
+            busy += max(0.0, end - max(begin, until))
+            until = max(until, end)
+        total = sum(size for _, _, size in reads)
+        if not busy or not total:
+            return None
+        bandwidth = total / busy
+        alone = min(end - begin - size / bandwidth for begin, end, size in reads)
+        return cls(bandwidth, max(LATENCY_LEAST, alone))
 
 
 class Link:

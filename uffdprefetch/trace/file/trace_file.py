@@ -152,6 +152,11 @@ class Writer:
         self._file.close()
 
 
+def exists_error(path: str) -> UffdPrefetchError:
+    """A recording is not written over what is there."""
+    return UffdPrefetchError(f"{path} exists; give -f or another name", EXIT_USAGE)
+
+
 def create(path: str, force: bool, meta: dict[str, Any]) -> Writer:
     """Make a trace file. Raises UffdPrefetchError: exit 2 when it exists and not ``force``, or
     cannot be there; 125 when there is no room."""
@@ -165,7 +170,7 @@ def create(path: str, force: bool, meta: dict[str, Any]) -> Writer:
             os.unlink(path)
             raise
     except FileExistsError:
-        raise UffdPrefetchError(f"{path} exists; give -f or another name", EXIT_USAGE) from None
+        raise exists_error(path) from None
     except OSError as error:
         code = EXIT_OURS if error.errno in FULL else EXIT_USAGE
         raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", code) from None

@@ -16,6 +16,7 @@ from typing import Any
 
 from uffdprefetch.base import spawn
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.trace_file import SUFFIX
 from uffdprefetch.trace.record.program import Spec
 
@@ -48,6 +49,8 @@ class Recording:
         ``environment`` and ``directory`` are for its interpreter. Raises UffdPrefetchError: what
         the recorder says (the file exists, cannot be written), or 125 when it does not come up.
         """
+        if not spec.force and os.path.exists(spec.output):  # said before anything is started
+            raise trace_file.exists_error(spec.output)
         control_read, control_write = os.pipe()
         ready_read, ready_write = os.pipe()
         spec.control_fd, spec.ready_fd = control_read, ready_write
