@@ -71,7 +71,7 @@ static __always_inline void extend(u32 kind, u16 file, u64 offset, u64 length)
 #ifdef HAVE_FILL
 TRACEPOINT_PROBE(filemap, mm_filemap_add_to_page_cache)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u16 file = number_of(args->i_ino, args->s_dev);
 	u64 offset = (u64)args->index << PAGE_BITS, length = 1ull << (PAGE_BITS + args->order);
 
 	if (!file)
@@ -97,7 +97,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_delete_from_page_cache)
 #ifdef HAVE_GET_PAGES
 TRACEPOINT_PROBE(filemap, mm_filemap_get_pages)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
 		return 0;
@@ -111,7 +111,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_get_pages)
 #ifdef HAVE_RA_ORDER
 TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
 		return 0;
@@ -125,7 +125,7 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 #ifdef HAVE_RA_UNBOUNDED
 TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
 		return 0;
@@ -140,7 +140,7 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 #ifdef HAVE_RA_SYNC
 TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
 		return 0;
@@ -154,7 +154,7 @@ TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 #ifdef HAVE_RA_ASYNC
 TRACEPOINT_PROBE(readahead, page_cache_async_ra)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
 		return 0;

@@ -60,6 +60,9 @@ struct file_key {
 /* Numbers from here on are the recorder's (trace/record/file_registry.py) */
 #define NUMBERS_END 60000u
 #define UNWANTED 0xFFFFu
+/* In the value of `files`: of a program, a library or a small file only what it costs is told: what
+ * comes from storage, read(2), major faults; and only of the job's processes. */
+#define COSTS_ONLY 0x10000u
 
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
 BPF_ARRAY(lost, u64, 1);
@@ -122,16 +125,19 @@ static __always_inline int is_recorded(u32 pid)
 	return how && *how == RECORDED;
 }
 
-/* The number of a file that is recorded, or 0. A file that a process of the job touches for the
+/* The number of a file that is recorded, perhaps with COSTS_ONLY, or 0. A file that a process of the job touches for the
  * first time gets one; from then on it counts whoever touches it. */
-static __always_inline u16 file_of(u64 inode, u64 device)
+static __always_inline u32 number_of(u64 inode, u64 device)
 {
 	struct file_key key = { .inode = inode, .device = device };
 	u32 *known = files.lookup(&key), *given, number;
 	int zero = 0;
 
-	if (known)
+	if (known) {
+		if (*known & COSTS_ONLY && !is_recorded(bpf_get_current_pid_tgid() >> 32))
+			return 0;
 		return *known == UNWANTED ? 0 : *known;
+	}
 	if (!is_recorded(bpf_get_current_pid_tgid() >> 32))
 		return 0;
 	given = files_given.lookup(&zero);
@@ -151,4 +157,12 @@ static __always_inline u16 file_of(u64 inode, u64 device)
 	}
 	put(EV_NEW_FILE, number, inode, 0, device, 0);
 	return number;
+}
+
+/* The number of a record file, or 0. */
+static __always_inline u16 file_of(u64 inode, u64 device)
+{
+	u32 number = number_of(inode, device);
+
+	return number & COSTS_ONLY ? 0 : number;
 }

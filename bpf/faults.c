@@ -240,7 +240,8 @@ static __always_inline int is_retry(struct in_fault *f, struct exception *x, u16
 #ifdef HAVE_MAP_PAGES
 TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u32 number = number_of(args->i_ino, args->s_dev);
+	u16 file = number;
 	u64 start = (u64)args->index << PAGE_BITS, end = ((u64)args->last_index + 1) << PAGE_BITS;
 	u32 tid = bpf_get_current_pid_tgid(), page = NO_PAGE;
 	struct exception *x;
@@ -256,10 +257,13 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 #ifndef HAVE_EXCEPTIONS
 		f->open = 0; /* nothing tells this fault from the next one of that page */
 #endif
-		put(EV_MAPPED, file, start, end - start, x ? x->address : 0,
-		    (f->offset - start) >> PAGE_BITS);
+		if (!(number & COSTS_ONLY))
+			put(EV_MAPPED, file, start, end - start, x ? x->address : 0,
+			    (f->offset - start) >> PAGE_BITS);
 		return 0;
 	}
+	if (number & COSTS_ONLY)
+		return 0;
 	if (x) {
 		address = x->address;
 		/* the range begins at a multiple of its size in the address space (do_fault_around) */
@@ -274,7 +278,8 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 #ifdef HAVE_FAULT
 TRACEPOINT_PROBE(filemap, mm_filemap_fault)
 {
-	u16 file = file_of(args->i_ino, args->s_dev);
+	u32 number = number_of(args->i_ino, args->s_dev);
+	u16 file = number;
 	u64 task = bpf_get_current_pid_tgid(), offset = (u64)args->index << PAGE_BITS;
 	u32 tid = task;
 	struct exception *x;
@@ -297,8 +302,9 @@ TRACEPOINT_PROBE(filemap, mm_filemap_fault)
 	fresh.file = file;
 	fresh.open = 1;
 	in_faults.update(&tid, &fresh);
-	put(EV_FAULT, file, offset, 1 << PAGE_BITS, x ? x->address : 0,
-	    x ? x->around | x->kernel : 0);
+	if (!(number & COSTS_ONLY))
+		put(EV_FAULT, file, offset, 1 << PAGE_BITS, x ? x->address : 0,
+		    x ? x->around | x->kernel : 0);
 	return 0;
 }
 #endif

@@ -17,7 +17,8 @@ cp "$work"/built/*.tar.gz "$root/dist"
 # For aarch64 too, where a cross-compiler and an emulator are.
 if command -v aarch64-linux-gnu-gcc > /dev/null && command -v qemu-aarch64-static > /dev/null; then
     pip install -q 'setuptools>=77' cffi
-    PYTHON=$work/venv/bin/python "$root/tools/wheel_aarch64.sh" "$work/tree" "$work/built"
+    PYTHON=$work/venv/bin/python "$root/tools/wheel_aarch64.sh" "$work/tree" "$work/built" ||
+        { echo "no wheel for aarch64: see above" >&2; rm -f "$work"/built/*aarch64*; }
 else
     echo "no wheel for aarch64: aarch64-linux-gnu-gcc or qemu-aarch64-static is missing" >&2
 fi

@@ -334,6 +334,22 @@ def test_what_an_import_costs_is_told_by_package(
     assert not analyse(record(here, tmp_path, job, "--include", "records.bin").trace)["others"]
 
 
+def test_waiting_for_a_pipe_is_no_file_s(env: dict[str, str], tmp_path: Path) -> None:
+    """Whose descriptor had been a file's."""
+    kernel()
+    code = (
+        "import os, time\n"
+        "file = open('/etc/passwd', 'rb'); file.read(); was = file.fileno(); file.close()\n"
+        "r, w = os.pipe(); assert r == was\n"
+        "if not os.fork(): time.sleep(1.5); os.write(w, b'x'); os._exit(0)\n"
+        "os.read(r, 1)\n"
+    )
+    report = analyse(record(env, tmp_path, ["/usr/bin/python3", "-c", code]).trace)
+    waited = {one["name"]: one["wait_seconds"] for one in report["others"]}
+    assert "/etc" in waited
+    assert sum(waited.values()) < 1.5, waited
+
+
 def test_system_calls_of_the_job(env: dict[str, str], tmp_path: Path, data: Path) -> None:
     kernel()
     code = (

@@ -167,3 +167,4 @@ def test_what_is_said_of_a_wrap_around_srun_serves_the_ranks(bed: Bed) -> None:
     found = [json.loads(path.read_text()) for path in (bed.directory / "state").rglob("*.json")]
     served = [one for one in found if [file["path"] for file in one["files"]] == [str(bed.data)]]
     assert len(served) == 2, inside.stderr  # one service on each node
+    is_clean(bed)

@@ -13,7 +13,7 @@ import time
 
 from uffdprefetch.base import spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
-from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.messages import say
 from uffdprefetch.launch import engine_choice, service
@@ -163,8 +163,8 @@ def _record(
 ) -> Recording | None:
     """Start the recorder of this job and node, unless another launcher has.
 
-    After a line the job runs without it where that is not to be; with --strict raises
-    UffdPrefetchError where the file cannot be created.
+    Where that cannot be the job runs without it after a line; with --strict raises
+    UffdPrefetchError.
     """
     from uffdprefetch.trace.record.program import Spec
     from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
@@ -191,7 +191,7 @@ def _record(
     except UffdPrefetchError as error:
         if mark is not None:
             os.unlink(mark)
-        if error.exit_code == EXIT_USAGE and config.strict:
+        if config.strict:
             raise
         say(f"running the job without a trace: {error.message}")
         return None
@@ -443,15 +443,17 @@ def write_and_print(
     """A run's summary, as the user has asked for it."""
     from uffdprefetch.report import summary
 
-    path, name = None, ""
+    path, name, beside = None, "", None
     try:
         if config.output != os.devnull:
             name = _summary_name(config, environ, address)
             path = output.write(name, document, config.force)
             if config.output is None and os.path.isabs(path):
                 output.keep_last(os.path.dirname(path))
-            elif config.output is not None and path != output.named(name) and not config.quiet:
-                say(f"{output.named(name)} was there: this run's is {path} (-f overwrites)")
+            elif path != output.named(name) and output.is_older(
+                output.named(name), document["wall_seconds"]
+            ):
+                beside = f"{output.named(name)} was there: this run's is {path} (-f overwrites)"
     except (OSError, UffdPrefetchError) as error:
         if name not in _told or output.why_not(name) is None:
             say(f"summary not written: {error}")
@@ -460,5 +462,5 @@ def write_and_print(
             lines = summary.lines(document, path, config.verbose)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
-        for line in lines:
+        for line in [beside, *lines] if beside is not None else lines:
             say(line)

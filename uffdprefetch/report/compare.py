@@ -199,6 +199,8 @@ def lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
     most = max(20, width - 44)
     rows = [(_cut(name, most), *row[1:]) for name, row in zip(names, rows, strict=True)]
     out += [line.rstrip()[:width] for line in aligned(rows)]
+    if len(document["parts"]) > len(shown):
+        out.append(f"and {len(document['parts']) - len(shown)} more (in JSON all of them)")
     forecast = document.get("predicted")
     if forecast:
         out.append(
@@ -206,8 +208,6 @@ def lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
             f" ({format_rate(forecast['bandwidth_bytes_per_second'])},"
             f" {forecast['latency_seconds'] * 1000:.2g} ms a request)"
         )
-    if len(document["parts"]) > len(shown):
-        out.append(f"and {len(document['parts']) - len(shown)} more (in JSON all of them)")
     return out
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay of a plain recording says beside a wrapped one. Pure."""
+"""What a replay of a plain recording says beside a wrapped one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.sim.replay.choices import choices, predict
 from uffdprefetch.sim.replay.demand import demand_of
 from uffdprefetch.sim.replay.link import Storage
@@ -24,8 +25,9 @@ def predicted(before: Trace, after: Trace) -> dict[str, Any] | None:
     storage = Storage.seen(list(rows))
     if storage is None:
         return None
-    demand = demand_of(before)
-    if not demand.streams:
+    try:
+        demand = demand_of(before)
+    except UffdPrefetchError:  # nothing that it could replay
         return None
     wrap = [one for one in choices((), (), None, (), 0) if one.name == "wrap"]
     (found,) = predict(demand, storage, wrap)

@@ -176,6 +176,17 @@ def named(name: str) -> str:
     return "".join(_split(name))
 
 
+def is_older(path: str, seconds: float) -> bool:
+    """Whether a file was last written before so many seconds ago: by an earlier run than one that
+    took so long, and not by another node of it."""
+    import time
+
+    try:
+        return os.stat(path).st_mtime < time.time() - seconds
+    except OSError:
+        return False
+
+
 def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
     """Write ``summary`` as JSON and return the path.
 

@@ -117,9 +117,9 @@ def _gained(summary: Mapping[str, Any]) -> Line:
     if totals.get("untold_bytes"):
         return "what was gained is not known: what was cached is not told to you"
     if seconds is None:
-        before = totals.get("job_storage_bytes") or 0
-        if before > ahead:
-            return f"what was gained is not known: the job read {format_size(before)} itself"
+        if gain == "just-read":
+            itself = format_size(totals.get("job_storage_bytes") or 0)
+            return f"what was gained is not known: the job read {itself} itself"
         return f"how much was gained could not be measured{read}"
     if seconds < LITTLE_SECONDS:
         return f"gained little: less than {format_duration(LITTLE_SECONDS)}{read}"

@@ -35,6 +35,7 @@ class Gain(Enum):
 
     SAVED = "saved"
     IN_MEMORY = "in-memory"
+    JUST_READ = "just-read"
     NOTHING_READ = "nothing-read"
     UNKNOWN = "unknown"
 
@@ -58,7 +59,7 @@ def gained(
 ) -> Gained:  # fmt: skip
     """``used_bytes``: prefetched and then used, None where that is not known;
     ``in_memory_bytes``: used, or asked for, and there already; ``job_storage_bytes``: what the
-    job's own processes have had read, from the first byte on, before anybody followed them too."""
+    job's own page faults have had read, from the first byte on, also before they were followed."""
     gain, seconds, error = Gain.SAVED, None, None
     from_storage = (used_bytes or 0) + misses * MISS_BYTES
     measured = storage.bandwidth_bytes_per_second > 0 and storage.latency_seconds > 0
@@ -68,8 +69,8 @@ def gained(
         gain, seconds = Gain.NOTHING_READ, 0.0
     elif from_storage * LITTLE_SHARE <= in_memory_bytes:
         gain, seconds = Gain.IN_MEMORY, 0.0
-        if 2 * job_storage_bytes > in_memory_bytes:  # it had come only just before
-            gain, seconds = Gain.UNKNOWN, None
+        if 2 * job_storage_bytes > in_memory_bytes:
+            gain, seconds = Gain.JUST_READ, None
     elif not used_bytes:
         seconds = 0.0
     elif not measured or not watched.wall_seconds:

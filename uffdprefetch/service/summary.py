@@ -100,7 +100,7 @@ def totals(
         "used_bytes": used,
         "wasted_bytes": None if prefetched is None or used is None else prefetched - used,
         "already_resident_bytes": sum_of("already_resident_bytes"),
-        "job_storage_bytes": _sum_known(ledger.jobs_storage),
+        "job_storage_bytes": None if storage is None else _sum_known(ledger.jobs_storage),
         "accuracy": None if not prefetched or used is None else used / prefetched,
         "accuracy_denominator_bytes": prefetched,
         "coverage": _share(both, missed),
@@ -167,7 +167,7 @@ def _gained(
         figures["used_bytes"],
         max(figures["already_resident_bytes"] or 0, touched),
         figures["demand_misses"] or 0,
-        figures["job_storage_bytes"] or 0,
+        max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(engine.ledger.jobs_read) or 0)),
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
         engine.scheduler.meter.cost(single_seconds),
     )

@@ -52,7 +52,7 @@ class Meter:
         elapsed = now_ns - self._from_ns
         if elapsed >= METER_NS:
             sample = self._bytes * 1e9 / elapsed
-            self.peak, self._last = max(self.peak, min(sample, self._last or sample)), sample
+            self.peak, self._last = max(self.peak, min(sample, self._last)), sample
             share = 0.3 if self.bandwidth else 1.0
             self.bandwidth += (sample - self.bandwidth) * share
             self._from_ns, self._bytes = now_ns, 0

@@ -370,6 +370,21 @@ def test_the_position_follows_what_is_mapped_in_order() -> None:
     assert walk.position == 1000
 
 
+def test_what_one_fault_maps_is_no_way() -> None:
+    """Of records that lie together in the file and in the order; and where faults map so much
+    beside what is read that most of the file is there."""
+    for size, mapped in ((16 * KIB, 2 * MIB), (2 * KIB, 64 * KIB)):
+        in_order = OrderCursor(fixed_records(np.arange(50_000), size), 50_000 * size)
+        in_order.mapped([(0, size)], 1)
+        in_order.mapped([(25_000 * size, 25_000 * size + mapped)], 2)
+        assert in_order.position == 1
+    rows = shuffled(100_000, 36)
+    walk = OrderCursor(fixed_records(rows, 4 * KIB), 100_000 * 4 * KIB)
+    blocks = np.unique(rows[:15_000] // 16)
+    walk.mapped([(int(b) * 64 * KIB, (int(b) + 1) * 64 * KIB) for b in blocks], 1)
+    assert walk.position <= 15_000
+
+
 @pytest.mark.parametrize("beside", [0.0, 0.3])
 def test_who_is_on_its_way_when_it_is_first_looked_at_is_found_there(beside: float) -> None:
     """A program that read before the service was up, beyond where an order is looked for; with

@@ -140,7 +140,7 @@ def test_what_was_read_before_anybody_looked_was_not_in_memory() -> None:
     assert say(0, memory=128 * MIB).gain == "in-memory"
     assert say(0, memory=128 * MIB, before=4 * MIB).gain == "in-memory"
     found = say(0, memory=128 * MIB, before=100 * MIB)
-    assert (found.gain, found.gained_seconds) == ("unknown", None)
+    assert (found.gain, found.gained_seconds) == ("just-read", None)
     assert say(128 * MIB, before=100 * MIB).gain == "saved"
 
 

@@ -39,6 +39,9 @@ MAPPED_PART = 0.75
 #: Units more than that part of a stretch that are a reader's way, wherever in the order it is: 32
 #: of which none is missing. Of a file of which half is mapped, anywhere, one order in 10^5 has one.
 STANDS_OUT = 8.0
+#: They are looked at when so much more of what is ahead has come: all looks together go over the
+#: order so many times.
+LOOK_PART = 64
 #: The most of what lies beyond a reader that is there all the same: faults map what lies beside.
 BEYOND_PART = 0.5
 MAPPED_BEYOND = 4
@@ -116,6 +119,7 @@ class OrderProgress:
         self._states: Array = np.frombuffer(self._state, np.uint8)
         self._at = self._front = self._sent = 0  # units
         self._place = 0  # plan coordinate of the reader
+        self._beyond = 0  # units found mapped beyond what was handed out, since _lead_far()
         self._reading: dict[int, int] = {}
         self._mapped = IntervalSet()  # of the file, since this order began
         self._verdict = OrderValidator(units.items, units.total_bytes)
@@ -290,8 +294,7 @@ class OrderProgress:
         self, owner: Array, hits: Array, starts: Array, ends: Array, now_ns: int
     ) -> None:
         """The position follows over these units as far as hardly one before is not there: near
-        what was handed out, or to the end of a stretch that is a reader's, after which the next
-        ones are missing."""
+        what was handed out, or to the end of a stretch that is a reader's."""
         import numpy as np
 
         units = self._units
@@ -307,21 +310,46 @@ class OrderProgress:
         whole = whole[order[np.append(True, places[1:] != places[:-1])[: len(order)]]]  # the next
         self._settle(whole, self._states[whole])
         upto = max(self._sent, min(self._front + MAPPED_BEYOND, len(units)))
+        self._beyond += int((whole >= upto).sum())
+        there = self._states[self._front : upto]
+        read = (there == _TOUCHED) | (there == _READ)
+        far = (read & (read.cumsum() >= MAPPED_PART * np.arange(1, len(read) + 1))).nonzero()[0]
+        if len(far):
+            self._lead(self._front + int(far[-1]) + 1)
+        if self._beyond >= max(WAY, (len(units) - self._front) // LOOK_PART):
+            self._beyond = 0
+            self._lead_far()
+        if self._front > self._at:
+            self._move(now_ns)
+
+    def _lead_far(self) -> None:
+        """To the end of the stretch that most stands out of what is mapped ahead, if it is a
+        reader's way, which nobody has followed: of many pieces of the file, of which hardly one is
+        missing, and after which the next ones are. Where most of the file is mapped that tells
+        nothing, and neither does one fault that maps many units."""
+        import numpy as np
+
         there = self._states[self._front :]
         read = (there == _TOUCHED) | (there == _READ)
         more: Array = read.cumsum() - MAPPED_PART * np.arange(1, len(read) + 1)
-        far = (read & (more >= 0))[: upto - self._front].nonzero()[0]
-        goes = int(far[-1]) + 1 if len(far) else 0
-        if len(read):
-            # the stretch that most stands out; what was read before the first look is not told
-            least: Array = np.minimum.accumulate(np.append(0.0, more[:-1]))
-            come = int((more - least).argmax()) + 1
-            rest = read[come : 2 * come]
-            if (more - least)[come - 1] >= STANDS_OUT and len(rest) and rest.mean() <= BEYOND_PART:
-                goes = max(goes, come)
-        if goes:
-            self._lead(self._front + goes)
-            self._move(now_ns)
+        least: Array = np.minimum.accumulate(np.append(0.0, more[:-1]))
+        end = int((more - least).argmax()) + 1
+        begin = int(np.append(0.0, more[: end - 1])[::-1].argmin())
+        begin = end - 1 - begin
+        rest = read[end : end + max(end - begin, 2 * WAY)]
+        elsewhere = int(read.sum()) - int(read[begin:end].sum())
+        places = np.sort(self._units.starts[self._front + begin : self._front + end] // HUGE_BYTES)
+        apart = int((np.diff(places) != 0).sum()) + 1
+        if (
+            more[end - 1] - least[end - 1] >= STANDS_OUT
+            and apart >= WAY
+            and len(rest) >= WAY
+            and rest.mean() <= BEYOND_PART
+            and elsewhere <= BEYOND_PART * (len(read) - (end - begin))
+        ):
+            self._lead(self._front + end)
+            # it was not in the time since the last look that it came there
+            self._place = max(self._place, self._units.behind(self._front))
 
     def looked(self, found: Iterable[tuple[int, int]], strays: Iterable[tuple[int, int]]) -> None:
         """What mapped() was told of, and which of it no order explains. What lies behind the

@@ -38,19 +38,20 @@ class Storage:
 
     @classmethod
     def seen(cls, reads: Sequence[tuple[float, float, int]]) -> Storage | None:
-        """From reads that were made: (begin, end, bytes) of each, seconds, that may overlap. The
-        bandwidth is what came while any was under way; the latency that of the quickest one, less
-        what its bytes took. None of fewer than READS_LEAST."""
-        if len(reads) < READS_LEAST:
+        """From reads that were made: (begin, end, bytes) of each, seconds. The bandwidth is what
+        came while several were under way at once: one alone waits for its latency, too. That is
+        what the quickest one took beyond its bytes. None of fewer than READS_LEAST such."""
+        busy, taken, moved = 0.0, 0, 0
+        began, until, count, total = 0.0, 0.0, 0, 0  # of a stretch in which some are under way
+        for begin, end, size in [*sorted(reads), (float("inf"), 0.0, 0)]:
+            if begin >= until:
+                if count > 1:
+                    busy, taken, moved = busy + until - began, taken + count, moved + total
+                began, until, count, total = begin, end, 0, 0
+            until, count, total = max(until, end), count + 1, total + size
+        if taken < READS_LEAST or busy <= 0 or not moved:
             return None
-        busy, until = 0.0, 0.0
-        for begin, end, _ in sorted(reads):
-            busy += max(0.0, end - max(begin, until))
-            until = max(until, end)
-        total = sum(size for _, _, size in reads)
-        if not busy or not total:
-            return None
-        bandwidth = total / busy
+        bandwidth = moved / busy
         alone = min(end - begin - size / bandwidth for begin, end, size in reads)
         return cls(bandwidth, max(LATENCY_LEAST, alone))
 

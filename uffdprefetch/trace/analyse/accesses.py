@@ -114,13 +114,17 @@ def _of_ranges(events: Array, start_ns: int, page_bytes: int, sensor: int) -> Ac
     )  # fmt: skip
 
 
-def _steps(reads: Array) -> Array:
+def _steps(events: Array) -> Array:
     """READ events of one file, each with what lies before the next one of the same call: the kernel
-    tells of the rest of the call with every batch of pages that it copies."""
-    rows = reads[np.lexsort((reads["time_ns"], reads["tid"]))]
+    tells of the rest of the call with every batch of pages that it copies. A CALL event of that
+    file, which is a call's end, parts what does not belong together."""
+    rows = events[np.lexsort((events["time_ns"], events["tid"]))]
+    ended = np.cumsum(rows["kind"] == Kind.CALL)
+    told = rows["kind"] == Kind.READ
+    rows, ended = rows[told], ended[told]
     end = rows["offset"] + rows["length"]
     goes_on = (rows["tid"][1:] == rows["tid"][:-1]) & (end[1:] == end[:-1])
-    goes_on &= rows["offset"][1:] >= rows["offset"][:-1]
+    goes_on &= (rows["offset"][1:] >= rows["offset"][:-1]) & (ended[1:] == ended[:-1])
     rows["length"][:-1][goes_on] = (rows["offset"][1:] - rows["offset"][:-1])[goes_on]
     rows = rows[rows["length"] > 0]
     found: Array = rows[np.argsort(rows["time_ns"], kind="stable")]
@@ -279,9 +283,9 @@ def accesses(events: Array, maps: Array, start_ns: int, page_bytes: int) -> Acce
     parts = []
     if faults.any():
         parts.append(_of_faults(events[faults], maps, start_ns, page_bytes))
-    reads = kind == Kind.READ
+    reads, calls = kind == Kind.READ, kind == Kind.CALL
     if reads.any():
-        parts.append(_of_ranges(_steps(events[reads]), start_ns, page_bytes, READS))
+        parts.append(_of_ranges(_steps(events[reads | calls]), start_ns, page_bytes, READS))
     is_touch = kind == Kind.TOUCH
     of_pool = is_touch & (events["aux"] & POOL_TOUCH > 0)
     if of_pool.any():

@@ -28,6 +28,8 @@ UNEVEN_STALL, UNEVEN_BYTES = 2.0, 1.5
 ALL = 0.8
 #: Fault-around (mm/memory.c).
 AROUND_BYTES = 65536
+#: Where programs lie that are of no package.
+_SYSTEM = ("/usr", "/lib", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc")
 #: What a program that starts from memory takes at most, for its libraries.
 STARTING_SECONDS = 0.25
 #: Shares of what was prefetched that are a finding: unused, late.
@@ -159,24 +161,42 @@ def read_by_all(report: Report) -> Iterator[Found]:
 
 
 def starting(report: Report) -> Iterator[Found]:
-    """Programs and libraries that come from slow storage, file by file."""
-    waited = sum(one["wait_seconds"] for one in report.others)
-    if waited < MEDIUM * report.run_seconds or waited < STARTING_SECONDS:
-        return
-    first = report.others[0]
-    count = sum(one["files"] for one in report.others)
-    filled = sum(one["fill_bytes"] for one in report.others)
-    requests = sum(one["requests"] for one in report.others)
-    yield finding(
-        report,
-        f"{count} programs, libraries and small files: {format_duration(waited)} of waiting, most"
-        f" for {first['name']} ({format_duration(first['wait_seconds'])})",
-        f"{requests} requests, {format_size(filled)}, one after the other. `uffdprefetch wrap` does"
-        " not read programs ahead.",
-        "keep the environment on the node: unpack it into local storage or /dev/shm at the job's"
-        " start, or make one image of it (squashfs, a container)",
-        "tracepoints: fills, major faults and read calls of other files", waited, "low",
-    )  # fmt: skip
+    """Programs and libraries that come from slow storage, file by file; or a data set of small
+    files."""
+    programs = [one for one in report.others if not _is_data(one["name"])]
+    data = [one for one in report.others if _is_data(one["name"])]
+    for groups, what, remedy in (
+        (
+            programs,
+            "programs and libraries",
+            "keep the environment on the node: unpack it into local storage or /dev/shm at the"
+            " job's start, or make one image of it (squashfs, a container)",
+        ),
+        (
+            data,
+            "small files",
+            "pack them into one file that is mapped (LMDB, Arrow): `uffdprefetch wrap` serves it",
+        ),
+    ):
+        waited = sum(one["wait_seconds"] for one in groups)
+        if waited < MEDIUM * report.run_seconds or waited < STARTING_SECONDS:
+            continue
+        first = groups[0]
+        requests = sum(one["requests"] for one in groups)
+        filled = sum(one["fill_bytes"] for one in groups)
+        yield finding(
+            report,
+            f"{sum(one['files'] for one in groups)} {what}: {format_duration(waited)} of waiting,"
+            f" most for {first['name']} ({format_duration(first['wait_seconds'])})",
+            f"{requests} requests, {format_size(filled)}, one after the other."
+            " `uffdprefetch wrap` does not read them ahead.",
+            remedy, "tracepoints: fills, major faults and read calls of other files", waited, "low",
+        )  # fmt: skip
+
+
+def _is_data(group: str) -> bool:
+    """Whether a group of other files is a directory that holds no programs."""
+    return group.startswith("/") and not group.startswith(_SYSTEM)
 
 
 def prefetching(report: Report) -> Iterator[Found]:

@@ -20,15 +20,18 @@ def others_report(trace: Trace, ranks: Ranks) -> list[dict[str, Any]]:
     events = events[ranks.of(events["pid"]) >= 0]
     groups = sorted({file.group for file in trace.others.values()})
     number = {group: i for i, group in enumerate(groups)}
-    group_of: Array = np.zeros(65536, np.int64)
+    group_of: Array = np.full(65536, -1, np.int64)
     members = np.zeros(len(groups), np.int64)
     for file in trace.others.values():
         group_of[file.id] = number[file.group]
         members[number[file.group]] += 1
     of = group_of[events["file"]]
+    order = np.argsort(of, kind="stable")
+    events, of = events[order], of[order]
+    ends = np.searchsorted(of, np.arange(len(groups) + 1))
     found = []
     for group, i in number.items():
-        mine = events[of == i]
+        mine = events[ends[i] : ends[i + 1]]
         fills = mine[mine["kind"] == Kind.FILL]
         majors = mine[mine["kind"] == Kind.MAJOR]
         reads = read_calls(mine)

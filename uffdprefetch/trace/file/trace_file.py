@@ -392,7 +392,9 @@ def read_all(paths: Sequence[str]) -> Trace:
     for k, other in enumerate(traces[1:], 1):
         _join(first, other, k)
     if len(traces) > 1:
-        first.events = first.events[np.argsort(first.events["time_ns"], kind="stable")]
+        for name in ("events", "other_events"):
+            some = getattr(first, name)
+            setattr(first, name, some[np.argsort(some["time_ns"], kind="stable")])
         first.overview = None  # their bins do not lie on one another
         first.path = ", ".join(paths)
     return first
@@ -430,10 +432,10 @@ def _join(into: Trace, other: Trace, k: int) -> None:
     events, shift = other.events.copy(), zero(other) - zero(into)
     costs = other.other_events.copy()
     numbers: np.ndarray[Any, Any] = np.zeros(65536, "<u2")
-    by_path = {file.path: file.id for file in (*into.files.values(), *into.others.values())}
+    ids = [{f.path: f.id for f in some.values()} for some in (into.files, into.others)]
     free = iter(sorted({*range(1, 65536)} - {*into.files, *into.others}))
     for file in (*other.files.values(), *other.others.values()):
-        taken = by_path.get(file.path)
+        taken = ids[bool(file.group)].get(file.path)
         if taken is None:
             taken = next(free, None)
             if taken is None:

@@ -37,8 +37,10 @@ NUMBERS = 1 << 16
 #: For how long the name of a file is looked for in the processes that touch it.
 UNNAMED_NS = 2_000_000_000
 #: Descriptors whose opens are remembered, and opens of each, until a mapping names the descriptor.
-#: (an import opens files under one descriptor, some hundreds in a turn).
-DESCRIPTORS_MAX, OPENS_MAX = 65536, 256
+DESCRIPTORS_MAX, OPENS_MAX = 65536, 64
+#: The longest read(2) whose file is known by what it took of the page cache.
+CALL_NS = 1 << 39
+CALL_KEY = np.uint64(4 * CALL_NS)
 
 
 class FileRegistry:
@@ -56,9 +58,8 @@ class FileRegistry:
         self._new_files: list[File] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._unwanted: Array = np.zeros(NUMBERS, bool)
-        # programs and small files: which numbers, and their numbers
-        self._is_other: Array = np.zeros(NUMBERS, bool)
-        self._others: dict[tuple[int, int], int] = {}
+        self._is_other: Array = np.zeros(NUMBERS, bool)  # programs, libraries, small files
+        self._last_took = empty()  # of each thread the last READ
         # a file may have been given a number by us and by BPF at the same time
         self._number: Array = np.arange(NUMBERS, dtype="<u2")
         self._unnamed: dict[int, tuple[NewFile, int]] = {}  # and until when to look for a name
@@ -149,8 +150,8 @@ class FileRegistry:
                 self._unwanted[new.number] = True
                 self._witness.ignore(new.inode, new.device)
             else:
+                self._witness.costs_only(new.inode, new.device, new.number)
                 self._is_other[new.number] = True
-                self._others[new.device, new.inode] = new.number
                 other = File(
                     new.number, path, size_bytes, new.device, new.inode, group=group_of(path)
                 )
@@ -267,33 +268,32 @@ class FileRegistry:
         return events[keep]
 
     def _name_reads(self, events: Array) -> Array:
-        """Calls of read(2) and pread(2) with the file of their descriptor, as far as its open was
-        seen."""
+        """Calls of read(2) and pread(2) with the file that the thread took pages of meanwhile, as
+        the page cache tells: what a descriptor stands for may have changed unseen."""
         what = events["aux"] & 0xFF
-        reads = np.flatnonzero(
+        calls = np.flatnonzero(
             (events["kind"] == Kind.CALL) & ((what == Call.READ) | (what == Call.PREAD))
         )
-        if not len(reads):
+        took = np.concatenate([self._last_took, events[events["kind"] == Kind.READ]])
+        if len(took):
+            start = max(int(took["time_ns"].min()), int(took["time_ns"].max()) - CALL_NS)
+            took = took[took["time_ns"] >= start]
+            took = took[np.lexsort((took["time_ns"], took["tid"]))]
+            last = np.append(took["tid"][1:] != took["tid"][:-1], True)
+            self._last_took = took[last]
+        if not len(calls) or not len(took):
             return events
         events = events.copy()
-        who = events["pid"][reads].astype("<u8") << np.uint64(32) | events["aux"][reads] >> 8
-        for one in np.unique(who).tolist():
-            opens = self._opens_of(one >> 32, one & 0xFFFFFF)
-            if not opens:
-                continue
-            mine = reads[who == one]
-            opens = sorted(opens, key=lambda open_: open_[0])
-            numbers = np.array([0, *(self._number_of(key) for _, key in opens)], "<u2")
-            times = np.array([at for at, _ in opens], "<u8")
-            events["file"][mine] = numbers[
-                np.searchsorted(times, events["time_ns"][mine], side="right")
-            ]
+        rows = events[calls]
+        # by thread, then by time
+        since = np.clip(rows["time_ns"].astype("<i8") - start, 0, 2 * CALL_NS).astype("<u8")
+        key = took["tid"].astype("<u8") * CALL_KEY + (took["time_ns"] - np.uint64(start))
+        at = np.searchsorted(key, rows["tid"].astype("<u8") * CALL_KEY + since, side="right")
+        found = took[np.maximum(at, 1) - 1]
+        within = (at > 0) & (found["tid"] == rows["tid"]) & (found["time_ns"] <= rows["time_ns"])
+        within &= found["time_ns"] + rows["value"] >= rows["time_ns"]
+        events["file"][calls[within]] = found["file"][within]
         return events
-
-    def _number_of(self, key: tuple[int, int] | None) -> int:
-        if key is None:
-            return 0
-        return self._numbers.get(key) or self._others.get(key, 0)
 
     def _opens_of(self, pid: int, fd: int) -> list[tuple[int, tuple[int, int] | None]]:
         """The latest opens that gave a process this descriptor, or its parent, in order."""

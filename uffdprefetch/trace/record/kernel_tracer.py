@@ -43,6 +43,7 @@ OPENS_PAGES = 1024
 INIT_PID_NAMESPACE = 0xEFFFFFFC
 RECORDED, CHILDREN_ONLY = 1, 2
 _UNWANTED = 0xFFFF
+_COSTS_ONLY = 0x10000
 _NEW_FILE, SILENT = 100, 101
 _OPENED = struct.Struct("<QQIIiI232s")
 
@@ -269,6 +270,10 @@ class KernelTracer:
         """Record a file from now on, whoever touches it, under a number of the caller's. Where the
         kernel's table is full its events are lost, and counted."""
         self._give_number(inode, device, number)
+
+    def costs_only(self, inode: int, device: int, number: int) -> None:
+        """Tell of this file no more than what it costs the job."""
+        self._give_number(inode, device, number | _COSTS_ONLY)
 
     def ignore(self, inode: int, device: int) -> None:
         """Never again an event of this file."""

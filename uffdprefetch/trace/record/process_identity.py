@@ -30,7 +30,7 @@ LOCK = re.compile(r"(^|/)lock\.mdb$|-lock$")
 PATHS_MAX = 65536
 #: What an installed package lies below; what the interpreter itself brings; other programs'.
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(?:__pycache__/)?([^/]+)")
-_STANDARD = re.compile(r"/lib(?:64|exec)?/((?:python|perl|R|julia|node_modules)[^/]*)/")
+_STANDARD = re.compile(r"/lib(?:64|exec)?/(python[0-9.]*|perl[0-9.]*|R|julia|node_modules)/")
 _INTERPRETERS = ("/usr/bin/env", "/bin/sh", "/bin/bash", sys.executable)
 
 
@@ -154,9 +154,9 @@ def group_of(path: str) -> str:
     or else its directory."""
     package = _PACKAGE.search(path)
     if package:  # of torch/, torch-2.4.dist-info and torch.libs the package is torch
-        return re.split(r"[.-]", package[1])[0]
+        return re.split(r"[.-]", package[1])[0] or package[1]
     standard = _STANDARD.search(path)
-    return standard[1] if standard else os.path.dirname(path)
+    return standard[1] if standard else os.path.dirname(path) or "/"
 
 
 def size_of(path: str) -> int:

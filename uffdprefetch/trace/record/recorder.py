@@ -35,7 +35,7 @@ BLOCK_NS = 500_000_000
 OVERVIEW_NS = 2_000_000_000
 OVERVIEW_SHARE = 4
 #: At the end turns are made until one takes no more than that (others on the machine go on making
-#: some), and for so long; the starter waits for twice as long (starter.END_SECONDS).
+#: some), and for so long: twice, of the time that the starter waits (starter.END_SECONDS).
 FEW_EVENTS, DRAIN_SECONDS = 500, 5.0
 
 
