@@ -53,7 +53,8 @@ def contradictions(summary: dict[str, Any]) -> list[str]:
     gained, waited = totals["gained_seconds"], totals["waited_seconds"]
     holds("gained >= 0", gained is None or gained >= 0)
     holds("waited >= 0", waited is None or waited >= 0)
-    holds("unknown is null", (totals["gain"] == "unknown") == (gained is None))
+    not_known = totals["gain"] in ("unknown", "just-read")
+    holds("not known is null", not_known == (gained is None))
     holds("no gain of memory", totals["gain"] != "in-memory" or gained == 0)
     holds("nothing spared, nothing gained", not gained or totals["spared_requests"] > 0)
     misses = [rank["demand_misses"] for rank in summary["ranks"]]

@@ -81,7 +81,7 @@ def _totals(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # nodes wait side by side, and for each other
     most = max(gained, key=lambda one: one.get("gained_seconds") or 0.0, default={})
     known = all(one.get("gained_seconds") is not None for one in gained)
-    known &= bool(gained) or totals["gain"] != "unknown"
+    known &= bool(gained) or totals["gain"] not in ("unknown", "just-read")
     totals["gained_seconds"] = (most.get("gained_seconds") or 0.0) if known else None
     totals["gained_error_seconds"] = most.get("gained_error_seconds") if known else None
     return totals

@@ -81,6 +81,8 @@ def test_a_ratio_is_that_of_all_bytes_and_one_unknown_is_no_sum() -> None:
     totals = merged([one, two])["totals"]
     assert totals["accuracy"] == 0.875 and totals["accuracy_denominator_bytes"] == 400
     assert totals["coverage"] is None and totals["used_bytes"] is None
+    just_read = merged([node(0, gain="in-memory"), node(1, gain="just-read")])["totals"]
+    assert just_read["gain"] == "just-read" and just_read["gained_seconds"] is None
     nothing = merged([node(0, gain="in-memory"), node(1, gain="nothing-read")])["totals"]
     assert nothing["gain"] == "in-memory" and nothing["gained_seconds"] == 0.0
     unknown = {"gain": "unknown", "gained_seconds": None}
