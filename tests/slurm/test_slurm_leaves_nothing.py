@@ -167,4 +167,7 @@ def test_what_is_said_of_a_wrap_around_srun_serves_the_ranks(bed: Bed) -> None:
     found = [json.loads(path.read_text()) for path in (bed.directory / "state").rglob("*.json")]
     served = [one for one in found if [file["path"] for file in one["files"]] == [str(bed.data)]]
     assert len(served) == 2, inside.stderr  # one service on each node
+    for name in bed.left():
+        assert name.endswith(".log")  # -v has named it
+        (bed.run_directory / name).unlink()
     is_clean(bed)
