@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from uffdprefetch.base import jsontext
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
@@ -119,9 +120,14 @@ def replace(path: str, make: Callable[[str], None]) -> None:
     symbolic link there is replaced, what it names stays as it is. Raises OSError, and whatever
     ``make`` does.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a terminal, a pipe, /dev/null
-        make(path)
-        return
+    if _is_special(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if _is_special(fd):  # by its name it might be another one by now
+                make(f"/proc/self/fd/{fd}")
+                return
+        finally:
+            os.close(fd)
     temporary = os.path.join(os.path.dirname(path), f".{os.urandom(12).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o666)
@@ -133,6 +139,14 @@ def replace(path: str, make: Callable[[str], None]) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _is_special(path: str | int) -> bool:
+    """Whether there is something that is no regular file: a terminal, a pipe, /dev/null."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def replace_text(path: str, text: str) -> None:
