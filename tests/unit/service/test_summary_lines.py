@@ -539,6 +539,20 @@ def test_what_went_between_nodes_and_who_keeps_what_is_said() -> None:
     assert kept == "kept by: 01.4 /far/a"
 
 
+def test_a_link_that_comes_in_between_gets_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is a pipe's when it is looked at, and another file's when it is opened."""
+    victim, path = tmp_path / "victim", tmp_path / "a"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    really = output._is_special
+    monkeypatch.setattr(output, "_is_special", lambda one: isinstance(one, str) or really(one))
+    output.replace_text(str(path), "ours")
+    assert victim.read_text() == "precious"
+    assert path.read_text() == "ours" and not path.is_symlink()
+
+
 def test_what_is_no_regular_file_is_written_to_as_it_is(tmp_path: Path) -> None:
     """`trace -f -o /dev/null` as root made a file of it."""
     pipe = tmp_path / "pipe"
