@@ -143,13 +143,21 @@ def test_what_is_said_of_a_wrap_around_srun_serves_the_ranks(bed: Bed) -> None:
         "UFFDPREFETCH_MIN_SIZE": "1MiB",
         "XDG_STATE_HOME": str(bed.directory / "state"),
     }
-    code = (
-        "import mmap, sys, time; f = open(sys.argv[1], 'rb');"
-        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); time.sleep(2); print(sum(m[::4096]))"
-    )
+    code = """
+import mmap, subprocess, sys, time
+with open(sys.argv[1], "rb") as file:
+    found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+look, end = ["uffdprefetch", "top", "--once", "--json"], time.monotonic() + 30
+while "_preload" in open("/proc/self/maps").read() and time.monotonic() < end:
+    if sys.argv[1] in subprocess.run(look, capture_output=True, text=True).stdout:
+        break  # the service knows of the mapping
+print(sum(found[::4096]))
+"""
+    reader = bed.directory / "served.py"
+    reader.write_text(code)
     # nodes of the bed share processes: without its variables a rank is as far away as on another
     names = "PATH,UFFDPREFETCH_RUNDIR,UFFDPREFETCH_MIN_SIZE,XDG_STATE_HOME"
-    step = ["srun", f"--export={names}", "-N2", "-n2", sys.executable, "-c", code, str(bed.data)]
+    step = ["srun", f"--export={names}", "-N2", "-n2", sys.executable, str(reader), str(bed.data)]
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
