@@ -12,7 +12,7 @@ import pytest
 from conftest import HANG_SECONDS, uffdprefetch
 
 from uffdprefetch import __version__
-from uffdprefetch.base import config
+from uffdprefetch.base import options
 from uffdprefetch.cli import COMMANDS, split_rest
 
 SHOWN = [name for name, (_, text) in COMMANDS.items() if text]
@@ -58,5 +58,5 @@ def test_the_commands_that_people_begin_with_have_examples() -> None:
 
 
 def test_each_option_is_in_one_group_of_the_help() -> None:
-    keys = [key for _, keys in config.GROUPS for key in keys]
-    assert sorted(keys) == sorted(option.key for option in config.OPTIONS)
+    keys = [key for _, keys in options.GROUPS for key in keys]
+    assert sorted(keys) == sorted(option.key for option in options.OPTIONS)

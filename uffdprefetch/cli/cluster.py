@@ -33,16 +33,16 @@ class Command:
     )
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options
 
         parser.usage = "uffdprefetch cluster [options] [--] CMD..."
-        config.add_options(parser)
+        options.add_options(parser)
 
     def options_end(self, words: Sequence[str]) -> int:
         """See cli/__init__.py."""
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options
 
-        return config.options_end(words)
+        return options.options_end(words)
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if not rest:
@@ -51,7 +51,7 @@ class Command:
             from uffdprefetch.base import spawn
 
             spawn.execute(rest, spawn.inherited_environment())
-        from uffdprefetch.base import config
+        from uffdprefetch.base import sources
         from uffdprefetch.launch import on_nodes
 
-        return on_nodes.run(config.load(vars(args)), rest)
+        return on_nodes.run(sources.load(vars(args)), rest)

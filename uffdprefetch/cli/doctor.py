@@ -50,16 +50,16 @@ class Command:
             sys.stdout.write(site.SCRIPT)
             return 0
         from uffdprefetch import doctor
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options, sources
         from uffdprefetch.doctor import show
 
         path = args.path or (rest[0] if rest else None)
         told = {"launcher": args.launcher, "meet": args.meet}
         given = {name: value for name, value in told.items() if value is not None}
-        loaded = config.load({"config_file": args.config_file, **given})
+        loaded = sources.load({"config_file": args.config_file, **given})
         doctor.check_path(path)
         report = doctor.examine(path, loaded, args.cluster)
-        settings = config.describe(loaded) if args.show_config else None
+        settings = options.describe(loaded) if args.show_config else None
         if args.json:
             import json
 

@@ -138,9 +138,9 @@ def _check_pid(pid: int) -> None:
 
 def _watching(args: argparse.Namespace, engine: str) -> Any:
     """The options of a service that only observes."""
-    from uffdprefetch.base import config
+    from uffdprefetch.base import sources
 
-    return config.load(
+    return sources.load(
         {"policy": "none", "engine": engine, "include": args.include or None, "quiet": "1",
          "min_size_bytes": "1MiB"}
     )  # fmt: skip

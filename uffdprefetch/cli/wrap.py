@@ -32,21 +32,21 @@ class Command:
     )
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options
 
         parser.usage = "uffdprefetch wrap [options] [--] CMD..."
-        config.add_options(parser)
+        options.add_options(parser)
 
     def options_end(self, words: Sequence[str]) -> int:
         """See cli/__init__.py."""
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options
 
-        return config.options_end(words)
+        return options.options_end(words)
 
     def parse_plain(self, words: Sequence[str]) -> dict[str, Any] | None:
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options
 
-        return config.parse_plain(words)
+        return options.parse_plain(words)
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if not rest:
@@ -55,10 +55,10 @@ class Command:
             from uffdprefetch.base import spawn
 
             spawn.execute(rest, spawn.inherited_environment())
-        from uffdprefetch.base import config
+        from uffdprefetch.base import options, sources
         from uffdprefetch.launch import launcher
 
-        loaded = config.load(vars(args))
-        for line in config.without_effect(loaded) if not loaded.quiet else ():
+        loaded = sources.load(vars(args))
+        for line in options.without_effect(loaded) if not loaded.quiet else ():
             say(line)
         return launcher.run(loaded, rest)

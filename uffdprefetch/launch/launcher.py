@@ -16,6 +16,7 @@ from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.messages import say
+from uffdprefetch.base.options import as_variables
 from uffdprefetch.launch import engine_choice, service
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.protocol import leftovers
@@ -95,7 +96,7 @@ def job_environment(
 ) -> dict[str, str]:
     """The job's environment: ``environ`` and the variables of the preload object and nested
     wraps."""
-    environment = {**environ, **config.environment()}
+    environment = {**environ, **as_variables(config)}
     environment["UFFDPREFETCH_RUN"] = address.key
     environment["UFFDPREFETCH_RUNDIR"] = address.directory
     environment["UFFDPREFETCH_SOCKET"] = address.socket

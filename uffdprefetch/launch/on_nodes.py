@@ -25,6 +25,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 from uffdprefetch.base.messages import say
+from uffdprefetch.base.options import as_variables
 from uffdprefetch.cluster import hold, mpi_start, slurm
 from uffdprefetch.cluster.meeting import FAILED, Meeting
 from uffdprefetch.cluster.which_node import which_node
@@ -106,7 +107,7 @@ class Services:
             key, "this command", directory, os.path.join(directory, f"{key}@%h+{GROUP}.sock")
         )
         step = {
-            **how.environ, **config.environment(), "UFFDPREFETCH_CLUSTER_RUN": name,
+            **how.environ, **as_variables(config), "UFFDPREFETCH_CLUSTER_RUN": name,
             "UFFDPREFETCH_RUN": key, "UFFDPREFETCH_RUNDIR": directory,
             service.GROUP_VARIABLE: GROUP, "UFFDPREFETCH_VERBOSE": "0", "UFFDPREFETCH_LIVE": "0",
         }  # fmt: skip

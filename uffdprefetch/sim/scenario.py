@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from uffdprefetch.base.config import load_toml
 from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.sources import load_toml
 from uffdprefetch.sim import quantities as q
 from uffdprefetch.sim.model import RATES, WRITES, Readings, StorageClass, System, Training
 from uffdprefetch.sim.policies import POLICIES

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch.base import config
+from uffdprefetch.base import options, sources
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 
 
 def parse(*words: str) -> dict[str, object]:
     parser = argparse.ArgumentParser()
-    config.add_options(parser)
+    options.add_options(parser)
     return vars(parser.parse_args(list(words)))
 
 
@@ -31,7 +31,7 @@ class Machine:
         self.environ = {"XDG_CONFIG_HOME": str(root / "xdg"), "HOME": str(root)}
 
     def load(self, *words: str, **variables: str) -> Config:
-        return config.load(parse(*words), {**self.environ, **variables}, str(self.cwd))
+        return sources.load(parse(*words), {**self.environ, **variables}, str(self.cwd))
 
 
 @pytest.fixture
@@ -85,20 +85,20 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "plan": "/order.json", "torch": "off", "cluster": "4", "meet": "/shared", "share": "*.bin",
         "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5",
     }  # fmt: skip
-    assert set(given) == {option.key for option in config.OPTIONS}
+    assert set(given) == {option.key for option in options.OPTIONS}
     words: list[str] = []
     toml = ""
-    for option in config.OPTIONS:
+    for option in options.OPTIONS:
         words += [f"--{option.key}"] + ([] if option.is_flag else [given[option.key]])
         toml += f"{option.key} = {'true' if option.is_flag else repr(given[option.key])}\n"
     by_words = machine.load(*words)
-    by_variables = machine.load(**{o.variable: given[o.key] for o in config.OPTIONS})
+    by_variables = machine.load(**{o.variable: given[o.key] for o in options.OPTIONS})
     machine.local_file.write_text(toml)
     by_file = machine.load()
     assert by_words == by_variables == by_file
     no_options = ("config_file", "engine_asked", "engine_reason", "place", "origins")
     names = [name for name in vars(by_words) if name not in no_options]
-    assert len(names) == len(config.OPTIONS)
+    assert len(names) == len(options.OPTIONS)
     assert all(getattr(by_words, name) != getattr(Config, name) for name in names)
 
 
@@ -117,8 +117,8 @@ def test_a_cluster_may_say_how_many_nodes_it_has(
     machine: Machine, words: list[str], nodes: int | None
 ) -> None:
     assert machine.load(*words).cluster == nodes
-    plain = config.parse_plain(words)
-    assert plain is not None and config.load(plain, {}, str(machine.cwd)).cluster == nodes
+    plain = options.parse_plain(words)
+    assert plain is not None and sources.load(plain, {}, str(machine.cwd)).cluster == nodes
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", ""])
@@ -139,7 +139,7 @@ def test_what_is_no_number_of_nodes_is_said(machine: Machine, text: str) -> None
     ],
 )
 def test_plain_options_are_read_as_argparse_reads_them(words: list[str]) -> None:
-    assert config.parse_plain(words) == parse(*words)
+    assert options.parse_plain(words) == parse(*words)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_plain_options_are_read_as_argparse_reads_them(words: list[str]) -> None
     ],
 )  # fmt: skip
 def test_what_is_not_plain_is_left_to_argparse(words: list[str]) -> None:
-    assert config.parse_plain(words) is None
+    assert options.parse_plain(words) is None
 
 
 def test_fixed_has_its_own_distance(machine: Machine) -> None:
@@ -268,7 +268,7 @@ def test_of_a_file_with_one_wrong_key_the_others_count(
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("words", "end"),
     [
         (["cmd", "-o", "x"], 0),
         (["-q", "-o", "file", "cmd", "--policy", "none"], 3),
@@ -288,8 +288,8 @@ def test_of_a_file_with_one_wrong_key_the_others_count(
         ([], 0),
     ],
 )
-def test_options_end_at_the_first_word_that_is_none(words: list[str], options: int) -> None:
-    assert config.options_end(words) == options
+def test_options_end_at_the_first_word_that_is_none(words: list[str], end: int) -> None:
+    assert options.options_end(words) == end
 
 
 def test_variables_of_ours_that_are_no_options_are_let_pass(machine: Machine) -> None:
@@ -311,18 +311,18 @@ def test_a_nested_wrap_reads_back_what_the_outer_one_chose(machine: Machine) -> 
         *("--policy", "fixed", "--size", "7MiB", "--include", "*.mdb", "-q"),
         *("--max-rate", "1GB/s", "--threshold", "0.5"),
     )
-    assert machine.load(**outer.environment()) == outer
-    assert Config().environment() == {}
+    assert machine.load(**options.as_variables(outer)) == outer
+    assert options.as_variables(Config()) == {}
 
 
 def test_a_default_that_was_chosen_reaches_a_nested_wrap(machine: Machine) -> None:
     """Else the variable that the command line overruled would win there."""
     outer = machine.load("--policy", "auto", UFFDPREFETCH_POLICY="none")
-    assert outer.policy == "auto" and outer.environment()["UFFDPREFETCH_POLICY"] == "auto"
+    assert outer.policy == "auto" and options.as_variables(outer)["UFFDPREFETCH_POLICY"] == "auto"
 
 
 def test_describe_names_value_and_origin(machine: Machine) -> None:
-    rows = {key: (value, origin) for key, value, origin in config.describe(machine.load("-v"))}
+    rows = {key: (value, origin) for key, value, origin in options.describe(machine.load("-v"))}
     assert rows["size"] == ("50MiB", "default")
     assert rows["verbose"] == ("1", "command line")
     assert rows["distance"] == ("auto", "default")
@@ -344,8 +344,10 @@ def test_describe_names_value_and_origin(machine: Machine) -> None:
 def test_an_option_that_does_nothing_is_told(
     machine: Machine, words: list[str], lines: list[str]
 ) -> None:
-    assert config.without_effect(machine.load(*words)) == lines
-    assert config.without_effect(machine.load(UFFDPREFETCH_EVICT="lru")) == [], "it may be a site's"
+    assert options.without_effect(machine.load(*words)) == lines
+    assert options.without_effect(machine.load(UFFDPREFETCH_EVICT="lru")) == [], (
+        "it may be a site's"
+    )
 
 
 def test_values_are_looked_at_together_and_not_one_by_one(

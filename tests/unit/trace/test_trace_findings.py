@@ -11,7 +11,7 @@ import pytest
 from conftest import warnings_fail
 from traces import MS, PAGE_BYTES, Evict, Machine, Read, Sleep, Step, extents, records
 
-from uffdprefetch.base.config import OPTIONS
+from uffdprefetch.base.options import OPTIONS
 from uffdprefetch.trace.analyse.advice import percent, ranks_text
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import Call, Kind
