@@ -20,6 +20,7 @@ import shtab
 from argparse_manpage.manpage import Manpage
 
 from uffdprefetch import __version__
+from uffdprefetch.base.options import OPTIONS
 from uffdprefetch.cli import COMMANDS, parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,9 +74,12 @@ def completion(shell: str) -> str:
     """The script that completes the command line in a shell."""
     whole = all_commands()
     (commands,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
+    choices = {option.field: option.choices for option in OPTIONS if option.choices}
     for parser in commands.choices.values():
         for action in parser._actions:
-            if action.metavar in FILES:
+            if action.dest in choices:
+                action.choices = choices[action.dest]
+            elif action.metavar in FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             elif action.metavar in DIRECTORIES:
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

@@ -44,6 +44,8 @@ python3-bpfcc|/usr/bin/python3 -c "import bcc"|no BPF compiler: the kernel witne
 linux-headers-amd64|[ -n "$(ls -d /lib/modules/$(uname -r)/build /usr/src/linux-headers-* 2>/dev/null)" ]|bcc cannot compile: the kernel witness is missing
 strace|command -v strace|system-call tests skip
 tmux|command -v tmux|terminal tests skip
+zsh|command -v zsh|its completion is not tried
+groff-base|command -v groff|the manual pages are not looked at
 chromium|command -v chromium|the HTML report is not driven in a browser: its tests skip
 chromium-driver|command -v chromedriver|the HTML report is not driven in a browser: its tests skip
 util-linux|command -v setpriv|tests as an unprivileged user skip

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -16,6 +20,7 @@ from paths import ROOT
 
 SHARE = ROOT / "share"
 BASH = SHARE / "bash-completion" / "completions" / "uffdprefetch"
+ZSH = SHARE / "zsh" / "site-functions" / "_uffdprefetch"
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +64,51 @@ def test_bash_completes_commands_options_choices_and_files(tmp_path: Path) -> No
     (tmp_path / "run.uptrace").touch()
     assert complete("uffdprefetch", "s", cwd=tmp_path) == ["simulate", "summary"]
     assert "--engine" in complete("uffdprefetch", "wrap", "--e", cwd=tmp_path)
+    assert complete("uffdprefetch", "wrap", "--policy", "st", cwd=tmp_path) == ["stride"]
     assert complete("uffdprefetch", "trace", "--format", "p", cwd=tmp_path) == ["perfetto", "png"]
     assert complete("uffdprefetch", "trace", "ru", cwd=tmp_path) == ["run.uptrace"]
 
 
-def test_zsh_can_read_its_completion() -> None:
+class Zsh:
+    """One at a terminal, with our completion: it completes only what is typed."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200"}
+        pid, self._terminal = pty.fork()
+        if not pid:
+            os.execvpe("zsh", ["zsh", "-f", "-i"], environment)
+        self._pid = pid
+        self._type(f"PS1=; fpath=({ZSH.parent} $fpath); autoload -U compinit; compinit -u -D\n")
+        self._type("print re''ady\n")  # the terminal echoes what is typed: not this word
+        self._read_until("ready\r\n")
+
+    def complete(self, line: str, offered: str) -> None:
+        """Asserts that a tab after ``line`` makes it end in ``offered``."""
+        self._type(f"\x15{line}\t")
+        self._read_until(line[: line.rindex(" ") + 1] + offered)
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        os.waitpid(self._pid, 0)
+
+    def _type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def _read_until(self, words: str) -> None:
+        read = b""
+        while words.encode() not in read:
+            assert select.select([self._terminal], [], [], HANG_SECONDS)[0], (words, read)
+            read += os.read(self._terminal, 1 << 16)
+
+
+def test_zsh_completes_commands_options_choices_and_files(tmp_path: Path) -> None:
     require(shutil.which("zsh") is not None, "there is no zsh here")
-    path = SHARE / "zsh" / "site-functions" / "_uffdprefetch"
-    subprocess.run(["zsh", "-n", path], check=True)
+    (tmp_path / "run.uptrace").touch()
+    with contextlib.closing(Zsh()) as zsh:
+        zsh.complete("uffdprefetch sim", "simulate ")
+        zsh.complete("uffdprefetch wrap --eng", "--engine ")
+        zsh.complete("uffdprefetch wrap --policy st", "stride ")
+        zsh.complete(f"uffdprefetch trace {tmp_path}/ru", f"{tmp_path}/run.uptrace ")
 
 
 @pytest.mark.parametrize("path", sorted((SHARE / "man" / "man1").glob("*.1")), ids=lambda p: p.name)
