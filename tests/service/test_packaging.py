@@ -141,6 +141,8 @@ def test_installed_without_a_compiler_it_serves_a_job(
     (site,) = home.glob("lib/python3*/site-packages")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(site)
+    (files,) = site.glob("*.data/data")
+    shutil.copytree(files, home, dirs_exist_ok=True)
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     data = tmp_path / "data"
     data.write_bytes(os.urandom(48 << 20))
@@ -162,3 +164,10 @@ def test_installed_without_a_compiler_it_serves_a_job(
         env={"PATH": ""}, capture_output=True, text=True,
     )  # fmt: skip
     assert where.stdout.startswith(str(site))
+    helped = subprocess.run(
+        [python, "-m", "uffdprefetch", "--help"], cwd=tmp_path, env={"PATH": ""},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    docs = Path(helped.stdout.splitlines()[-1].removeprefix("docs/ is "))
+    assert docs == home / "share" / "doc" / "uffdprefetch"
+    assert {path.name for path in docs.iterdir()} == {p.name for p in (ROOT / "docs").glob("*.md")}

@@ -88,7 +88,22 @@ def _usage() -> str:
     ]
     lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items() if text]
     lines += ["", "uffdprefetch COMMAND --help tells the options; --version the version."]
+    docs = documentation()
+    if docs:
+        lines.append(f"docs/ is {docs}")
     return "\n".join(lines)
+
+
+def documentation() -> str | None:
+    """The directory that is called docs/ in what we say: share/doc/uffdprefetch of the prefix that
+    this package is installed below, or the checkout's; None: this package came without."""
+    above = os.path.dirname(os.path.abspath(__file__))
+    while above != os.path.dirname(above):
+        for name in ("share/doc/uffdprefetch", "docs"):
+            if os.path.exists(os.path.join(above, name, "summary-schema.md")):
+                return os.path.join(above, name)
+        above = os.path.dirname(above)
+    return None
 
 
 class Plain:

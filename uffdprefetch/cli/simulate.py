@@ -76,9 +76,14 @@ class Command:
             "--replay", metavar="TRACE", help="what the job of this recording would take"
         )
         parser.add_argument(
-            "--bandwidth", metavar="RATE", help="of storage, with --replay (300MB/s)"
+            "--bandwidth",
+            metavar="RATE",
+            help="of storage, such as 300MB/s: with --replay and no SCENARIO",
         )
-        parser.add_argument("--latency", metavar="TIME", help="of a request, with --replay (1ms)")
+        parser.add_argument(
+            "--latency", metavar="TIME",
+            help="of a request, such as 1ms: with --replay and no SCENARIO",
+        )  # fmt: skip
         parser.add_argument(
             "--size",
             metavar="SIZE,...",

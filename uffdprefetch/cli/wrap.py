@@ -25,7 +25,7 @@ class Command:
     """
 
     examples = (
-        "uffdprefetch wrap train.sh",
+        "uffdprefetch wrap ./train.sh",
         "uffdprefetch wrap --engine pool --budget 8GiB -- torchrun --nproc-per-node 4 train.py",
         'uffdprefetch wrap --whole "*.safetensors" python serve.py',
         "uffdprefetch wrap --live --trace run -- python train.py",
