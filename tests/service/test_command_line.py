@@ -33,6 +33,22 @@ def test_each_command_has_help_in_two_ways_and_a_version(name: str) -> None:
     assert run(name, "--version") == (0, f"uffdprefetch {__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("wrap --polcy none true", "unrecognized arguments: --polcy (did you mean --policy?); see"
+         " uffdprefetch wrap --help"),
+        ("wrap --engine", "--engine: expected one argument; see uffdprefetch wrap --help"),
+        ("trace sleep 1 --pid x", "--pid: invalid int value: 'x'; see uffdprefetch trace --help"),
+        ("trace --zz sleep", "unrecognized arguments: --zz (a command goes after --); see"
+         " uffdprefetch trace --help"),
+        ("wrpa", "no command 'wrpa': did you mean wrap?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_on_it_is_said_in_one_line(words: str, line: str) -> None:
+    assert run(*words.split()) == (2, "", f"uffdprefetch: {line}\n")
+
+
 def examples(name: str) -> tuple[str, ...]:
     command = importlib.import_module(COMMANDS[name][0]).Command()
     return getattr(command, "examples", ())

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Protocol
+    from typing import Any, NoReturn, Protocol
 
     class CommandProtocol(Protocol):
         """Interface of a command; ``rest``: the words after ``--``, None without a ``--``. One that
@@ -113,6 +113,33 @@ class Plain:
         vars(self).update(values)
 
 
+def _parser_class() -> type[argparse.ArgumentParser]:
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        """What is wrong on the command line is said in one line, as all that goes wrong."""
+
+        def error(self, message: str) -> NoReturn:
+            what = message.removeprefix("argument ")
+            raise UffdPrefetchError(f"{what}; see {self.prog} --help", EXIT_USAGE)
+
+    return Parser
+
+
+def _unrecognized(words: Sequence[str], parser: argparse.ArgumentParser, is_split: bool) -> str:
+    """``is_split``: there is a ``--`` already."""
+    import difflib
+
+    key = words[0].partition("=")[0]
+    near = difflib.get_close_matches(key, list(parser._option_string_actions), n=1)
+    hint = ""
+    if near and key.startswith("--"):
+        hint = f" (did you mean {near[0]}?)"
+    elif not is_split and "-- CMD" in (parser.usage or ""):
+        hint = " (a command goes after --)"
+    return f"unrecognized arguments: {' '.join(words)}{hint}"
+
+
 def _help_formatter() -> type[argparse.HelpFormatter]:
     import argparse
 
@@ -131,10 +158,8 @@ def parser_of(
     name: str, command: CommandProtocol, parser: argparse.ArgumentParser | None = None
 ) -> argparse.ArgumentParser:
     """A command's parser, with its help. ``parser``: one to be made it."""
-    import argparse
-
     if parser is None:
-        parser = argparse.ArgumentParser(prog=f"uffdprefetch {name}")
+        parser = _parser_class()(prog=f"uffdprefetch {name}")
     parser.description = _dedented(command.__doc__ or "")
     parser.formatter_class = _help_formatter()
     parser.allow_abbrev = False  # an abbreviation that is unique today is ambiguous tomorrow
@@ -177,9 +202,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = parser_of(name, command)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        after = rest is None and "-- CMD" in (parser.usage or "")
-        hint = " (a command goes after --)" if after else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        parser.error(_unrecognized(unknown, parser, rest is not None))
     return command.run(args, rest)
 
 
