@@ -71,6 +71,7 @@ static __always_inline void extend(u32 kind, u16 file, u64 offset, u64 length)
 #ifdef HAVE_FILL
 TRACEPOINT_PROBE(filemap, mm_filemap_add_to_page_cache)
 {
+	UNLESS_OVER;
 	u16 file = number_of(args->i_ino, args->s_dev);
 	u64 offset = (u64)args->index << PAGE_BITS, length = 1ull << (PAGE_BITS + args->order);
 
@@ -85,6 +86,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_add_to_page_cache)
 #ifdef HAVE_EVICT
 TRACEPOINT_PROBE(filemap, mm_filemap_delete_from_page_cache)
 {
+	UNLESS_OVER;
 	u16 file = file_of(args->i_ino, args->s_dev);
 
 	if (file)
@@ -97,6 +99,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_delete_from_page_cache)
 #ifdef HAVE_GET_PAGES
 TRACEPOINT_PROBE(filemap, mm_filemap_get_pages)
 {
+	UNLESS_OVER;
 	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
@@ -111,6 +114,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_get_pages)
 #ifdef HAVE_RA_ORDER
 TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 {
+	UNLESS_OVER;
 	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
@@ -125,6 +129,7 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 #ifdef HAVE_RA_UNBOUNDED
 TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 {
+	UNLESS_OVER;
 	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
@@ -140,6 +145,7 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 #ifdef HAVE_RA_SYNC
 TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 {
+	UNLESS_OVER;
 	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)
@@ -154,6 +160,7 @@ TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 #ifdef HAVE_RA_ASYNC
 TRACEPOINT_PROBE(readahead, page_cache_async_ra)
 {
+	UNLESS_OVER;
 	u16 file = number_of(args->i_ino, args->s_dev);
 
 	if (!file)

@@ -64,41 +64,50 @@ static __always_inline int leave(s64 returned)
 #ifdef HAVE_CALLS
 TRACEPOINT_PROBE(syscalls, sys_enter_mmap)
 {
+	UNLESS_OVER;
 	if ((s32)args->fd < 0)
 		return 0;
 	return enter(CALL_MMAP, args->fd, args->off, args->len);
 }
 TRACEPOINT_PROBE(syscalls, sys_enter_munmap)
 {
+	UNLESS_OVER;
 	note_unmapped(bpf_get_current_pid_tgid() >> 32, args->addr, args->len);
 	return 0;
 }
 TRACEPOINT_PROBE(syscalls, sys_enter_read)
 {
+	UNLESS_OVER;
 	return enter(CALL_READ, args->fd, 0, args->count);
 }
 TRACEPOINT_PROBE(syscalls, sys_enter_pread64)
 {
+	UNLESS_OVER;
 	return enter(CALL_PREAD, args->fd, args->pos, args->count);
 }
 TRACEPOINT_PROBE(syscalls, sys_enter_write)
 {
+	UNLESS_OVER;
 	return enter(CALL_WRITE, args->fd, 0, args->count);
 }
 TRACEPOINT_PROBE(syscalls, sys_exit_mmap)
 {
+	UNLESS_OVER;
 	return leave(args->ret);
 }
 TRACEPOINT_PROBE(syscalls, sys_exit_read)
 {
+	UNLESS_OVER;
 	return leave(args->ret);
 }
 TRACEPOINT_PROBE(syscalls, sys_exit_pread64)
 {
+	UNLESS_OVER;
 	return leave(args->ret);
 }
 TRACEPOINT_PROBE(syscalls, sys_exit_write)
 {
+	UNLESS_OVER;
 	return leave(args->ret);
 }
 
@@ -110,6 +119,7 @@ BPF_TABLE("lru_hash", u32, struct opening, openings, 4096);
 
 TRACEPOINT_PROBE(syscalls, sys_enter_openat)
 {
+	UNLESS_OVER;
 	u64 task = bpf_get_current_pid_tgid();
 	u32 tid = task;
 	struct opening o = {};
@@ -126,6 +136,7 @@ TRACEPOINT_PROBE(syscalls, sys_enter_openat)
 
 TRACEPOINT_PROBE(syscalls, sys_exit_openat)
 {
+	UNLESS_OVER;
 	u64 task = bpf_get_current_pid_tgid();
 	u32 tid = task;
 	struct opening *o = openings.lookup(&tid);
@@ -158,6 +169,7 @@ TRACEPOINT_PROBE(syscalls, sys_exit_openat)
 #ifdef HAVE_PROCESSES
 TRACEPOINT_PROBE(sched, sched_process_fork)
 {
+	UNLESS_OVER;
 	u32 parent = bpf_get_current_pid_tgid() >> 32, child = args->child_pid;
 	u32 recorded = RECORDED;
 	struct ranges *inherited;
@@ -175,6 +187,7 @@ TRACEPOINT_PROBE(sched, sched_process_fork)
 
 TRACEPOINT_PROBE(sched, sched_process_exec)
 {
+	UNLESS_OVER;
 	u64 task = bpf_get_current_pid_tgid();
 	u32 pid = task >> 32;
 	struct opened *out;
@@ -203,6 +216,7 @@ TRACEPOINT_PROBE(sched, sched_process_exec)
 
 TRACEPOINT_PROBE(sched, sched_process_exit)
 {
+	UNLESS_OVER;
 	u64 task = bpf_get_current_pid_tgid();
 	u32 pid = task >> 32, tid = task;
 
@@ -231,6 +245,7 @@ BPF_TABLE("lru_hash", struct request, struct issued, requests, 8192);
 
 TRACEPOINT_PROBE(block, block_rq_issue)
 {
+	UNLESS_OVER;
 	struct request key = { .sector = args->sector, .device = args->dev };
 	struct issued i = {};
 	u64 task = bpf_get_current_pid_tgid();
@@ -246,6 +261,7 @@ TRACEPOINT_PROBE(block, block_rq_issue)
 
 TRACEPOINT_PROBE(block, block_rq_complete)
 {
+	UNLESS_OVER;
 	struct request key = { .sector = args->sector, .device = args->dev };
 	struct issued *i = requests.lookup(&key);
 	struct event *e;

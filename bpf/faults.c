@@ -120,11 +120,13 @@ static __always_inline int taken(u64 address, u16 kernel)
 
 TRACEPOINT_PROBE(exceptions, page_fault_user)
 {
+	UNLESS_OVER;
 	return taken(args->address, 0);
 }
 
 TRACEPOINT_PROBE(exceptions, page_fault_kernel)
 {
+	UNLESS_OVER;
 	return taken(args->address, 1);
 }
 #endif
@@ -240,6 +242,7 @@ static __always_inline int is_retry(struct in_fault *f, struct exception *x, u16
 #ifdef HAVE_MAP_PAGES
 TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 {
+	UNLESS_OVER;
 	u32 number = number_of(args->i_ino, args->s_dev);
 	u16 file = number;
 	u64 start = (u64)args->index << PAGE_BITS, end = ((u64)args->last_index + 1) << PAGE_BITS;
@@ -278,6 +281,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 #ifdef HAVE_FAULT
 TRACEPOINT_PROBE(filemap, mm_filemap_fault)
 {
+	UNLESS_OVER;
 	u32 number = number_of(args->i_ino, args->s_dev);
 	u16 file = number;
 	u64 task = bpf_get_current_pid_tgid(), offset = (u64)args->index << PAGE_BITS;
@@ -347,6 +351,7 @@ static __always_inline void fault_over(u32 tid)
 
 TRACEPOINT_PROBE(sched, sched_switch)
 {
+	UNLESS_OVER;
 	u32 from = args->prev_pid, to = args->next_pid;
 	struct in_fault *f;
 	struct event *e;

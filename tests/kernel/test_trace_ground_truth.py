@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from components import on_memory
-from conftest import clean_environment, require, wait_until
+from conftest import HANG_SECONDS, clean_environment, require, wait_until
 from witness import Recorded, count, faults, length, ranks_of, reader, record, why_no_witness
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
@@ -322,3 +324,38 @@ def test_wrap_and_kernel_are_on_one_axis(env: dict[str, str], tmp_path: Path, be
         began, ended = meant["time_ns"], meant["time_ns"] + meant["value"]
         within = (began <= done) & (ended >= extent["time_ns"])
         assert within.any(), "an extent was warmed that the kernel did not see at that time"
+
+
+def test_what_comes_after_the_end_is_not_recorded(tmp_path: Path) -> None:
+    """The probes are still there then: to take them away takes longer than a short job."""
+    path = tmp_path / "data"
+    path.write_bytes(bytes(SIZE))
+    os.sync()
+    code = """
+import os, sys
+from uffdprefetch.trace.record.kernel_tracer import KernelTracer
+
+def read(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    for at in range(0, os.fstat(descriptor).st_size, 1 << 20):
+        os.pread(descriptor, 1 << 20, at)
+    os.close(descriptor)
+    events, new = witness.drain()
+    return len(events) + len(new)
+
+witness = KernelTracer()
+witness.follow(os.getpid())
+assert read(sys.argv[1])
+last = witness.stop()
+assert len(last), "the run of pages that had not ended"
+witness.drain()
+assert not read(sys.argv[1])
+assert len(witness.stop()) == len(last)
+witness.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -38,6 +38,7 @@ FALLOC_KEEP_SIZE_PUNCH_HOLE = 1 | 2
 #: asm/unistd.h; the generic table (aarch64, riscv64) differs from x86_64 for the old ones only.
 _X86 = platform.machine() == "x86_64"
 NR_USERFAULTFD = 323 if _X86 else 282
+NR_MEMBARRIER = 324 if _X86 else 283
 NR_CLOSE_RANGE, NR_PIDFD_GETFD, NR_PROCESS_MADVISE, NR_CACHESTAT = 436, 438, 440, 451
 
 MADV_COLLAPSE = 25
@@ -74,6 +75,12 @@ def syscall(what: str, number: int, *args: int) -> int:
     if result < 0:
         raise _fail(what)
     return result
+
+
+def wait_for_all_cpus() -> None:
+    """membarrier(2), MEMBARRIER_CMD_GLOBAL: until each CPU has left whatever of the kernel it was
+    in under RCU, a BPF program too. EINVAL where CPUs run without a clock tick (nohz_full)."""
+    syscall("membarrier", NR_MEMBARRIER, 1, 0, 0)
 
 
 def mmap(fd: int, length: int, shared: bool, wish: int | None = None) -> int:

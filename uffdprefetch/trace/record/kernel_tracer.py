@@ -312,9 +312,14 @@ class KernelTracer:
         return int(self._bpf["lost"][0].value)
 
     def stop(self) -> np.ndarray[Any, Any]:
-        """Detach, then what was still being gathered in the kernel: runs of pages, majors."""
-        for name in list(self._bpf.tracepoint_fds):
-            self._bpf.detach_tracepoint(name)
+        """From now on nothing is recorded; what was still being gathered in the kernel: runs of
+        pages, majors."""
+        self._bpf["over"][ctypes.c_int(0)] = ctypes.c_uint32(1)
+        try:
+            syscalls.wait_for_all_cpus()  # for a program that had begun
+        except OSError:
+            for name in list(self._bpf.tracepoint_fds):
+                self._bpf.detach_tracepoint(name)
         last = []
         if self.features & {"FILL", "EVICT"}:
             for key, run in self._bpf["runs"].items():
