@@ -90,10 +90,21 @@ def _cut(line: Line) -> str:
     return texts[-1][: WIDTH - 3] + "..."
 
 
-def _with_path(before: str, path: str, after: str) -> Line:
-    """A line that names a file, by as much of its path as fits."""
-    room = max(_PATH_LEAST, WIDTH - len(before) - len(after))
-    part = path if len(path) <= room else f"...{path[3 - room :]}"
+def _with_path(before: str, path: str, after: str, without: str | None = None) -> Line:
+    """A line that names a file, by the folders of its path that fit; ``without``: the line that
+    does not, for where there is no room for its name."""
+    name, room = os.path.basename(path), WIDTH - len(before) - len(after)
+    folders = path[3 - room :] if room > len(name) + 3 else ""
+    if len(path) <= room:
+        part = path
+    elif "/" in folders:
+        part = f"...{folders[folders.index('/') :]}"
+    elif len(name) <= room:
+        part = name
+    elif without is not None:
+        return before + path + after, without
+    else:
+        part = f"...{name[3 - max(_PATH_LEAST, room) :]}"
     return before + path + after, before + part + after
 
 
@@ -232,13 +243,18 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
     share = _WORTH_SAYING_SHARE if files else _MODULES_SHARE
     if by_calls < max(_WORTH_SAYING_BYTES, mapped // share):
         return []
-    read = f"{format_size(by_calls)} by read(2)"
-    said = f"not served: {read}"
+    before = f"not served: {format_size(by_calls)}"
     if mapped:
-        said = f"of {format_size(mapped + by_calls)}: {format_size(mapped)} served, {read}"
+        total = format_size(mapped + by_calls)
+        before = f"of {total}: {format_size(mapped)} served, {format_size(by_calls)}"
+    said = f"{before} by read(2)"
     if not files:
         return [said]
-    named = _with_path(f"{said}, {format_size(files[0]['bytes'])} of ", files[0]["path"], "")
+    path, largest = files[0]["path"], format_size(files[0]["bytes"])
+    if largest == format_size(by_calls):
+        named = _with_path(f"{before} of ", path, " by read(2)", without=said)
+    else:
+        named = _with_path(f"{said}, {largest} of ", path, "", without=said)
     return [named, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
 
 

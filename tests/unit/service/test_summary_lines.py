@@ -27,6 +27,7 @@ from uffdprefetch.report.summary import (
     lines,
     pool_line,
     short_lines,
+    whole_lines,
 )
 from uffdprefetch.state.unserved import Coarse, Reason
 
@@ -238,7 +239,7 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
         (
             changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=NAMED),
             [
-                "of 1.5 GiB: 1 GiB served, 512 MiB by read(2), 512 MiB of /data/a",
+                "of 1.5 GiB: 1 GiB served, 512 MiB of /data/a by read(2)",
                 "try: a format that is mapped (LMDB, Arrow, numpy.memmap)",
             ],
         ),
@@ -269,6 +270,23 @@ def test_the_others_are_what_was_not_served_and_the_remedy(
     summary: dict[str, Any], following: list[str]
 ) -> None:
     assert short_lines(summary)[1:] == following
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/d/a.npy", " of /d/a.npy"),
+        ("/data/run-2/a.npy", " of .../a.npy"),
+        ("/data/run-2/some.npy", " of some.npy"),
+        ("/data/tensors.npy", ""),
+    ],
+)
+def test_a_file_is_told_by_the_folders_that_fit(path: str, end: str) -> None:
+    read = [{"path": path, "bytes": 1 << 28}]
+    summary = changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=read)
+    told = f", 256 MiB{end}" if end else ""
+    assert short_lines(summary)[1] == f"of 1.5 GiB: 1 GiB served, 512 MiB by read(2){told}"
+    assert whole_lines(summary)[1].endswith(f", 256 MiB of {path}")
 
 
 @pytest.mark.parametrize("length", [5, 40, 200])
