@@ -106,7 +106,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_get_pages)
 		return 0;
 	fault_over(bpf_get_current_pid_tgid());
 	put(EV_READ, file, (u64)args->index << PAGE_BITS,
-	    ((u64)args->last_index - args->index) << PAGE_BITS, 0, 0);
+	    ((u64)args->last_index + 1 - args->index) << PAGE_BITS, 0, 0);
 	return 0;
 }
 #endif

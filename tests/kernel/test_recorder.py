@@ -334,6 +334,26 @@ def test_what_an_import_costs_is_told_by_package(
     assert not analyse(record(here, tmp_path, job, "--include", "records.bin").trace)["others"]
 
 
+@pytest.mark.parametrize("block", ["4k", "64k", "1M"])
+def test_what_read_takes_is_told_to_its_last_page(
+    env: dict[str, str], tmp_path: Path, block: str
+) -> None:
+    kernel()
+    path = tmp_path / "three.bin"
+    path.write_bytes(os.urandom((3 << 20) + 9000))  # its last page not whole, no block's end
+    os.sync()
+    drop_cache(path)
+    job = ["dd", f"if={path}", "of=/dev/null", f"bs={block}"]
+    (file,) = (
+        one
+        for one in analyse(record(env, tmp_path, job).trace)["files"]
+        if one["path"] == str(path)
+    )
+    assert file["touched_pages"] == file["touched_pages_least"] == file["pages"] == 771
+    assert file["useless_bytes"] == 0
+    assert file["read_calls"]["bytes"] == path.stat().st_size
+
+
 def test_waiting_for_a_pipe_is_no_file_s(env: dict[str, str], tmp_path: Path) -> None:
     """Whose descriptor had been a file's."""
     kernel()

@@ -167,6 +167,15 @@ def test_single_pages_that_are_wanted_are_no_finding() -> None:
     assert not titled(advice(machine), "costs")
 
 
+def test_a_page_here_and_there_that_had_to_be_read_again_is_no_advice_of_the_job_s() -> None:
+    """The pages between were in memory: their readers went on in a row."""
+    machine = Machine(40_000, cached=True)
+    machine.cache[1] -= set(range(0, 40_000, 100))
+    machine.readahead = 1
+    machine.run([(machine.reader(0), range(40_000))])
+    assert not titled(advice(machine), "costs")
+
+
 # ---- order, memory ------------------------------------------------------------------------------
 
 

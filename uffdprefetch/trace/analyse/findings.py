@@ -103,8 +103,8 @@ def single_pages(report: Report) -> Iterator[Found]:
         majors, per_major = _majors(readers), _filled_per_major(file, readers)
         if per_major is None or majors < MAJORS_MIN:
             continue
-        runs = sum(r["runs"]["count"] for r in readers)
-        if per_major > SINGLE_PAGES * report.page_bytes or majors < 2 * runs:
+        rows = majors - sum(r["majors_of_next_page"] or 0 for r in readers)
+        if per_major > SINGLE_PAGES * report.page_bytes or majors < 2 * rows:
             continue
         lmdb = file["format"] == "lmdb" or file["path"].endswith(".mdb")
         cause = "readahead=False" if lmdb else "madvise(MADV_RANDOM)"
@@ -112,7 +112,7 @@ def single_pages(report: Report) -> Iterator[Found]:
             report,
             f"{cause} costs {majors} major faults on {name_of(file)}",
             f"Each cold page is read alone: {format_size(per_major)} per major fault, although"
-            f" {majors / max(1, runs):.0f} pages are read in a row.",
+            f" {majors / rows:.0f} pages are read in a row.",
             f"leave {cause} out where records are read in order"
             + ("" if report.wrapped else f"; or {WRAP}, which reads whole windows"),
             "tracepoints: fills per major fault", report.stall(readers), "medium", readers,

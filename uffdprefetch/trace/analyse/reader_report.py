@@ -181,6 +181,7 @@ def report(
             if majors is not None
             else why_no_stall
         ),
+        "majors_of_next_page": int((np.diff(a.page[a.major]) == 1).sum()) if by_bpf else None,
         "touched_pages": reader.touched_pages,
         "touched_pages_least": total(reader.sure),
         "first_offset_bytes": low * page_bytes,

@@ -80,6 +80,7 @@ class Survey:
         page = self.page_bytes
         if len(events) and int(events["offset"].max()) > OFFSET_MAX - int(events["length"].max()):
             events = events[(events["offset"] < OFFSET_MAX) & (events["length"] < OFFSET_MAX)]
+        events = _reads_within(events, -(-file.size_bytes // page) * page)
         owner = self.ranks.of(events["pid"])
         maps = events[events["kind"] == Kind.MAP]
         by_rank: dict[int, Accesses] = {}
@@ -199,6 +200,16 @@ class Survey:
         seen = np.isin(events["kind"], (Kind.SEEN, Kind.TOUCH))
         seen[seen] = self.ranks.of(events["pid"][seen]) == rank
         return seen
+
+
+def _reads_within(events: Array, end: int) -> Array:
+    """A READ event tells of all that its call asked for: cut at the file's last page."""
+    beyond = (events["kind"] == Kind.READ) & (events["offset"] < end)
+    beyond &= events["offset"] + events["length"] > end
+    if beyond.any():
+        events = events.copy()
+        events["length"][beyond] = end - events["offset"][beyond]
+    return events
 
 
 def _of_all(ranges: list[Ranges]) -> Ranges:
