@@ -71,8 +71,9 @@ def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
 
 def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
     """The file mappings of at least min_bytes in a maps text that nobody prefetches for: (path,
-    bytes, whether the file is deleted; else it is mapped shared and writable)."""
-    found: list[tuple[str, int, bool]] = []
+    bytes, whether the file is deleted; else it is mapped shared and writable). A page of ours in
+    the midst of a mapping parts it in two: all parts of a file count."""
+    found: dict[tuple[str, bool], int] = {}
     for line in maps.splitlines():
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith("/") or fields[5].startswith(_NO_FILES):
@@ -81,8 +82,9 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
         deleted = fields[5].endswith(_DELETED)
         served = fields[1] in _READERS and not deleted
         if end - start >= min_bytes and not served and fields[1] in (*_READERS, "rw-s"):
-            found.append((fields[5].removesuffix(_DELETED), end - start, deleted))
-    return found
+            key = fields[5].removesuffix(_DELETED), deleted
+            found[key] = found.get(key, 0) + end - start
+    return [(path, mapped_bytes, deleted) for (path, deleted), mapped_bytes in found.items()]
 
 
 def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.config import PAGE_BYTES, Config
@@ -15,6 +16,7 @@ from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
+from uffdprefetch.state.file_systems import type_at
 from uffdprefetch.state.ledger import Ledger, describe_file, describe_stream, reads_of
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -61,8 +63,8 @@ def _share(a: int | None, rest: int | None) -> float | None:
 
 
 def missed_bytes(touched_bytes: int | None, misses: int | None) -> int | None:
-    """What readers had to wait for, of ``touched_bytes`` that they mapped and nobody had
-    prefetched: the rest was in memory. A miss brings MISS_BYTES at the most and a page at the
+    """What readers had to wait for, of ``touched_bytes`` that they mapped and we had not brought:
+    the rest was in memory. A miss brings MISS_BYTES at the most and a page at the
     least, which may have been prefetched and be late."""
     if touched_bytes is None or misses is None:
         return touched_bytes
@@ -88,11 +90,18 @@ def totals(
     used = None if untold else sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
-    storage, storage_reason = storage_bytes(watched, files, ledger.jobs_storage)
+    read_files = ledger.read_files()
+    mountinfo = Path("/proc/self/mountinfo").read_text()
+    others = [*(file["path"] for file in read_files), *ledger.unserved]
+    kinds = {*(f["file_system"] for f in files), *(type_at(path, mountinfo) for path in others)}
+    storage, storage_reason = storage_bytes(watched, kinds, ledger.jobs_storage)
     reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
-    missed = missed_bytes(sum_of("demand_used_blocks_bytes"), misses if watched else None)
+    # of the blocks of what was read ahead a part was in memory before: by misses, or of old
+    touched = _sum(sum_of("demand_used_blocks_bytes"), both)
+    before = None if touched is None or used is None else touched - min(used, touched)
+    missed = missed_bytes(before, misses if watched else None)
     figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
         "prefetched_bytes": prefetched,
@@ -103,8 +112,8 @@ def totals(
         "job_storage_bytes": None if storage is None else _sum_known(ledger.jobs_storage),
         "accuracy": None if not prefetched or used is None else used / prefetched,
         "accuracy_denominator_bytes": prefetched,
-        "coverage": _share(both, missed),
-        "coverage_denominator_bytes": _sum(both, missed),
+        "coverage": _share(used, missed),
+        "coverage_denominator_bytes": _sum(used, missed),
         "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
         "timeliness_denominator_bytes": prefetched,
     }
@@ -117,9 +126,9 @@ def totals(
         fault_wait_ns=doc.fault_wait(WAIT_SENSOR, vars(ledger.fault_wait.quantiles(total=True))),
         storage_read_bytes=storage,
         storage_read_reason=storage_reason,
-        unserved_read_bytes=None if None in reads else sum(r or 0 for r in reads),
+        unserved_read_bytes=_read_by_calls(reads, pool),
         unserved_read_sensor=READ_SENSOR if ledger.jobs_read else PROCESSES_READ_SENSOR,
-        unserved_read_files=ledger.read_files(),
+        unserved_read_files=read_files,
         unserved_read_files_sensor=(
             "positions of descriptors in /proc/PID/fdinfo, each second: a lower bound; pread(2), "
             "io_uring and what is read between two looks leave no trace"
@@ -132,6 +141,12 @@ def totals(
         },
         freshness=ledger.freshness.describe(),
     )
+
+
+def _read_by_calls(reads: list[int | None], pool: dict[str, Any] | None) -> int | None:
+    """By the job: its agents read files in the pool's stead, in its processes."""
+    total = None if None in reads else sum(r or 0 for r in reads)
+    return None if total is None else max(0, total - (pool["stand_in_bytes"] if pool else 0))
 
 
 def _used_bytes(file: dict[str, Any]) -> int:
@@ -153,8 +168,9 @@ def _gained(
     for plan in engine.known_orders.describe() if engine.known_orders else ():
         items[plan["file"]] = items.get(plan["file"], 0) + plan["read_items"]
     reads = [
-        reads_of(file, described, items.get(file.path, 0))
+        one
         for file, described in zip(engine.known_files, files, strict=False)  # then closed ones
+        for one in reads_of(file, described, items.get(file.path, 0))
     ]
     touched = 0
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
@@ -180,11 +196,12 @@ def _sum_known(numbers: list[int | None]) -> int | None:
 
 
 def storage_bytes(
-    watched: list[processes.Watched], files: list[dict[str, Any]], jobs_storage: list[int | None]
+    watched: list[processes.Watched], file_systems: set[str], jobs_storage: list[int | None]
 ) -> tuple[int | None, str | None]:
-    """Bytes that really came from storage, or (None, why). ``jobs_storage``: of each launcher's job
-    from its first byte, where that was told."""
-    silent = sorted({f["file_system"] for f in files if f["file_system"].startswith("fuse")})
+    """Bytes that really came from storage, or (None, why). ``file_systems``: types of those that
+    the job was seen to read; ``jobs_storage``: of each launcher's job from its first byte, where
+    that was told."""
+    silent = sorted(kind for kind in file_systems if kind.startswith("fuse"))
     if silent:
         return None, f"{', '.join(silent)} does not count into /proc/PID/io read_bytes"
     ours = processes.read("self")

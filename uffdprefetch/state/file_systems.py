@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -94,6 +95,21 @@ def known(f_type: int) -> FileSystem:
 def mount_of(device: int, mountinfo: str) -> tuple[str, str]:
     """(file system type, mount point) of a device number in the text of /proc/self/mountinfo."""
     return _mount(device, mountinfo)[:2]
+
+
+def type_at(path: str, mountinfo: str) -> str:
+    """The type of the file system that a path lies in, by the path's words: nothing is asked of the
+    file system, which may not answer any more."""
+    longest, found = -1, "unknown"
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, after = left.split(), right.split()
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4]).rstrip("/")
+        if len(point) >= longest and (path == point or path.startswith(f"{point}/")):
+            longest, found = len(point), after[0]
+    return found
 
 
 def _mount(device: int, mountinfo: str) -> tuple[str, str, str]:

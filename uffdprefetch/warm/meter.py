@@ -15,7 +15,7 @@ RECENT = 64
 #: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
 LATENCY_LEAST = 1e-4
 #: So many of them tell a latency.
-SAMPLES_LEAST = 2
+SAMPLES_LEAST = 4
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
 

@@ -12,6 +12,7 @@ from figures import RATIOS
 
 from uffdprefetch.service import summary
 from uffdprefetch.service.gained import Gained
+from uffdprefetch.state.file_systems import type_at
 from uffdprefetch.state.ledger import Ledger
 
 BLOCK, PAGE = 64 << 10, 4096
@@ -88,3 +89,26 @@ def test_misses_are_never_covered_as_a_whole_and_cost_no_more_than_what_was_mapp
     more = {**read, "demand_used_blocks_bytes": 50 * BLOCK}
     assert totals_of([more], [10])["coverage"] == 100 / (100 + 20)
     assert totals_of([more], [30])["coverage"] == 100 / (100 + 50)
+
+
+def test_what_the_jobs_own_faults_have_brought_is_covered_by_nobody() -> None:
+    """Of the blocks that were read ahead a third was there already: it was 96 % of 1000 pieces, of
+    which 533 were misses."""
+    half = {"prefetched_used_blocks_bytes": 1000 * BLOCK, "prefetched_bytes": 400 * BLOCK}
+    read = file_of(**half, already_resident_bytes=600 * BLOCK)
+    assert totals_of([read], [300])["coverage"] == 400 / (400 + 600)
+    assert totals_of([read], [100])["coverage"] == 400 / (400 + 200)
+    assert totals_of([read], [0])["coverage"] == 1
+
+
+def test_what_fuse_has_read_for_read_calls_is_not_known() -> None:
+    """It counts into nobody's read_bytes; it was 0 of 192 MiB."""
+    mountinfo = (
+        "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "30 21 0:44 / /mnt/a\\040b rw - fuse.slowfs slowfs rw\n"
+    )
+    assert type_at("/mnt/a b/file", mountinfo) == type_at("/mnt/a b", mountinfo) == "fuse.slowfs"
+    assert type_at("/mnt/a bc", mountinfo) == type_at("/", mountinfo) == "ext4"
+    assert summary.storage_bytes([], {"ext4", "fuse.slowfs"}, [5])[0] is None
+    assert "fuse.slowfs" in str(summary.storage_bytes([], {"ext4", "fuse.slowfs"}, [5])[1])
+    assert summary.storage_bytes([], {"ext4"}, [5])[0] is not None

@@ -31,16 +31,19 @@ def test_single_reads_tell_a_latency_before_all_others() -> None:
     assert meter.cost(seconds).latency_seconds == pytest.approx(LATENCY)
 
 
-def test_of_one_read_beside_which_others_waited_no_latency_is_told() -> None:
+def test_of_a_few_reads_beside_which_others_waited_no_latency_is_told() -> None:
+    """It was 22 ms of a link of 1 ms, by two of them."""
     assert met((2 * MIB, 0.05)).cost(None).latency_seconds == 0.0
     assert met(pages=(0.02,)).cost(None).latency_seconds == 0.0
+    assert met((MIB, 0.05), pages=(0.02, 0.03)).cost(None).latency_seconds == 0.0
 
 
 def test_the_quickest_of_pages_and_of_what_was_read_alone_tells_it() -> None:
-    quick = (MIB, LATENCY + MIB / BANDWIDTH)
-    assert met((2 * MIB, 0.05), quick).cost(None).latency_seconds == pytest.approx(LATENCY)
-    assert met(quick, pages=(0.02,)).cost(None).latency_seconds == pytest.approx(LATENCY)
-    assert met(pages=(0.02, 2 * LATENCY)).cost(None).latency_seconds == pytest.approx(2 * LATENCY)
+    quick, slow = (MIB, LATENCY + MIB / BANDWIDTH), (2 * MIB, 0.05)
+    assert met(slow, slow, slow, quick).cost(None).latency_seconds == pytest.approx(LATENCY)
+    assert met(quick, pages=(0.02,) * 3).cost(None).latency_seconds == pytest.approx(LATENCY)
+    pages = (*(0.02,) * 3, 2 * LATENCY)
+    assert met(pages=pages).cost(None).latency_seconds == pytest.approx(2 * LATENCY)
 
 
 def test_what_is_less_than_the_clocks_noise_is_not_told_to_people() -> None:
