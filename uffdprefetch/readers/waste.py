@@ -58,7 +58,8 @@ class Waste:
         if not kernel_suffices(ahead_bytes, self._meter.of_pages):
             return False
         size = format_size(ahead_bytes)
-        self._ledger.degrade(f"{file.path}: left to the kernel, whose readahead of {size} suffices")
+        why = f"left to the kernel, whose readahead of {size} suffices"
+        self._ledger.leave_alone(f"{file.path}: {why}")
         return True
 
     def passed(self, who: Prefetcher, pid: int, file: FileState, start: int, end: int) -> bool:
@@ -81,8 +82,7 @@ class Waste:
         known = Known(both, untouched, file.used_runs(first, last))
         if usage.note(known, self._meter.storage):
             self._ledger.degrade(
-                f"{file.path}: pid {pid}: more than half of the last {JUDGED_BYTES >> 20} MiB "
-                f"that were read for it ({who.value}) was never touched: no more is read until it "
-                "touches half of what it passes"
+                f"{file.path}: half of {JUDGED_BYTES >> 20} MiB read ahead was not touched"
+                f" (pid {pid}, {who.value}): no more is read until it touches half of what it passes"
             )
         return usage.stopped

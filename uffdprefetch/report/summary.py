@@ -32,6 +32,8 @@ LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
 _FLAGS = frozenset("-" + letter for letter in "lukvQOsXHEbh")
 #: Files of which -v says how they are served.
 DECISIONS_MAX = 20
+#: A service that was there for less has not looked at the job: it does so 20 times a second.
+LOOKED_SECONDS = 0.05
 _SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults"}
 #: Characters of a path that are kept at least.
 _PATH_LEAST = 12
@@ -162,6 +164,8 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
         return str(summary["rung_reason"])
     if summary.get("unserved") or not job:
         return "no mapping was served"
+    if summary["wall_seconds"] < LOOKED_SECONDS:
+        return "the job ended before the service was up"
     return f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
 
 

@@ -182,6 +182,10 @@ def job(*command: str, status: int = 0) -> dict[str, Any]:
             ["gained nothing: no mapping of 16 MiB or more was seen"],
         ),
         (
+            changed(files=[], job=job("cat"), wall_seconds=0.011),
+            ["gained nothing: the job ended before the service was up"],
+        ),
+        (
             changed(files=[], job=job("mpirun", "x", status=1), totals_unserved_read_bytes=1 << 30),
             ["gained nothing: mpirun failed (exit status 1) and mapped no file"],
         ),
