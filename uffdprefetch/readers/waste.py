@@ -83,6 +83,7 @@ class Waste:
         if usage.note(known, self._meter.storage):
             self._ledger.degrade(
                 f"{file.path}: half of {JUDGED_BYTES >> 20} MiB read ahead was not touched"
-                f" (pid {pid}, {who.value}): no more is read until it touches half of what it passes"
+                f" (pid {pid}, {who.value}): no more is read until it touches half of what it"
+                " passes"
             )
         return usage.stopped

@@ -31,7 +31,7 @@ _FILE_SUMS = (
     "pool_given_bytes",
 )  # fmt: skip
 #: What was gained is what all of them have gained at the least; the first of these that one says.
-_GAINS = ("saved", "unknown", "just-read", "in-memory", "nothing-read")
+_GAINS = ("saved", "unknown", "just-read", "not-used", "in-memory", "nothing-read")
 
 
 def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -381,7 +381,7 @@ def _together(report: dict[str, Any]) -> list[str]:
     block = report.get("block")
     if block and block.get("requests"):
         out.append(
-            f"block devices: {_count(block['requests'])} requests, {_size(block.get('bytes'))},"
+            f"block devices: {_plural(block['requests'], 'request')}, {_size(block.get('bytes'))},"
             f" p50 {_time(block.get('latency_p50_seconds'))},"
             f" p99 {_time(block.get('latency_p99_seconds'))}"
         )

@@ -37,6 +37,7 @@ class Gain(Enum):
     IN_MEMORY = "in-memory"
     JUST_READ = "just-read"
     NOTHING_READ = "nothing-read"
+    NOT_USED = "not-used"
     UNKNOWN = "unknown"
 
 
@@ -72,7 +73,7 @@ def gained(
         if 2 * job_storage_bytes > in_memory_bytes:
             gain, seconds = Gain.JUST_READ, None
     elif not used_bytes:
-        seconds = 0.0
+        gain, seconds = Gain.NOT_USED, 0.0
     elif not measured or not watched.wall_seconds:
         gain = Gain.UNKNOWN
     else:

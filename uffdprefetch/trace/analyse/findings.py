@@ -142,11 +142,13 @@ def small_readahead(report: Report) -> Iterator[Found]:
         ahead = file["readahead"]
         size = f"{format_size(ahead['mean_bytes'])} at a time" if ahead else "little at a time"
         limit = file["read_ahead_bytes"]
+        ways = {r["pattern"]["name"] for r in readers}
+        how = "backward" if ways == {"backward"} else "in order"
         yield finding(
             report,
             f"the kernel reads {name_of(file)} {size}: {per_mib:.1f} waits per MiB",
             f"{waits} waits ({_majors(readers)} major faults) on {report.size_of(pages)} read"
-            " in order" + (f"; read_ahead_kb is {limit // 1024}." if limit is not None else "."),
+            f" {how}" + (f"; read_ahead_kb is {limit // 1024}." if limit is not None else "."),
             f"{WRAP}; or, as root, raise read_ahead_kb of the file system's device",
             "tracepoints: sleeps in faults, readahead", report.stall(readers), "low", readers,
             file["id"],

@@ -126,7 +126,7 @@ def uneven_bytes(report: Report) -> Iterator[Found]:
             report,
             f"rank {most['rank']} reads {report.size_of(most['touched_pages'])} of"
             f" {name_of(file)}, the others {report.size_of(usual)}",
-            f"The median of the other {len(readers) - 1} ranks that read this file.",
+            "The median of the other ranks that read this file.",
             "divide the records evenly over the ranks",
             "touched pages by rank", None, "low", [most], file["id"],
         )  # fmt: skip
