@@ -175,6 +175,10 @@ static int remember(int fd, int flags, const void *caller)
 	return fd;
 }
 
+/* UP_WAIT_STEP_NS, a second in all: on a busy machine the service takes that long to give it back. Where it does not run, the
+ * kernel takes the lease from it after lease-break-time (45 s), and who waits in open(2) waits that long. */
+#define LEASE_STEPS 200
+
 /*
  * The service holds a read lease on what we manage. A job that opens such a file for writing waits for
  * it as plain would for nothing, unless it said O_NONBLOCK; but then the lease is being given back
@@ -185,7 +189,7 @@ static int is_our_lease(int directory, const char *path, int flags, int tries)
 	struct timespec step = { .tv_nsec = UP_WAIT_STEP_NS };
 	struct stat st;
 
-	if (errno != EAGAIN || !(flags & O_NONBLOCK) || tries >= UP_WAIT_STEPS ||
+	if (errno != EAGAIN || !(flags & O_NONBLOCK) || tries >= LEASE_STEPS ||
 	    ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)))
 		return 0;
 	if (!tries) {
