@@ -54,8 +54,6 @@ MIB = 1 << 20
 THREADS = 16
 #: Fill threads where memory is short: two for demand alone, and two.
 THREADS_LEAST = 4
-#: Of so many waits the shortest is one that nothing stood before.
-WAITS_LEAST = 20
 #: A fill thread's buffer, whole huge pages (csrc/service/pool/pool_fill.c).
 BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
@@ -520,14 +518,6 @@ class NodePool:
             demand_wait_ns=waits.quantiles(total=True),
             fill_ns=fills.quantiles(total=True),
         )
-
-    def least_wait_seconds(self) -> float | None:
-        """What a reader waits for a chunk that is read when nothing else is; None: too few did."""
-        c = self.pool.counts()
-        waits = Histogram.of_bins(c.wait_bin, c.wait_sum_ns, c.wait_max_ns)
-        if waits.count < WAITS_LEAST:
-            return None
-        return (waits.quantile(1 / WAITS_LEAST) or 0) / 1e9
 
     def close(self) -> None:
         """End the threads."""

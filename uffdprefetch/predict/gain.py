@@ -8,7 +8,9 @@ out from what the kernel's own readahead (mm/filemap.c, mm/readahead.c) would ha
   was then touched. The kernel reads around a miss, so random touches get pieces of that size, too.
 - Who has gone elsewhere waits for the next two of them. Who goes on in order has the next one under
   way when it comes to the last one's first page, so that two overlap: with l for a request and c
-  for what the reader computes in a piece it waits (l - c) / 2 for each.
+  for what the reader computes in a piece it waits (l - c) / 2 for each. But who reads a record of
+  several pieces at once, and then computes, waits nearly l / 2: which of the two is not seen, so
+  the middle is told, and what lies between them is error.
 - A request takes the latency and its bytes' share of the bandwidth, both measured by our own reads.
 - Readers, and threads of one, wait side by side.
 - However they wait, the bytes have to come over the link.
@@ -72,14 +74,16 @@ def saved(
     computed = max(0.0, watched.thread_seconds - watched.waited_seconds)
     requests = sum(one.requests for one in files)
     computed_each = computed / requests if requests else 0.0
-    waits = moved_bytes = 0.0
+    least = most = misses * latency_seconds
+    moved_bytes = 0.0
     for one in files:
         took = latency_seconds + one.request_bytes / bandwidth_bytes_per_second
         alone = min(one.requests, REQUESTS_PER_JUMP * one.jumps)
-        waits += alone * took + (one.requests - alone) * max(0.0, took - computed_each) / 2
+        least += alone * took + (one.requests - alone) * max(0.0, took - computed_each) / 2
+        most += alone * took + (one.requests - alone) * took / 2
         moved_bytes += one.requests * one.request_bytes
-    waits += misses * latency_seconds
     on_link = moved_bytes / bandwidth_bytes_per_second - computed / side_by_side
     waited = watched.waited_seconds / side_by_side
-    without = max(waits / side_by_side, on_link)
-    return Saved(without - waited, ERROR_SHARE * without)
+    without = [max(waits / side_by_side, on_link) for waits in (least, most)]
+    middle = sum(without) / 2
+    return Saved(middle - waited, max(ERROR_SHARE * middle, middle - without[0]))

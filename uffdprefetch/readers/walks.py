@@ -67,8 +67,6 @@ class Walks:
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
-        if stream.direction < 0:
-            region.file.backward_bytes += forward
         passed_bytes = self._passed(region, stream, seen, forward)
         step = Step(stream, seen.start, seen.end)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last

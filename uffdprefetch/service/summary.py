@@ -168,16 +168,12 @@ def _gained(
     for plan in engine.known_orders.describe() if engine.known_orders else ():
         items[plan["file"]] = items.get(plan["file"], 0) + plan["read_items"]
     reads = [
-        one
+        reads_of(file, described, items.get(file.path, 0))
         for file, described in zip(engine.known_files, files, strict=False)  # then closed ones
-        for one in reads_of(file, described, items.get(file.path, 0))
     ]
     touched = 0
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
         touched = sum(file["demand_used_blocks_bytes"] or 0 for file in files)
-    single_seconds = engine.bulk.miss_seconds
-    if single_seconds is None and engine.pool is not None:
-        single_seconds = engine.pool.least_wait_seconds()
     return gained(
         [*engine.ledger.spared, *reads],
         figures["used_bytes"],
@@ -185,7 +181,7 @@ def _gained(
         figures["demand_misses"] or 0,
         max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(engine.ledger.jobs_read) or 0)),
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
-        engine.scheduler.meter.cost(single_seconds),
+        engine.scheduler.meter.cost(engine.bulk.miss_seconds),
     )
 
 

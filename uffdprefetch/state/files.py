@@ -108,7 +108,6 @@ class FileState:
     attached: int = 0  # regions
     jumps: int = 0  # touches of its readers that were not in order ...
     random: bool = False  # ... and one of them jumped about
-    backward_bytes: int = 0  # what walks went over backward
     copied: bool = False  # it was mapped private and writable
     idle_ns: int = 0  # since when it is unmapped
     last_pid: int = 0  # the process that mapped it last

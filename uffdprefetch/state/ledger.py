@@ -328,7 +328,7 @@ class Ledger:
         if len(self.closed_files) < FILES_MAX:
             described = describe_file(file, self.verdicts)
             self.closed_files.append(described)
-            self.spared += reads_of(file, described)
+            self.spared.append(reads_of(file, described))
 
 
 def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
@@ -378,14 +378,13 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def reads_of(file: FileState, described: dict[str, Any], items: int = 0) -> list[FileReads]:
+def reads_of(file: FileState, described: dict[str, Any], items: int = 0) -> FileReads:
     """What the kernel would have asked for in the place of what was prefetched and used.
     ``described``: by describe_file(), as counting takes its time in a large one; ``items``: records
     that were read in known orders, each a jump where they are shuffled.
 
     A file that is mapped private and writable counts as one of PyTorch's, which asks for twice the
-    readahead (POSIX_FADV_SEQUENTIAL) when it maps one so. Who goes backward misses each time: the
-    kernel reads around, of which the later half is there.
+    readahead (POSIX_FADV_SEQUENTIAL) when it maps one so.
     """
     ahead = MISS_BYTES if file.ahead_bytes is None else file.ahead_bytes
     request_bytes = max(uffd.PAGE_BYTES, ahead)
@@ -395,9 +394,4 @@ def reads_of(file: FileState, described: dict[str, Any], items: int = 0) -> list
     once_bytes = sum(described[name] or 0 for name in names)
     again = file.prefetched_bytes / once_bytes if once_bytes else 1.0
     requests = file.used_pieces(request_bytes) * max(1.0, again)
-    jumps = file.jumps + (items if file.random else 0)
-    backward = min(1.0, file.backward_bytes / once_bytes) * requests if once_bytes else 0.0
-    ways = [FileReads(requests - backward, request_bytes, jumps)]
-    if backward:
-        ways.append(FileReads(2 * backward, request_bytes // 2, 2 * backward))
-    return ways
+    return FileReads(requests, request_bytes, file.jumps + (items if file.random else 0))

@@ -16,6 +16,9 @@ RECENT = 64
 LATENCY_LEAST = 1e-4
 #: So many of them tell a latency.
 SAMPLES_LEAST = 4
+#: A read tells a latency if it took so much longer than its bytes on the link: that bandwidth is
+#: known to some per cent.
+PRECISE = 1.1
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
 
@@ -78,10 +81,9 @@ class Meter:
 
     def cost(self, miss_seconds: float | None) -> Storage:
         """For who asks what requests cost, with what no decision is made on. ``miss_seconds``: the
-        least of single reads of MISS_BYTES, where some were made; else the quickest of single pages
-        and of what was read alone tells the latency: of one alone it would be a guess, since
-        readers' own requests may have stood before it. The bandwidth, where there was no busy
-        stretch, is that of the largest of these."""
+        least of single reads of MISS_BYTES, where some were made; else single pages and what was
+        read alone tell the latency, by their lower quartile: readers' own requests may have stood
+        before some. The bandwidth, where there was no busy stretch, is that of the largest."""
         bandwidth, latency = max(self.peak, self.bandwidth), 0.0
         if not bandwidth and self._alone:
             size, took = max(self._alone)
@@ -89,9 +91,11 @@ class Meter:
         if miss_seconds and bandwidth:
             latency = max(LATENCY_LEAST, miss_seconds - MISS_BYTES / bandwidth)
         else:
-            alone = [took - size / bandwidth for size, took in self._alone] if bandwidth else []
-            if len(self._pages) + len(alone) >= SAMPLES_LEAST:
-                latency = max(LATENCY_LEAST, min([*self._pages, *alone]))
+            alone = [(took, size / bandwidth) for size, took in self._alone] if bandwidth else []
+            told = [took - on_link for took, on_link in alone if took > on_link * PRECISE]
+            if len(self._pages) + len(told) >= SAMPLES_LEAST:
+                told = sorted([*self._pages, *told])
+                latency = max(LATENCY_LEAST, told[len(told) // 4])
         return Storage(bandwidth, latency)
 
     @property

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import random
-from types import SimpleNamespace
 
 import pytest
 
-from uffdprefetch.predict.gain import FileReads
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import (
@@ -20,12 +18,10 @@ from uffdprefetch.state.ledger import (
     Histogram,
     Ledger,
     Timeline,
-    reads_of,
 )
 from uffdprefetch.state.processes import Counters
 from uffdprefetch.state.unserved import Reason, Refusal
 
-MIB = 1 << 20
 #: What Histogram's docstring promises.
 RESOLUTION = 1 / 8
 
@@ -142,20 +138,3 @@ def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> No
     for i in range(2 * READ_MAX):
         ledger.read_by_calls(i, "/c", 1)
     assert ledger.read_files()[0] == {"path": "/c", "bytes": READ_MAX - 3}
-
-
-def test_who_goes_backward_waits_for_each_half_of_what_the_kernel_reads() -> None:
-    """It reads around each miss, of which the later half is there already."""
-    file = SimpleNamespace(
-        ahead_bytes=128 << 10, copied=False, prefetched_bytes=64 * MIB, jumps=3, random=False,
-        backward_bytes=16 * MIB, used_pieces=lambda piece: 64 * MIB // piece,
-    )  # fmt: skip
-    described = {
-        "prefetched_used_blocks_bytes": 64 * MIB,
-        "prefetched_unused_blocks_bytes": 0,
-    }
-    forward, back = reads_of(file, described)  # type: ignore[arg-type]
-    assert forward == FileReads(512 * 3 / 4, 128 << 10, 3)
-    assert back == FileReads(2 * 512 / 4, 64 << 10, 2 * 512 / 4)
-    file.backward_bytes = 0
-    assert reads_of(file, described) == [FileReads(512, 128 << 10, 3)]  # type: ignore[arg-type]
