@@ -283,7 +283,7 @@ def _less_well(summary: Mapping[str, Any]) -> list[Line]:
     reason = summary.get("rung_reason") or ""
     if summary.get("rung") == 2 and summary.get("rung_remedy"):
         return [
-            f"seen less closely than it could be: {reason}",
+            (f"seen less closely than it could be: {reason}", f"seen less closely: {reason}"),
             f"try: {summary['rung_remedy']}",
         ]
     coarse = tuple((summary.get("coarse") or {}).values())
