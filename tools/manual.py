@@ -74,11 +74,12 @@ def completion(shell: str) -> str:
     """The script that completes the command line in a shell."""
     whole = all_commands()
     (commands,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
-    choices = {option.field: option.choices for option in OPTIONS if option.choices}
-    for parser in commands.choices.values():
+    choices = {f"--{option.key}": option.choices for option in OPTIONS if option.choices}
+    for name, parser in commands.choices.items():
         for action in parser._actions:
-            if action.dest in choices:
-                action.choices = choices[action.dest]
+            key = action.option_strings[-1] if action.option_strings else ""
+            if name in ("wrap", "cluster") and key in choices:
+                action.choices = choices[key]
             elif action.metavar in FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             elif action.metavar in DIRECTORIES:

@@ -175,14 +175,14 @@ static int remember(int fd, int flags, const void *caller)
 	return fd;
 }
 
-/* UP_WAIT_STEP_NS, a second in all: on a busy machine the service takes that long to give it back. Where it does not run, the
- * kernel takes the lease from it after lease-break-time (45 s), and who waits in open(2) waits that long. */
-#define LEASE_STEPS 200
+/* Of UP_WAIT_STEP_NS, 1.25 s in all: on a busy machine the service takes up to a second to give the lease back (DETACH_NS,
+ * service/serve.py). Where it does not run, the kernel takes it away after lease-break-time (45 s). */
+#define LEASE_STEPS 250
 
 /*
- * The service holds a read lease on what we manage. A job that opens such a file for writing waits for
- * it as plain would for nothing, unless it said O_NONBLOCK; but then the lease is being given back
- * already, and it is ours to wait for that. Whether to open again; errno is that of the last try.
+ * The service holds a read lease on what we manage. open(2) of such a file for writing waits until it is
+ * given back; with O_NONBLOCK it fails at once, though the lease is being given back then. Without us it
+ * would not have failed, so we wait for that. Whether to open again; errno is that of the last try.
  */
 static int is_our_lease(int directory, const char *path, int flags, int tries)
 {

@@ -9,6 +9,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,8 +89,9 @@ class Zsh:
         self._read_until(line[: line.rindex(" ") + 1] + offered)
 
     def close(self) -> None:
-        os.close(self._terminal)
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+        os.close(self._terminal)
 
     def _type(self, text: str) -> None:
         os.write(self._terminal, text.encode())

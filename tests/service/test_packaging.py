@@ -168,6 +168,6 @@ def test_installed_without_a_compiler_it_serves_a_job(
         [python, "-m", "uffdprefetch", "--help"], cwd=tmp_path, env={"PATH": ""},
         capture_output=True, text=True,
     )  # fmt: skip
-    docs = Path(helped.stdout.splitlines()[-1].removeprefix("docs/ is "))
+    docs = Path(helped.stdout.splitlines()[-1].partition(": ")[2])
     assert docs == home / "share" / "doc" / "uffdprefetch"
     assert {path.name for path in docs.iterdir()} == {p.name for p in (ROOT / "docs").glob("*.md")}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of options: each is defined once, for the command line, the UFFDPREFETCH_* variables
-and the configuration files; and the command line that they make."""
+"""The table of options, each defined once for the command line, the UFFDPREFETCH_* variables and
+the configuration files; and how the command line is read by it."""
 
 from __future__ import annotations
 

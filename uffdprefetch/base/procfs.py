@@ -81,10 +81,14 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
         start, end = (int(x, 16) for x in fields[0].split("-"))
         deleted = fields[5].endswith(_DELETED)
         served = fields[1] in _READERS and not deleted
-        if end - start >= min_bytes and not served and fields[1] in (*_READERS, "rw-s"):
+        if not served and fields[1] in (*_READERS, "rw-s"):
             key = fields[5].removesuffix(_DELETED), deleted
             found[key] = found.get(key, 0) + end - start
-    return [(path, mapped_bytes, deleted) for (path, deleted), mapped_bytes in found.items()]
+    return [
+        (path, mapped_bytes, deleted)
+        for (path, deleted), mapped_bytes in found.items()
+        if mapped_bytes >= min_bytes
+    ]
 
 
 def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:

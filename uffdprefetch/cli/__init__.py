@@ -90,7 +90,7 @@ def _usage() -> str:
     lines += ["", "uffdprefetch COMMAND --help tells the options; --version the version."]
     docs = documentation()
     if docs:
-        lines.append(f"docs/ is {docs}")
+        lines.append(f"documentation (docs/): {docs}")
     return "\n".join(lines)
 
 

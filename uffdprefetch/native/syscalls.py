@@ -79,7 +79,8 @@ def syscall(what: str, number: int, *args: int) -> int:
 
 def wait_for_all_cpus() -> None:
     """membarrier(2), MEMBARRIER_CMD_GLOBAL: until each CPU has left whatever of the kernel it was
-    in under RCU, a BPF program too. EINVAL where CPUs run without a clock tick (nohz_full)."""
+    in under RCU, a BPF program too (of one CPU: nothing else is in any). EINVAL where CPUs run
+    without a clock tick (nohz_full)."""
     syscall("membarrier", NR_MEMBARRIER, 1, 0, 0)
 
 

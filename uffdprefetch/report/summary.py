@@ -32,8 +32,8 @@ LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
 _FLAGS = frozenset("-" + letter for letter in "lukvQOsXHEbh")
 #: Files of which -v says how they are served.
 DECISIONS_MAX = 20
-#: A service that was there for less has not looked at the job: it does so 20 times a second.
-LOOKED_SECONDS = 0.05
+#: A service that was there for less has not looked at the job (service/observe.py, LOOK_NS).
+LOOKED_SECONDS = 0.25
 _SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults"}
 #: Characters of a path that are kept at least.
 _PATH_LEAST = 12
@@ -105,6 +105,8 @@ def _with_path(before: str, path: str, after: str, without: str | None = None) -
         part = name
     elif without is not None:
         return before + path + after, without
+    elif len(name) <= _PATH_LEAST:
+        part = name
     else:
         part = f"...{name[3 - max(_PATH_LEAST, room) :]}"
     return before + path + after, before + part + after
@@ -165,7 +167,7 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
     if summary.get("unserved") or not job:
         return "no mapping was served"
     if summary["wall_seconds"] < LOOKED_SECONDS:
-        return "the job ended before the service was up"
+        return "the job ended before it was looked at"
     return f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
 
 

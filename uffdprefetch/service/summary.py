@@ -91,17 +91,17 @@ def totals(
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
     read_files = ledger.read_files()
-    mountinfo = Path("/proc/self/mountinfo").read_text()
-    others = [*(file["path"] for file in read_files), *ledger.unserved]
-    kinds = {*(f["file_system"] for f in files), *(type_at(path, mountinfo) for path in others)}
+    mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    paths = [*(file["path"] for file in read_files), *ledger.unserved]
+    kinds = {*(f["file_system"] for f in files), *(type_at(path, mountinfo) for path in paths)}
     storage, storage_reason = storage_bytes(watched, kinds, ledger.jobs_storage)
     reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
-    # of the blocks of what was read ahead a part was in memory before: by misses, or of old
+    brought = None if untold else sum(map(_brought_bytes, files))
     touched = _sum(sum_of("demand_used_blocks_bytes"), both)
-    before = None if touched is None or used is None else touched - min(used, touched)
-    missed = missed_bytes(before, misses if watched else None)
+    others = None if touched is None or brought is None else touched - brought
+    missed = missed_bytes(others, misses if watched else None)
     figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
         "prefetched_bytes": prefetched,
@@ -112,8 +112,8 @@ def totals(
         "job_storage_bytes": None if storage is None else _sum_known(ledger.jobs_storage),
         "accuracy": None if not prefetched or used is None else used / prefetched,
         "accuracy_denominator_bytes": prefetched,
-        "coverage": _share(used, missed),
-        "coverage_denominator_bytes": _sum(used, missed),
+        "coverage": _share(brought, missed),
+        "coverage_denominator_bytes": _sum(brought, missed),
         "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
         "timeliness_denominator_bytes": prefetched,
     }
@@ -141,6 +141,14 @@ def totals(
         },
         freshness=ledger.freshness.describe(),
     )
+
+
+def _brought_bytes(file: dict[str, Any]) -> int:
+    """Of the blocks of a file that were read ahead and used as much as was not in memory already:
+    brought by the readers' own misses, or of old."""
+    ahead, there = file["prefetched_bytes"], file["already_resident_bytes"]
+    share = ahead / (ahead + there) if ahead else 0.0
+    return round(file["prefetched_used_blocks_bytes"] * share)
 
 
 def _read_by_calls(reads: list[int | None], pool: dict[str, Any] | None) -> int | None:
@@ -219,7 +227,7 @@ def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
     if not scheduler.failed_extents:
         return tuple(ledger.degradations)
     failed = f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
-    return (*ledger.degradations, failed)
+    return (*ledger.limits, failed, *ledger.left_alone)
 
 
 def summary(

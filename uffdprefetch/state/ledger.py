@@ -178,8 +178,8 @@ class Ledger:
         self.fault_wait = Histogram()
         self.freshness = FreshnessBook()
         self.timeline = Timeline()
-        self._limits: list[str] = []
-        self._left_alone: list[str] = []
+        self.limits: list[str] = []
+        self.left_alone: list[str] = []
         self.unserved: dict[str, Unserved] = {}
         # by each launcher's job that has ended: by read(2), and from block devices
         self.jobs_read: list[int | None] = []
@@ -206,18 +206,18 @@ class Ledger:
 
     def degrade(self, what: str) -> None:
         """Note a limit that the user should know of, once."""
-        if what not in self._limits and len(self._limits) < DEGRADATIONS_MAX:
-            self._limits.append(what)
+        if what not in self.limits and len(self.limits) < DEGRADATIONS_MAX:
+            self.limits.append(what)
 
     def leave_alone(self, what: str) -> None:
         """Note, once, what needs nothing of us."""
-        if what not in self._left_alone and len(self._left_alone) < DEGRADATIONS_MAX:
-            self._left_alone.append(what)
+        if what not in self.left_alone and len(self.left_alone) < DEGRADATIONS_MAX:
+            self.left_alone.append(what)
 
     @property
     def degradations(self) -> list[str]:
         """What was noted, limits first."""
-        return [*self._limits, *self._left_alone][:DEGRADATIONS_MAX]
+        return [*self.limits, *self.left_alone][:DEGRADATIONS_MAX]
 
     def refuse(self, path: str, refusal: Refusal, mapped_bytes: int = 0) -> None:
         """Note a mapping that is not served and why."""

@@ -16,9 +16,9 @@ RECENT = 64
 LATENCY_LEAST = 1e-4
 #: So many of them tell a latency.
 SAMPLES_LEAST = 4
-#: A read tells a latency if it took so much longer than its bytes on the link: that bandwidth is
-#: known to some per cent.
-PRECISE = 1.1
+#: A bandwidth is known to so much of it, and a latency wants to be known to RESOLVED seconds: of
+#: reads that are on the link for longer than both allow, none is told.
+BANDWIDTH_ERROR, RESOLVED = 0.1, 4e-4
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
 
@@ -92,7 +92,7 @@ class Meter:
             latency = max(LATENCY_LEAST, miss_seconds - MISS_BYTES / bandwidth)
         else:
             alone = [(took, size / bandwidth) for size, took in self._alone] if bandwidth else []
-            told = [took - on_link for took, on_link in alone if took > on_link * PRECISE]
+            told = [t - on_link for t, on_link in alone if on_link * BANDWIDTH_ERROR <= RESOLVED]
             if len(self._pages) + len(told) >= SAMPLES_LEAST:
                 told = sorted([*self._pages, *told])
                 latency = max(LATENCY_LEAST, told[len(told) // 4])

@@ -39,5 +39,7 @@ def test_a_mapping_that_a_page_of_ours_has_parted_counts_whole() -> None:
         "7f0007000000-7f0009000000 rw-s 00000000 00:2a 8  /data/b\n"
         "7f000a000000-7f000b000000 r--s 00000000 00:2a 8  /data/c\n"
     )
+    found = procfs.unserved_files(maps, 64 << 20)
+    assert found == [("/data/a", (96 << 20) - 4096, True)], "no part of it is as large"
     found = procfs.unserved_files(maps, 16 << 20)
     assert found == [("/data/a", (96 << 20) - 4096, True), ("/data/b", 32 << 20, False)]

@@ -174,7 +174,7 @@ def test_a_gain_that_is_less_than_the_error_of_two_long_waits_is_not_known() -> 
         (say(0), "nothing-read", 0.0),
         (say(0, memory=64 * MIB), "in-memory", 0.0),
         (say(MIB, memory=64 * MIB, misses=2), "in-memory", 0.0),
-        (say(0, memory=64 * MIB, misses=400), "not-used", 0.0),  # missed
+        (say(0, memory=64 * MIB, misses=400), "not-used", 0.0),
         (say(None, memory=64 * MIB), "unknown", None),
         (say(64 * MIB, storage=Storage(0.0, 0.0)), "unknown", None),
         (say(64 * MIB, wall=0.0), "unknown", None),

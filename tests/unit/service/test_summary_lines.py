@@ -183,7 +183,7 @@ def job(*command: str, status: int = 0) -> dict[str, Any]:
         ),
         (
             changed(files=[], job=job("cat"), wall_seconds=0.011),
-            ["gained nothing: the job ended before the service was up"],
+            ["gained nothing: the job ended before it was looked at"],
         ),
         (
             changed(files=[], job=job("mpirun", "x", status=1), totals_unserved_read_bytes=1 << 30),

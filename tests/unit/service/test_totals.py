@@ -101,6 +101,25 @@ def test_what_the_jobs_own_faults_have_brought_is_covered_by_nobody() -> None:
     assert totals_of([read], [0])["coverage"] == 1
 
 
+def test_what_is_read_anew_in_each_epoch_covers_no_miss_of_another_file() -> None:
+    read = {"prefetched_used_blocks_bytes": 100 * BLOCK, "demand_used_blocks_bytes": 50 * BLOCK}
+    once = totals_of([file_of(**read, prefetched_bytes=100 * BLOCK)], [30])["coverage"]
+    anew = totals_of([file_of(**read, prefetched_bytes=300 * BLOCK)], [30])["coverage"]
+    assert once == anew == 100 / (100 + 50)
+
+
+def test_faults_of_programs_are_no_misses_of_who_reads_a_page_of_each_block() -> None:
+    pages = file_of(prefetched_used_blocks_bytes=1000 * BLOCK, prefetched_bytes=1000 * PAGE)
+    assert totals_of([pages], [200])["coverage"] > 0.98
+
+
+def test_the_agents_own_reads_are_none_of_the_job_s() -> None:
+    pool = {"stand_in_bytes": 17 * BLOCK}
+    assert summary._read_by_calls([18 * BLOCK, 2 * BLOCK], pool) == 3 * BLOCK
+    assert summary._read_by_calls([18 * BLOCK], None) == 18 * BLOCK
+    assert summary._read_by_calls([18 * BLOCK, None], pool) is None
+
+
 def test_what_fuse_has_read_for_read_calls_is_not_known() -> None:
     """It counts into nobody's read_bytes; it was 0 of 192 MiB."""
     mountinfo = (

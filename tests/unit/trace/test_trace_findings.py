@@ -161,6 +161,16 @@ def test_readahead_false_costs_its_faults() -> None:
     assert "train.lmdb" in finding["title"]
 
 
+def test_so_does_it_of_several_processes_and_backward() -> None:
+    two = Machine(2 * PAGES)
+    readers = [two.reader(0, pid=pid, random_advice=True) for pid in (1000, 1001)]
+    two.run([(readers[0], range(PAGES)), (readers[1], range(PAGES, 2 * PAGES))])
+    assert f"costs {2 * PAGES} major faults" in one(two, "MADV_RANDOM")["title"]
+    back = Machine(PAGES)
+    back.run([(back.reader(0, random_advice=True), range(PAGES - 1, -1, -1))])
+    assert f"costs {PAGES} major faults" in one(back, "MADV_RANDOM")["title"]
+
+
 def test_single_pages_that_are_wanted_are_no_finding() -> None:
     machine = Machine(40_000)
     machine.run([(machine.reader(0, random_advice=True), range(0, 40_000, 100))])

@@ -39,7 +39,7 @@ def test_of_a_few_reads_beside_which_others_waited_no_latency_is_told() -> None:
 
 
 def test_pages_and_what_was_read_alone_tell_it_by_their_lower_quartile() -> None:
-    quick, slow = (MIB, LATENCY + MIB / BANDWIDTH), (2 * MIB, 0.05)
+    quick, slow = (MIB, LATENCY + MIB / BANDWIDTH), (MIB, 0.05)
     assert met(slow, slow, quick, quick).cost(None).latency_seconds == pytest.approx(LATENCY)
     assert met(quick, pages=(0.02, LATENCY, 0.02)).cost(None).latency_seconds == pytest.approx(
         LATENCY
@@ -48,10 +48,12 @@ def test_pages_and_what_was_read_alone_tell_it_by_their_lower_quartile() -> None
     assert met(pages=pages).cost(None).latency_seconds == pytest.approx(2 * LATENCY)
 
 
-def test_a_read_of_which_all_but_a_little_was_on_the_link_tells_no_latency() -> None:
+def test_a_large_read_tells_no_latency() -> None:
     """By a bandwidth that is a tenth off, it was the clock's noise."""
     large = (8 * MIB, LATENCY + 8 * MIB / BANDWIDTH)
     assert met(large, large, large, large, large).cost(None).latency_seconds == 0.0
+    slow = (8 * MIB, 0.05)  # beside readers' own requests
+    assert met(large, slow, slow, slow, slow, large).cost(None).latency_seconds == 0.0
     small = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)
     assert met(large, *(small,) * 4).cost(None).latency_seconds == pytest.approx(LATENCY)
 

@@ -96,16 +96,24 @@ def skipping(report: Report) -> Iterator[Found]:
         )  # fmt: skip
 
 
+def _rows_of_single_pages(report: Report, file: dict[str, Any]) -> int:
+    """How many rows of pages were read one after the other, each alone; 0: not so."""
+    readers = report.of_file(file["id"])
+    majors, per_major = _majors(readers), _filled_per_major(file, readers)
+    if per_major is None or per_major > SINGLE_PAGES * report.page_bytes or majors < MAJORS_MIN:
+        return 0
+    rows = majors - sum(r["majors_of_next_page"] or 0 for r in readers)
+    return rows if majors >= 2 * rows else 0
+
+
 def single_pages(report: Report) -> Iterator[Found]:
     """MADV_RANDOM (LMDB's readahead=False): each cold page is a read of its own."""
     for file in report.files:
+        rows = _rows_of_single_pages(report, file)
+        if not rows:
+            continue
         readers = report.of_file(file["id"])
-        majors, per_major = _majors(readers), _filled_per_major(file, readers)
-        if per_major is None or majors < MAJORS_MIN:
-            continue
-        rows = majors - sum(r["majors_of_next_page"] or 0 for r in readers)
-        if per_major > SINGLE_PAGES * report.page_bytes or majors < 2 * rows:
-            continue
+        majors, per_major = _majors(readers), _filled_per_major(file, readers) or 0.0
         lmdb = file["format"] == "lmdb" or file["path"].endswith(".mdb")
         cause = "readahead=False" if lmdb else "madvise(MADV_RANDOM)"
         yield finding(
@@ -133,8 +141,7 @@ def small_readahead(report: Report) -> Iterator[Found]:
         pages = sum(r["touched_pages"] for r in readers)
         if report.wrapped or waits < WAITS_MIN or not report.matters(readers):
             continue
-        per_major = _filled_per_major(file, readers)
-        if per_major is not None and per_major <= SINGLE_PAGES * report.page_bytes:
+        if _rows_of_single_pages(report, file):
             continue  # single_pages() has it
         per_mib = waits / (pages * report.page_bytes / MIB)
         if per_mib < WAITS_PER_MIB:

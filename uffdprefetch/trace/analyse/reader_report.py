@@ -135,6 +135,14 @@ def _iterations(reader: Reader, stall: Stalls | None) -> tuple[dict[str, Any] | 
     return entry, sum(e.touched_pages for e in reader.epochs) * part * middle
 
 
+def _majors_of_next_page(a: Accesses) -> int:
+    """Major faults of the page beside that of the thread's major fault before."""
+    tid, page = a.tid[a.major], a.page[a.major]
+    order = np.argsort(tid, kind="stable")
+    beside = np.abs(np.diff(page[order])) == 1
+    return int((beside & (np.diff(tid[order]) == 0)).sum())
+
+
 def report(
     reader: Reader,
     others: list[StreamPattern],
@@ -181,7 +189,7 @@ def report(
             if majors is not None
             else why_no_stall
         ),
-        "majors_of_next_page": int((np.diff(a.page[a.major]) == 1).sum()) if by_bpf else None,
+        "majors_of_next_page": _majors_of_next_page(a) if by_bpf else None,
         "touched_pages": reader.touched_pages,
         "touched_pages_least": total(reader.sure),
         "first_offset_bytes": low * page_bytes,
