@@ -49,7 +49,7 @@ class Coarse(Enum):
     )
     BYPASSES = "the process changes its mappings without libc's functions", None
     PAST_LIBC = (
-        "mapped, locked or changed in a way that the preload does not see or leaves alone: "
+        "not handed over (mapped past libc, locked, or before the service answered): "
         "later epochs hardly show",
         None,
     )
