@@ -81,9 +81,10 @@ class Meter:
 
     def cost(self, miss_seconds: float | None) -> Storage:
         """For who asks what requests cost, with what no decision is made on. ``miss_seconds``: the
-        least of single reads of MISS_BYTES, where some were made; else single pages and what was
-        read alone tell the latency, by their lower quartile: readers' own requests may have stood
-        before some. The bandwidth, where there was no busy stretch, is that of the largest."""
+        least of single reads of MISS_BYTES, where some were made; else the quickest of single pages
+        and of what was read alone tells the latency: readers' own requests may have stood before
+        the others, and before all of a few. The bandwidth, where there was no busy stretch, is that
+        of the largest."""
         bandwidth, latency = max(self.peak, self.bandwidth), 0.0
         if not bandwidth and self._alone:
             size, took = max(self._alone)
@@ -94,8 +95,7 @@ class Meter:
             alone = [(took, size / bandwidth) for size, took in self._alone] if bandwidth else []
             told = [t - on_link for t, on_link in alone if on_link * BANDWIDTH_ERROR <= RESOLVED]
             if len(self._pages) + len(told) >= SAMPLES_LEAST:
-                told = sorted([*self._pages, *told])
-                latency = max(LATENCY_LEAST, told[len(told) // 4])
+                latency = max(LATENCY_LEAST, min([*self._pages, *told]))
         return Storage(bandwidth, latency)
 
     @property
