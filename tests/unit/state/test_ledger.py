@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from uffdprefetch.protocol import wire
+from uffdprefetch.service.summary import degradations
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import (
     DEGRADATIONS_MAX,
@@ -138,3 +140,16 @@ def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> No
     for i in range(2 * READ_MAX):
         ledger.read_by_calls(i, "/c", 1)
     assert ledger.read_files()[0] == {"path": "/c", "bytes": READ_MAX - 3}
+
+
+def test_what_limits_a_run_is_told_before_what_needs_nothing() -> None:
+    ledger = Ledger()
+    ledger.leave_alone("/a: left to the kernel")
+    ledger.degrade("/b: opened for writing")
+    assert ledger.degradations == ["/b: opened for writing", "/a: left to the kernel"]
+    failing = SimpleNamespace(failed_extents=2, last_error="Input/output error")
+    assert degradations(ledger, failing) == (  # type: ignore[arg-type]
+        "/b: opened for writing",
+        "2 extents could not be read (Input/output error)",
+        "/a: left to the kernel",
+    )
