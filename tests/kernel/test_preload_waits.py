@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,13 +212,45 @@ def test_a_job_that_opens_its_file_for_writing_without_waiting_gets_it(
     one.finish().good()
 
 
-def leased(path: Path) -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_service_that_stands_still_keeps_such_an_open_waiting_and_not_for_ever(
+    env: dict[str, str], own_records: Records, job: Start, goes_on: bool
+) -> None:
+    """On a busy machine a lease is given back late: it was EAGAIN after 50 ms."""
+    code = """
+        m = Mapping(sys.argv[1])
+        say(ready=os.getpid())
+        hear()
+        try:
+            os.close(os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK))
+            say(errno=0)
+        except OSError as error:
+            say(errno=error.errno)
+        hear()
+    """
+    one = job(python(code, own_records.path))
+    one.line()
+    leased(own_records.path)
+    with one.stopped_service():
+        one.tell()
+        leased(own_records.path, "BREAKING")
+        if goes_on:
+            time.sleep(0.3)  # what is tried: that much later than at once
+        else:
+            assert one.line()["errno"] == errno.EAGAIN
+    if goes_on:
+        assert one.line()["errno"] == 0
+    one.tell()
+    one.finish().good()
+
+
+def leased(path: Path, state: str = "LEASE") -> None:
     """Wait until somebody has a lease on the file, by the kernel's own list."""
     inode = path.stat().st_ino
 
     def look() -> bool:
         lines = Path("/proc/locks").read_text().splitlines()
-        return any("LEASE" in line and f":{inode} " in line for line in lines)
+        return any("LEASE" in line and state in line and f":{inode} " in line for line in lines)
 
     wait_until(look, "the service's lease")
 
