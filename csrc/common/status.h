@@ -21,13 +21,12 @@ static inline dev_t up_device(uint32_t major, uint32_t minor)
 	return (dev_t)((minor & 0xff) | major << 8 | (uint64_t)(minor & ~0xffu) << 12);
 }
 
-/* Type, device, number, size, links, owner and times; 0 or -errno. Where a filter knows no statx(2)
- * (containers of before 2018), by fstat. */
-static inline long up_cached_stat(int fd, struct stat *st)
+/* Type, device, number, size, links, owner and times; 0 or -errno. ``sync``: AT_STATX_DONT_SYNC or _FORCE_SYNC.
+ * Where a filter knows no statx(2) (containers of before 2018), by fstat. */
+static inline long up_stat_as(int fd, int sync, struct stat *st)
 {
 	struct statx x;
-	long ret = up_sys5(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-			   STATX_BASIC_STATS, &x);
+	long ret = up_sys5(SYS_statx, fd, "", AT_EMPTY_PATH | sync, STATX_BASIC_STATS, &x);
 
 	if (ret)
 		return up_sys2(SYS_fstat, fd, st);
@@ -42,6 +41,11 @@ static inline long up_cached_stat(int fd, struct stat *st)
 		.st_ctim = { .tv_sec = x.stx_ctime.tv_sec, .tv_nsec = x.stx_ctime.tv_nsec },
 	};
 	return 0;
+}
+
+static inline long up_cached_stat(int fd, struct stat *st)
+{
+	return up_stat_as(fd, AT_STATX_DONT_SYNC, st);
 }
 
 #endif

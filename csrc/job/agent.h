@@ -139,7 +139,7 @@ void up_leave_bypassed(struct agent *a);
 int up_may_act(struct agent *a, struct up_region *r);
 /* 1: the region is what it was right after mmap(2); 0: something else lies there; -errno: the kernel
  * does not say. */
-int up_region_intact(const struct agent *a, const struct up_region *r);
+int up_region_intact(const struct agent *a, struct up_region *r);
 
 /* pooled.c */
 /* What the file is put back from, also in a forked child: up_region.anchor. A shared mapping can be had, as

@@ -13,9 +13,11 @@
  * How it is seen: by the kernel's events at the checkpoints (respond.c), by what lies where a region
  * was (vma.c), and, before any damage, by the first bytes of our functions.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 
 #include "job/agent.h"
+#include "common/status.h"
 
 #define ENTRY_BYTES 16
 
@@ -88,9 +90,23 @@ void up_leave_bypassed(struct agent *a)
 	a->bypass_told = a->welcomed && !up_say_bypass(a);
 }
 
+/* A file system whose pages go by path changes the number of an inode when another file takes its path: the mapping is
+ * the same, and the descriptor that it was made by tells the number that it has now. */
+static void follow_number(struct up_region *r, const struct up_vma *seen)
+{
+	struct up_vma renumbered = r->mapped;
+	struct stat st;
+
+	if (r->fd < 0 || seen->inode == r->mapped.inode || up_failed(up_cached_stat(r->fd, &st)))
+		return;
+	renumbered.inode = st.st_ino;
+	if (up_vma_alike(seen, &renumbered))
+		r->mapped.inode = st.st_ino;
+}
+
 /* The first and the last page: between them lie our own checkpoints, and whoever maps something into
  * the middle unmaps no page of ours, or the kernel tells (respond.c). */
-int up_region_intact(const struct agent *a, const struct up_region *r)
+int up_region_intact(const struct agent *a, struct up_region *r)
 {
 	int pooled = atomic_load(&r->pooled);
 	const struct up_vma *mapped = pooled ? &r->pool_mapped : &r->mapped;
@@ -104,6 +120,8 @@ int up_region_intact(const struct agent *a, const struct up_region *r)
 		ret = up_vma_at(a->maps_fd, last, &end);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
+	if (!pooled)
+		follow_number(r, &first);
 	return up_vma_alike(&first, mapped) && up_vma_alike(&end, mapped) &&
 	       first.offset + (r->address - first.start) == r->offset &&
 	       end.offset + (last - end.start) == r->offset + (last - r->address);

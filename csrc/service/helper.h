@@ -55,12 +55,12 @@ int64_t up_resident_bytes(int fd, uint64_t offset, uint64_t length, int *sensor)
  * number stays taken until then. */
 void up_close_file(int fd);
 
-/* Of a file, as far as the kernel knows it without asking storage. 0 or -errno. */
+/* Of a file, 0 or -errno: as far as the kernel knows it without asking storage, or ``asked`` of it now. */
 struct up_file_status {
-	uint64_t links, size_bytes;
+	uint64_t links, inode, size_bytes;
 	int64_t mtime_ns, ctime_ns;
 };
-int up_file_status(int fd, struct up_file_status *out);
+int up_file_status(int fd, int asked, struct up_file_status *out);
 
 /* What the kernel has counted as read from storage by this thread: bytes, or -1. */
 int64_t up_thread_storage_bytes(void);
@@ -229,9 +229,9 @@ uint64_t up_pool_kept(struct up_pool *pool);
 
 /* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. unit_bytes: what
  * one request to its storage brings, which is then what one fill reads, on its own grid (0: nothing
- * to round to). */
+ * to round to). was: what every description of it that is opened later must be, NULL where its pages go by inode. */
 int up_pool_file(struct up_pool *pool, int fd, uint64_t size_bytes, uint64_t unit_bytes,
-		 int *memfd_ro);
+		 const struct up_file_status *was, int *memfd_ro);
 /* Nobody maps it any more: its memory is free again. -EBUSY while somebody does. */
 int up_pool_forget(struct up_pool *pool, int file);
 /* Close the descriptors of a file that nobody maps and keep what is there of it (0, or -EBUSY); open
@@ -239,7 +239,7 @@ int up_pool_forget(struct up_pool *pool, int file);
 int up_pool_park(struct up_pool *pool, int file);
 /* Before either: end what is still to be read of a file that nobody maps (it may wait for room). */
 void up_pool_hush(struct up_pool *pool, int file);
-int up_pool_unpark(struct up_pool *pool, int file, int fd);
+int up_pool_unpark(struct up_pool *pool, int file, int fd, const struct up_file_status *was);
 /* What is there, one up_chunk_state a chunk, and when it was touched last (ms since the pool
  * began, never 0): the pool's own arrays, valid until up_pool_forget(). */
 uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms,

@@ -46,13 +46,14 @@ static int64_t by_cachestat(int fd, uint64_t offset, uint64_t length, uint64_t p
 	return (int64_t)(stat.cache * page);
 }
 
-int up_file_status(int fd, struct up_file_status *out)
+int up_file_status(int fd, int asked, struct up_file_status *out)
 {
 	struct stat st;
-	long ret = up_cached_stat(fd, &st);
+	long ret = up_stat_as(fd, asked ? AT_STATX_FORCE_SYNC : AT_STATX_DONT_SYNC, &st);
 
 	if (!ret)
-		*out = (struct up_file_status){ .links = st.st_nlink, .size_bytes = (uint64_t)st.st_size,
+		*out = (struct up_file_status){ .links = st.st_nlink, .inode = st.st_ino,
+			.size_bytes = (uint64_t)st.st_size,
 			.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
 			.ctime_ns = (int64_t)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec };
 	return (int)ret;

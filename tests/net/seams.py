@@ -257,9 +257,9 @@ def _of_the_pool(world: World, put: Put) -> None:
     huge = node_pool.huge_pages
     put(node_pool, "huge_pages", lambda wanted: tuple(world.ask(["huge"], lambda: huge(wanted))))
 
-    def add_file(self: Any, fd: int, size: int, unit: int = 0) -> tuple[int, int]:
+    def add_file(self: Any, fd: int, size: int, unit: int = 0, was: Any = None) -> tuple[int, int]:
         made = world.ask(
-            ["add_file", world.file(fd)], lambda: real["add_file"](self, fd, size, unit)
+            ["add_file", world.file(fd)], lambda: real["add_file"](self, fd, size, unit, was)
         )
         return made[0], made[1] if self._pointer else -1
 

@@ -387,7 +387,7 @@ static void *shards(void *cookie)
 		int memfd, file;
 
 		pthread_mutex_lock(&n->lock);
-		file = up_pool_file(n->pool, shard_fd[shard], SHARD_BYTES, 0, &memfd);
+		file = up_pool_file(n->pool, shard_fd[shard], SHARD_BYTES, 0, NULL, &memfd);
 		CHECK(file >= 0 && !up_net_share(n->net, file, shard_id, &shard_stamp[shard]));
 		pthread_mutex_unlock(&n->lock);
 		w.fd = file;
@@ -463,7 +463,7 @@ int main(int argc, char **argv)
 		pthread_mutex_init(&n->lock, NULL);
 		CHECK(!up_pool_create(&n->pool, &o));
 		up_pool_budget(n->pool, BUDGET_BYTES, KEEP_BYTES);
-		n->file = up_pool_file(n->pool, fd, BYTES, 0, &n->memfd);
+		n->file = up_pool_file(n->pool, fd, BYTES, 0, NULL, &n->memfd);
 		CHECK(n->file >= 0);
 		map_it(n);
 		start_net(i);

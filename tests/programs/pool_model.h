@@ -182,7 +182,7 @@ static inline void open_file(int i)
 	file[i].bytes = chunk * (3 + below(&chance, 12)) + below(&chance, chunk);
 	file[i].salt++;
 	file[i].fd = make_words(path, file[i].bytes, file[i].salt);
-	file[i].number = up_pool_file(pool, file[i].fd, file[i].bytes, 0, &file[i].memfd);
+	file[i].number = up_pool_file(pool, file[i].fd, file[i].bytes, 0, NULL, &file[i].memfd);
 	CHECK(file[i].number >= 0);
 }
 

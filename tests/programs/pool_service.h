@@ -58,7 +58,7 @@ static inline void open_file(struct service *s, int i, uint64_t bytes)
 	f->bytes = bytes;
 	f->salt++;
 	f->fd = make_words(path, bytes, f->salt);
-	f->number = up_pool_file(s->pool, f->fd, bytes, 0, &f->memfd);
+	f->number = up_pool_file(s->pool, f->fd, bytes, 0, NULL, &f->memfd);
 	CHECK(f->number >= 0);
 }
 

@@ -167,10 +167,10 @@ static void test_full(void)
 	begin(&s, 8 * CHUNK, CHUNK, 0, 0);
 	open_file(&s, 0, 2 * CHUNK);
 	for (int i = 1; i < FILES_MAX; i++) {
-		file[i] = up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, &memfd[i]);
+		file[i] = up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, NULL, &memfd[i]);
 		CHECK(file[i] > 0);
 	}
-	CHECK(up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, &none) == -ENOSPC);
+	CHECK(up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, NULL, &none) == -ENOSPC);
 	for (int i = 1; i < FILES_MAX; i++) {
 		CHECK(!up_pool_forget(s.pool, file[i]));
 		close(memfd[i]);

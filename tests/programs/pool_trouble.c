@@ -114,7 +114,7 @@ static void test_memory_that_cannot_be_written(void)
 	begin(&s, 8 * CHUNK, CHUNK, 0, 0);
 	open_file(&s, 0, 16 * CHUNK);
 	limit_files(7 * CHUNK + 100);
-	CHECK(up_pool_file(s.pool, s.file[0].fd, 8 * CHUNK, 0, &memfd) == -EFBIG);
+	CHECK(up_pool_file(s.pool, s.file[0].fd, 8 * CHUNK, 0, NULL, &memfd) == -EFBIG);
 	strand(&s, &s.failed, 8 * CHUNK, CHUNK, lift_limit);
 }
 

@@ -209,3 +209,69 @@ def test_one_checkpoint_page_written_by_another_machine_is_read(
     assert ask(work, record_property)["digest"] == file_digest(own_records.path)
     work.tell("end")
     assert work.finish().status == 0
+
+
+#: Of a path where another file lies by now: half is read before and half after, by the mapping, by
+#: one that a child inherits and by one that is made of the descriptor anew.
+REPLACED = """
+import mmap
+path, other = sys.argv[1:]
+fd = os.open(path, os.O_RDONLY)
+m = Mapping(fd).managed()
+half = m.length // 2
+def old(mapping):
+    return mapping.view[half:] == before[half:]
+before = b"".join(os.pread(fd, half, at) for at in (0, half))
+_ = m.view[:half] == before[:half]
+os.posix_fadvise(fd, half, half, os.POSIX_FADV_DONTNEED)
+say(pid=os.getpid())
+hear()
+past_us = libc.syscall  # which the interposers do not see
+past_us.restype = ctypes.c_long
+SYS_mmap = {"x86_64": 9, "aarch64": 222}[os.uname().machine]
+sentinel = os.open(other, os.O_RDONLY)
+length = os.fstat(sentinel).st_size
+call = [ctypes.c_long(n) for n in (0, length, PROT_READ, MAP_SHARED, sentinel, 0)]
+checked(past_us(SYS_mmap, *call), "mmap")
+say(mapped=True)
+hear()
+found = {"mapping": old(m), "again": old(Mapping(fd))}
+child = os.fork()
+if not child:
+    os._exit(0 if old(m) else 9)
+found["child"] = os.waitpid(child, 0)[1] == 0
+say(found=found)
+"""
+
+
+@both_engines
+def test_a_file_that_was_replaced_is_read_to_its_end_as_it_was_mapped(
+    job: Start, own_records: Records, shared_bed: SlowBed
+) -> None:
+    """On a file system whose pages go by path: what is opened after the rename is the new file, and
+    its pages are the mapping's. The mapping past libc shows that the service has looked at what
+    nobody tells it of."""
+    path, other = shared_bed.path(own_records.path.name), own_records.path.parent / "other"
+    other.write_bytes(os.urandom(own_records.size_bytes))
+    sentinel = own_records.path.parent / "sentinel"
+    sentinel.write_bytes(os.urandom(2 * MIB))
+    work = job(python(REPLACED, path, shared_bed.path(sentinel.name)))
+    work.line()
+    os.replace(other, own_records.path)
+
+    def changed() -> bool:
+        return any(f.changed and not f.mappings for f in snapshot(work.env).files)
+
+    wait_until(changed, "the mapping to be given back")
+    work.tell("map")
+    work.line()
+
+    def seen() -> bool:
+        return any(f.path.endswith(sentinel.name) for f in snapshot(work.env).files)
+
+    wait_until(seen, "the service to look at mappings that nobody told of")
+    work.tell("read")
+    assert work.line()["found"] == {"mapping": True, "again": True, "child": True}
+    done = work.finish()
+    assert done.status == 0 and done.summary is not None
+    assert not any("libc's functions" in note for note in done.summary["degradations"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.native import uffd
-from uffdprefetch.native.uffd import RESULTS_AT_ONCE, Ring, WarmResult, warm_results
+from uffdprefetch.native.uffd import RESULTS_AT_ONCE, FileStatus, Ring, WarmResult, warm_results
 
 if TYPE_CHECKING:  # a service without a pool does without numpy
     import numpy as np
@@ -33,6 +33,10 @@ MISS: int = _lib.UP_POOL_MISS
 EVICTED: int = _lib.UP_POOL_EVICTED
 FAILED: int = _lib.UP_POOL_FAILED
 STUCK: int = _lib.UP_POOL_STUCK
+
+
+def _status(was: FileStatus | None) -> Any:
+    return _ffi.NULL if was is None else _ffi.new("struct up_file_status *", was)
 
 
 class PoolEvent(NamedTuple):
@@ -134,15 +138,19 @@ class Pool:
 
     # -------------------------------------------------------------- files
 
-    def add_file(self, fd: int, size_bytes: int, unit_bytes: int = 0) -> tuple[int, int]:
+    def add_file(
+        self, fd: int, size_bytes: int, unit_bytes: int = 0, was: FileStatus | None = None
+    ) -> tuple[int, int]:
         """(its number, the descriptor for jobs to map). ``fd`` stays the caller's; ``unit_bytes``:
-        its storage's request size (0: no rounding).
+        its storage's request size (0: no rounding); ``was``: what the file must still be when it is
+        opened for reading, None where its pages go by inode.
 
         Raises OSError: ENOMEM, EFBIG, EMFILE, or ENOSPC for one file too many.
         """
         memfd = _ffi.new("int *")
         number = _checked(
-            _lib.up_pool_file(self._pointer, fd, size_bytes, unit_bytes, memfd), "pool memfd"
+            _lib.up_pool_file(self._pointer, fd, size_bytes, unit_bytes, _status(was), memfd),
+            "pool memfd",
         )
         return number, int(memfd[0])
 
@@ -158,9 +166,9 @@ class Pool:
         """Close its descriptors and keep its memory; False while it is mapped or read."""
         return int(_lib.up_pool_park(self._pointer, number)) == 0
 
-    def unpark_file(self, number: int, fd: int) -> None:
+    def unpark_file(self, number: int, fd: int, was: FileStatus | None = None) -> None:
         """Reopen it as add_file() did. Raises OSError."""
-        _checked(_lib.up_pool_unpark(self._pointer, number, fd), "pool file")
+        _checked(_lib.up_pool_unpark(self._pointer, number, fd, _status(was)), "pool file")
 
     def drop_file(self, number: int) -> None:
         """The file has changed: drop its pages, which are read again on touch."""

@@ -140,19 +140,21 @@ def is_uffd(fd: int) -> bool:
 
 
 class FileStatus(NamedTuple):
-    """A file's status as known to the kernel, without a server request (csrc/common/status.h)."""
+    """Of statx(2): what a file is (csrc/common/status.h)."""
 
     links: int
+    inode: int
     size_bytes: int
     mtime_ns: int
     ctime_ns: int
 
 
-def file_status(fd: int) -> FileStatus:
-    """fstat(2) that does not wait for a server. Raises OSError."""
+def file_status(fd: int, *, asked: bool = False) -> FileStatus:
+    """fstat(2) that does not wait for a server; or, ``asked``, that does, and is not older than the
+    call. Raises OSError."""
     status = _ffi.new("struct up_file_status *")
-    _checked(_lib.up_file_status(fd, status), "statx")
-    return FileStatus(status.links, status.size_bytes, status.mtime_ns, status.ctime_ns)
+    _checked(_lib.up_file_status(fd, asked, status), "statx")
+    return FileStatus(*(int(getattr(status, name)) for name in FileStatus._fields))
 
 
 def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:

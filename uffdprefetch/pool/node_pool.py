@@ -42,6 +42,7 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
+from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.reader import Reader as FileReader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limit, Limits
@@ -197,7 +198,7 @@ class NodePool:
     def open(self, file: FileState) -> PoolFile:
         """The file's part of the pool, made at its first mapping. Raises OSError."""
         if file.pooled is None:
-            number, memfd = self.pool.add_file(file.fd, file.size_bytes, file.unit_bytes)
+            number, memfd = self.pool.add_file(file.fd, file.size_bytes, file.unit_bytes, file.was)
             file.pooled = PoolFile(
                 self.pool, number, memfd, self.chunk_bytes, *self.pool.books(number)
             )
@@ -225,10 +226,10 @@ class NodePool:
         """Close the file and keep its pages; False while it is mapped or read."""
         return file.pooled is None or self.pool.park_file(file.pooled.number)
 
-    def unpark(self, file: FileState, fd: int) -> None:
+    def unpark(self, file: FileState, opened: Opened) -> None:
         """It is mapped again. Raises OSError."""
         assert file.pooled is not None
-        self.pool.unpark_file(file.pooled.number, fd)
+        self.pool.unpark_file(file.pooled.number, opened.fd, opened.was)
 
     def drop(self, file: FileState, why: str | None = None) -> None:
         """The file has changed: drop its pages, which other nodes may not have either; mappings

@@ -386,6 +386,7 @@ class Coordinator:
         """The file changes: every region of it becomes the job's own mapping again."""
         if file.changed is None:
             file.changed = why
+            self._table.note_changed(file)
             self.ledger.degrade(f"{file.path}: {why} during the run; given back to the kernel")
         self.scheduler.forget_file(file)
         for client in self.clients.values():

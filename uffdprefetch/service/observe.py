@@ -209,6 +209,8 @@ class Observer:
     def _offer(self, client: Client, mapping: Mapping) -> None:
         """Open it by its name, and serve it if it is still what is mapped."""
         client.refused.add(mapping.start)  # until it is served
+        if self._engine.table.has_changed(mapping.path):
+            return  # not even opened: that alone may drop what the job has in memory of it
         self._engine.opener.open(
             f"/proc/{client.pid}/root{mapping.path}",
             lambda opened: self._opened(client, mapping, opened),
@@ -218,8 +220,10 @@ class Observer:
         if isinstance(opened, OSError):
             return
         st = opened.status
+        number = st.st_dev, st.st_ino
         gone = self._engine.clients.get(-client.pid if client.observed else client.fd) is not client
-        if gone or st.st_ino != mapping.inode or mapping.offset >= st.st_size:
+        another = st.st_ino != mapping.inode or mapping.offset >= st.st_size
+        if gone or another or self._engine.table.has_changed(mapping.path, number):
             opened.close()
             return
         self._regions += 1

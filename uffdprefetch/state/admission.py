@@ -29,6 +29,9 @@ IDLE_NS = 700 * MS
 LOOK_NS = 50 * MS
 #: Closed files whose checkpoint pages and pool pages are kept for the next epoch.
 PARKED_MAX = 64
+#: Files that have changed during the run and are remembered one by one: a job that rewrites more
+#: has none of its files taken up again.
+CHANGED_MAX = 4096
 
 
 #: Nothing is mapped through one that cannot be read: the number is another description's by now.
@@ -54,6 +57,7 @@ class FileTable:
         self.parked: dict[Key, FileState] = {}  # closed; reopened at their next mapping
         self.look_ns = 0
         self.waits = False  # call look() when a worker has ended
+        self._changed: set[tuple[int, int] | str] = set()
         self.pool: NodePool | None = None
 
     def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
@@ -86,6 +90,8 @@ class FileTable:
             undo.callback(opened.close)
             path = os.readlink(f"/proc/self/fd/{opened.fd}")
             unfit = self._unfit(key, opened, path)
+            if opened.was is not None and a.mtime_ns != opened.was.mtime_ns:
+                unfit = unfit or Refusal(Reason.CHANGED, "changed since it was mapped")
             if unfit:
                 return None, path, unfit
             file = self._open_again(key, opened) or FileState.open(opened, path)
@@ -130,6 +136,10 @@ class FileTable:
             return Refusal(Reason.ANOTHER_FILE, "its descriptor is another file's by now")
         if st.st_size != key[2]:
             return Refusal(Reason.CHANGED, "changed since it was mapped")
+        # A description that was opened before the change reads the old file still; ours would bring
+        # the new one's bytes to where it is mapped.
+        if opened.was is not None and self.has_changed(path):
+            return Refusal(Reason.CHANGED, "changed during the run")
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
             return REUSED
@@ -138,6 +148,23 @@ class FileTable:
         if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
             return Refusal(Reason.PROGRAM, "a lock file or a library")
         return None
+
+    # -------------------------------------------------------------- changed files
+
+    def note_changed(self, file: FileState) -> None:
+        """It has been given back as changed: mappings of it that were made before then are never
+        taken up again."""
+        device, inode, *_ = file.key
+        self._changed.add((device, inode))
+        if file.was is not None:  # its inode number may be the new file's
+            self._changed.add(file.path)
+
+    def has_changed(self, path: str, number: tuple[int, int] | None = None) -> bool:
+        """Whether a mapping that was made no one knows when may be older than a change of the file:
+        of its path, where pages go by path, or of its (device, inode)."""
+        if len(self._changed) > CHANGED_MAX:
+            return True
+        return path in self._changed or number in self._changed
 
     # -------------------------------------------------------------- unmapped files
 
@@ -207,7 +234,7 @@ class FileTable:
             if file.closed_ctime_ns != opened.status.st_ctime_ns:
                 self.pool.forget(file)  # its pages may be outdated
             else:
-                self.pool.unpark(file, opened.fd)
+                self.pool.unpark(file, opened)
         del self.parked[key]
         if not file.unpark(opened) and file.pooled is not None and self.pool is not None:
             self.pool.drop(file)  # it was changed just now

@@ -33,13 +33,16 @@ CHUNK_LEAST_BYTES = 128 * KIB
 class FileSystem(NamedTuple):
     """What is known of a type. ``unit_bytes``: its storage's request size, where a request costs
     more than its bytes (0: no rounding). ``counts_reads``: whether its reads are counted in the
-    reading thread's read_bytes of /proc/PID/io."""
+    reading thread's read_bytes of /proc/PID/io. ``pages_by_path``: whether one inode may be two
+    files, one after the other: its daemon names files by path, so that a description that is opened
+    after a rename(2) over it brings the new file's bytes where the old one is mapped."""
 
     name: str
     call: int = PROBE
     unit_bytes: int = 0
     counts_reads: bool = False
     in_memory: bool = False
+    pages_by_path: bool = False
 
 
 #: include/uapi/linux/magic.h and the file systems' own headers. READAHEAD: those that use the
@@ -51,7 +54,7 @@ FILE_SYSTEMS = {
     0x58465342: FileSystem("XFS", READAHEAD, counts_reads=True),
     0x9123683E: FileSystem("btrfs", READAHEAD),
     0xF2F52010: FileSystem("F2FS", READAHEAD),
-    0x65735546: FileSystem("FUSE", READAHEAD),
+    0x65735546: FileSystem("FUSE", READAHEAD, pages_by_path=True),
     0x6969: FileSystem("NFS", READAHEAD),
     0x00C36400: FileSystem("Ceph", READAHEAD),
     0xFF534D42: FileSystem("CIFS", READAHEAD),

@@ -97,6 +97,7 @@ class FileState:
     opened_again: bool = False  # since the last look
     generation: int | None = None
     f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
+    was: uffd.FileStatus | None = None  # see Opened
     network: bool = True  # another machine may write it
     leased: bool = False
     no_lease: str = ""  # why no lease was taken
@@ -143,6 +144,7 @@ class FileState:
                 opened_ns=time.monotonic_ns(),
                 generation=opened.generation,
                 f_type=opened.f_type,
+                was=opened.was,
                 network=opened.f_type not in LOCAL_FILE_SYSTEMS,
             )
             state._choose_call(opened.f_type)
@@ -347,6 +349,7 @@ class FileState:
         is unwritten since park(), by ctime, which a writer cannot set back; else the checkpoint
         pages are made anew."""
         self.fd, self.page_fd, self.map_fd = opened.fd, opened.page_fd, opened.map_fd
+        self.was = opened.was
         self.resting, self.idle_ns = False, 0
         os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
         if self.method == uffd.WARM_PREAD:

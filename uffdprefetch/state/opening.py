@@ -46,7 +46,8 @@ def generation(fd: int) -> int | None:
 
 class Opened(NamedTuple):
     """The service's own descriptions of a file (for extents, for single pages, for forked children
-    to map), and its status."""
+    to map), and its status. ``was``: what a description that is opened later must be of; None where
+    the inode tells."""
 
     fd: int
     page_fd: int
@@ -54,6 +55,7 @@ class Opened(NamedTuple):
     status: os.stat_result
     generation: int | None
     f_type: int
+    was: uffd.FileStatus | None = None
 
     def close(self) -> None:
         """Close the descriptions, soon."""
@@ -62,17 +64,25 @@ class Opened(NamedTuple):
 
 
 def reopen(fd: int) -> Opened:
-    """Open the file behind ``fd``. Raises OSError; may block on storage."""
+    """Open the file behind ``fd``. Raises OSError, ESTALE where another file has taken its place;
+    may block on storage."""
     path = f"/proc/self/fd/{fd}"
+    before = uffd.file_status(fd)
     with contextlib.ExitStack() as undo:
         fds = []
         for _ in range(3):
             fds.append(os.open(path, FLAGS))
             undo.callback(uffd.close_file, fds[-1])
         one, page_fd, map_fd = fds
-        status, f_type = os.fstat(one), file_systems.type_of(one)
+        was, f_type = None, file_systems.type_of(one)
+        if file_systems.known(f_type).pages_by_path:
+            # Asked last: a later rename leaves these descriptions what they are.
+            was = uffd.file_status(map_fd, asked=True)
+            if was != before:
+                raise OSError(errno.ESTALE, "changed or replaced since it was mapped")
+        status = os.fstat(one)
         undo.pop_all()
-    return Opened(one, page_fd, map_fd, status, generation(one), f_type)
+    return Opened(one, page_fd, map_fd, status, generation(one), f_type, was)
 
 
 class Opener:

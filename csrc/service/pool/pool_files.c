@@ -14,7 +14,7 @@
 #include "service/pool/pool.h"
 
 int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_bytes,
-		 int *memfd_ro)
+		 const struct up_file_status *was, int *memfd_ro)
 {
 	uint64_t bytes = pool_chunk_bytes(p);
 	uint64_t unit = (unit_bytes < RUN_MAX_BYTES ? unit_bytes : RUN_MAX_BYTES) / bytes;
@@ -39,7 +39,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	f.touched_ms = calloc(f.chunks, sizeof(*f.touched_ms));
 	ret = f.state && f.pins && f.ever && f.stale && f.kept && f.touched_ms ? 0 : -ENOMEM;
 	if (!ret)
-		ret = up_source_open(&f.source, fd, size_bytes);
+		ret = up_source_open(&f.source, fd, size_bytes, was);
 	if (!ret && p->options.huge) {
 		f.map = mmap(NULL, f.chunks * bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f.memfd, 0);
 		ret = f.map == MAP_FAILED ? -errno : 0;
@@ -151,11 +151,11 @@ int up_pool_park(struct up_pool *p, int file)
 	return 0;
 }
 
-int up_pool_unpark(struct up_pool *p, int file, int fd)
+int up_pool_unpark(struct up_pool *p, int file, int fd, const struct up_file_status *was)
 {
 	struct pool_file *f = &p->file[file];
 	struct up_source source = UP_NO_SOURCE;
-	int ret = up_source_open(&source, fd, f->size);
+	int ret = up_source_open(&source, fd, f->size, was);
 
 	if (ret)
 		return ret;

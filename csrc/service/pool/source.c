@@ -28,7 +28,7 @@ static int reopen(int fd, int flags)
 	return again < 0 ? -errno : again;
 }
 
-int up_source_open(struct up_source *s, int fd, uint64_t size_bytes)
+int up_source_open(struct up_source *s, int fd, uint64_t size_bytes, const struct up_file_status *was)
 {
 	int given = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 
@@ -37,6 +37,10 @@ int up_source_open(struct up_source *s, int fd, uint64_t size_bytes)
 	*s = (struct up_source)UP_NO_SOURCE;
 	s->given = given;
 	s->size = size_bytes;
+	if (was) {
+		s->by_path = 1;
+		s->was = *was;
+	}
 	return 0;
 }
 
@@ -50,9 +54,21 @@ static void keep(int *where, int fd)
 		close(fd);
 }
 
+/* After the opens: whoever replaces the file later leaves these descriptions what they are. */
+static int still_is(int fd, const struct up_file_status *was)
+{
+	struct up_file_status now;
+	int ret = up_file_status(fd, 1, &now);
+
+	if (ret)
+		return ret;
+	return now.inode == was->inode && now.size_bytes == was->size_bytes && now.mtime_ns == was->mtime_ns &&
+	       now.ctime_ns == was->ctime_ns ? 0 : -ESTALE;
+}
+
 static int open_both(struct up_source *s)
 {
-	int own, direct;
+	int own, direct, ret;
 
 	if (__atomic_load_n(&s->fd, __ATOMIC_ACQUIRE) >= 0)
 		return 0;
@@ -60,6 +76,13 @@ static int open_both(struct up_source *s)
 	if (own < 0)
 		return own;
 	direct = reopen(s->given, O_DIRECT);
+	ret = s->by_path ? still_is(own, &s->was) : 0;
+	if (ret) {
+		close(own);
+		if (direct >= 0)
+			close(direct);
+		return ret;
+	}
 	/* Our reads are the whole of what we want: readahead would fill the page cache with more. */
 	posix_fadvise(own, 0, 0, POSIX_FADV_RANDOM);
 	keep(&s->direct_fd, direct < 0 ? UP_BUFFERED_ONLY : direct);

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "service/helper.h"
+
 enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED };
 
 struct up_source {
@@ -15,13 +17,17 @@ struct up_source {
 	 * direct_fd UP_BUFFERED_ONLY: the file system cannot; -1: not opened yet. */
 	int fd, direct_fd;
 	uint64_t size;
+	/* Of a file system whose pages go by path a new description reads what lies at the path now. */
+	int by_path;
+	struct up_file_status was;
 };
 
 #define UP_NO_SOURCE { .given = -1, .fd = -1, .direct_fd = -1 }
 #define UP_BUFFERED_ONLY (-2)
 
-/* Waits for nothing. 0 or -errno. fd stays the caller's. */
-int up_source_open(struct up_source *source, int fd, uint64_t size_bytes);
+/* Waits for nothing. 0 or -errno. fd stays the caller's. was: NULL, or what the file must still be when it is opened
+ * for reading; else reads fail with -ESTALE. */
+int up_source_open(struct up_source *source, int fd, uint64_t size_bytes, const struct up_file_status *was);
 void up_source_close(struct up_source *source);
 /* The bytes [offset, +length) of the file, whole, or -errno: -ENODATA when it is shorter than it
  * was. buffer is aligned to a page and has room up to the next page. */

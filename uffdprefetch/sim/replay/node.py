@@ -150,7 +150,9 @@ class Pool(uffd_pool.Pool):
         self.workers: Workers | None = None
         self._files: dict[int, Array] = {}
 
-    def add_file(self, fd: int, size_bytes: int, unit_bytes: int = 0) -> tuple[int, int]:
+    def add_file(
+        self, fd: int, size_bytes: int, unit_bytes: int = 0, was: object = None
+    ) -> tuple[int, int]:
         """See uffd_pool.Pool."""
         self._files[fd] = np.zeros(-(-size_bytes // CHUNK_BYTES), np.uint8)
         return fd, -1
