@@ -143,6 +143,11 @@ struct up_attach {
 	uint64_t anchor; /* where the agent has mapped the file beside it (docs/pool.md); 0: nowhere */
 };
 
+enum up_gone_reason {
+	UP_GONE_UNMAPPED = 0, /* or given back */
+	UP_GONE_WRITTEN,      /* given back, for the process has opened the file for writing */
+};
+
 struct up_gone {
 	uint32_t region, reason;
 };

@@ -53,6 +53,7 @@ struct up_region {
 	int stated; /* MAP_POPULATE: the job has said that it will need all of it */
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
 	int known; /* whoever mapped it does not wait, or a thread reads there (MAP_FIXED): nothing may be laid */
+	_Atomic int written; /* the job has opened its file for writing since */
 	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */

@@ -209,6 +209,7 @@ static int send_gone(struct agent *a, struct up_region *r)
 	int ret;
 
 	m.gone.region = r->id;
+	m.gone.reason = atomic_load(&r->written) ? UP_GONE_WRITTEN : UP_GONE_UNMAPPED;
 	ret = send_message(a, UP_GONE, &m, -1);
 	if (ret)
 		return ret;

@@ -241,6 +241,8 @@ static int takes_mode(int flags)
 	fd = up_next.call;                                                                     \
 	for (int tries = 0; fd < 0 && is_our_lease(at, path, flags, tries); tries++)           \
 		fd = up_next.call;                                                             \
+	if (fd >= 0 && (flags & O_ACCMODE) != O_RDONLY)                                        \
+		up_opened_to_write(fd);                                                        \
 	return __builtin_expect(up_own_locks, 0) ? remember(fd, flags, caller) : fd
 
 UP_EXPORT int open(const char *path, int flags, ...)

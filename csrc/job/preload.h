@@ -145,6 +145,9 @@ void up_forget_apart(void);
 /* identity.c: whether this prctl(2) takes rights from who calls it. */
 int up_prctl_gives_up_rights(long option, long value);
 
+/* writer.c: the job has opened a file for writing. */
+void up_opened_to_write(int fd);
+
 /* lock.c */
 extern int up_own_locks; /* --ownlock: fixed by up_lock_start() */
 /* Lock files of the rank, which is known, go to this directory; NULL: nothing of the kind. */

@@ -196,7 +196,7 @@ struct up_pool_counts {
 	uint64_t resident_bytes, peak_bytes, pinned_bytes, budget_bytes;
 	uint64_t read_bytes, demand_read_bytes, unique_bytes, evicted_bytes;
 	uint64_t faults, present_faults, missing_faults, lost_events;
-	uint64_t waiters, waiters_peak, fills, failed_fills;
+	uint64_t waiters, waiters_peak, fills, failed_fills, rescues;
 	uint64_t stand_in_bytes; /* read by agents that found us silent */
 	uint64_t continued_bytes, collapsed_bytes; /* mapped: in pages, in huge pages */
 	uint64_t direct_bytes, buffered_bytes, cached_bytes; /* how read_bytes came */

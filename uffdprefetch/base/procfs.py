@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +113,22 @@ def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
         if reads and position >= min_bytes:  # a directory's is a hash on ext4
             found.append((path, position))
     return found
+
+
+def may_write(pid: int, path: str) -> bool:
+    """Whether a process has a file open for writing, by a path as /proc shows it."""
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for fd in descriptors:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if os.readlink(f"/proc/{pid}/fd/{fd}") != path:
+                continue
+            fields = Path(f"/proc/{pid}/fdinfo/{fd}").read_text().split(None, 4)
+            if int(fields[3], 8) & os.O_ACCMODE != os.O_RDONLY:
+                return True
+    return False
 
 
 def maps_text(pid: int) -> str | None:

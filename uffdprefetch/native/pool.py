@@ -73,6 +73,7 @@ class PoolCounts:
     waiters_peak: int
     fills: int
     failed_fills: int
+    rescues: int
     stand_in_bytes: int
     continued_bytes: int
     collapsed_bytes: int

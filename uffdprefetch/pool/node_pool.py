@@ -490,6 +490,7 @@ class NodePool:
             "mapped_huge_bytes": c.collapsed_bytes,
             "from_page_cache_bytes": c.cached_bytes,
             "stand_in_bytes": c.stand_in_bytes,
+            "mapped_for_writers": c.rescues,
             "present_faults": c.present_faults,
             "source": max(ways, key=lambda way: ways[way]) if any(ways.values()) else None,
             "lost_events": c.lost_events,

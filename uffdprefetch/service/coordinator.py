@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.procfs import may_write
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import window
 from uffdprefetch.protocol import wire
@@ -208,8 +209,11 @@ class Coordinator:
             assert why is not None
             self._refuse(client, a, path, why, [])
             return
-        if a.flags & wire.ATTACH_WRITABLE and not file.changed:
-            self._writer_came(file)
+        writable = a.flags & wire.ATTACH_WRITABLE or (
+            not (file.leased or file.writer) and may_write(client.pid, file.path)
+        )
+        if writable and not file.changed:
+            self.writer_came(file)
         serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
         if serving.mode == wire.ServingMode.CHECKPOINTS and self.pool:
@@ -402,9 +406,11 @@ class Coordinator:
             region.detaching = True
             client.command(wire.Type.DETACH, region.id, [])
 
-    def _writer_came(self, file: FileState) -> None:
+    def writer_came(self, file: FileState) -> None:
         """A process of the job has the file open for writing. Where there is no lease to tell of
-        its first write, checkpoints of other processes end now and are not laid again."""
+        its first write, nothing is laid over the file from now on: copies of ours would not show
+        it, and who writes it from its own mapping would wait for the pool's read of that, and this
+        for the writer (csrc/job/writer.c)."""
         if file.writer or file.leased:
             return
         file.writer = True

@@ -281,7 +281,11 @@ class Peers:
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
             self._engine.on_pool_events()  # what it was touched before that
-            self._engine.detached(client, wire.GONE.unpack_from(body)[0])
+            number, reason = wire.GONE.unpack_from(body)
+            region = client.regions.get(number)
+            self._engine.detached(client, number)
+            if region is not None and reason == wire.GONE_WRITTEN:
+                self._engine.writer_came(region.file)
         elif kind == wire.Type.ACK:
             self._engine.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:

@@ -269,9 +269,12 @@ static void end_threads(struct up_pool *p, int with_faults)
 	__atomic_store_n(&p->stop, 1, __ATOMIC_RELEASE);
 	up_cond_broadcast(&p->work);
 	up_cond_broadcast(&p->room);
+	up_cond_broadcast(&p->stall);
 	pool_unlock(p);
 	for (uint32_t i = 0; i < p->threads; i++)
 		pthread_join(p->thread[i], NULL);
+	if (p->rescue_thread)
+		pthread_join(p->rescue_thread, NULL);
 	if (with_faults && write(p->wake_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
 		pthread_join(p->fault_thread, NULL);
 }
@@ -324,6 +327,8 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 		err = pthread_create(&p->thread[p->threads], NULL, pool_fill_loop, p);
 		p->threads += !err;
 	}
+	if (!err)
+		err = pthread_create(&p->rescue_thread, NULL, pool_rescue_loop, p);
 	if (!err)
 		err = pthread_create(&p->fault_thread, NULL, pool_fault_loop, p);
 	if (err) {

@@ -3,7 +3,7 @@
  * pool.h - the inside of the node's page pool: pool.c (what the main thread asks), pool_files.c
  * (files), pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page
  * tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what
- * goes when room is needed).
+ * goes when room is needed), pool_rescue.c (who cannot be read for in the usual way).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -94,6 +94,7 @@ struct pool_waiter {
 	uint32_t client, generation, tid;
 	int file;
 	uint64_t chunk, address, time_ns;
+	uint64_t looked_ns; /* whether it waits in a call: pool_rescue.c */
 	struct pool_waiter *next;
 };
 
@@ -123,8 +124,8 @@ struct up_pool {
 	pthread_mutex_t lock;
 	/* work: for a thread that has nothing to do, signalled once for each piece of work, and whoever
 	 * takes a piece of several signals for the next. room: memory has become free, or may be.
-	 * idle: a call has ended. */
-	struct up_cond work, room, idle;
+	 * idle: a call has ended. stall: somebody has waited long. */
+	struct up_cond work, room, idle, stall;
 	uint32_t signals; /* of `work`, for when the lock is free: who is woken needs it */
 	struct up_pool_options options;
 	uint64_t page_bytes, began_ns, alive_ns;
@@ -132,6 +133,8 @@ struct up_pool {
 	int dropping; /* of some file */
 	int strays; /* pages may lie in memfds that no chunk of the books accounts for */
 	int retry; /* no memory to note a demand: see pool_want_again() */
+	int rescuing; /* pages are mapped whose chunk is not PRESENT yet */
+	uint64_t rescued_ns; /* when that was last so */
 	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
@@ -167,7 +170,7 @@ struct up_pool {
 	int rung; /* the main thread has been called for the events that wait */
 	struct up_pool_counts count;
 
-	pthread_t fault_thread;
+	pthread_t fault_thread, rescue_thread;
 	uint32_t threads;
 	pthread_t thread[];
 };
@@ -238,6 +241,9 @@ int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk
 /* *at leaves the list of those who wait. */
 void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
 void *pool_fault_loop(void *pool);
+/* pool_rescue.c. With the lock: whether somebody has waited too long, which its thread is told. */
+void pool_look_for_stalls(struct up_pool *p);
+void *pool_rescue_loop(void *pool);
 /* Its epoll's word for: stop. */
 #define POOL_WAKE UINT64_MAX
 

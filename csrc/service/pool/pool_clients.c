@@ -178,6 +178,8 @@ void up_pool_leave(struct up_pool *p, int client)
 
 int pool_is_stood_in_for(const struct up_pool *p)
 {
+	if (p->rescuing)
+		return 1;
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++) {
 		const struct pool_client *c = &p->client[i];
 
