@@ -384,6 +384,77 @@ def test_a_signal_sent_to_the_process_group_reaches_the_job_once(
     assert process.wait(HANG_SECONDS) == 42
 
 
+#: Takes signals one by one: a handler of Python's runs once for several of a kind.
+_ALL = """
+import os, signal, sys
+signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+print("ready", os.getpid(), flush=True)
+for _ in range(int(sys.argv[1])):
+    print(signal.sigwaitinfo(signals).si_signo, flush=True)
+"""
+
+
+def test_every_signal_that_can_be_caught_reaches_the_job(
+    alone: dict[str, str], children: Start
+) -> None:
+    """Even those of faults, those that are ignored by default, and each of a queue of real-time
+    ones; SIGCHLD is about wrap's own children, and SIGWINCH is the terminal's."""
+    unsent = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH}
+    unsent |= {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}  # SIGCONT discards them
+    sent = sorted(map(int, signal.valid_signals() - unsent))
+    sent += [signal.SIGRTMIN + 1, signal.SIGRTMAX, signal.SIGRTMAX]
+    process, _ = start_ready(children, alone, (*python(_ALL), str(len(sent))))
+    for number in sent:
+        process.send_signal(number)
+    assert process.wait(HANG_SECONDS) == 0
+    assert process.stdout is not None
+    assert sorted(map(int, process.stdout)) == sorted(sent)
+
+
+def test_a_signal_that_was_ignored_at_the_start_is_passed_on_to_a_job_that_handles_it(
+    alone: dict[str, str], children: Start
+) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process, _ = start_ready(children, alone, trap("SIGUSR1,SIGHUP", 2), preexec_fn=ignore)
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(HANG_SECONDS) == 42
+
+
+def test_what_was_pending_or_set_before_wrap_is_the_jobs(alone: dict[str, str]) -> None:
+    """A signal that waits, and a timer: `perl -e 'alarm 9; exec @ARGV'`."""
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.setitimer(signal.ITIMER_REAL, 10 * HANG_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, 10 * HANG_SECONDS)
+
+    code = (
+        "import signal; signal.sigwait({signal.SIGUSR1});"
+        "print(all(signal.getitimer(w)[0] for w in (signal.ITIMER_REAL, signal.ITIMER_PROF)))"
+    )
+    assert wrap(alone, *python(code), preexec_fn=prepare).stdout == b"True\n"
+
+
+def test_what_fails_beside_the_job_does_not_leave_it(alone: dict[str, str]) -> None:
+    code = (
+        "import sys; from uffdprefetch.base import spawn\n"
+        "def fails(*_): raise OSError('no room')\n"
+        "status = spawn.run(['sh', '-c', 'read x; exit 5'], {}, fails, fails, fails, fails)\n"
+        "sys.exit(status >> 8)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=alone, input=b"on", capture_output=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 5 and done.stderr.count(b"OSError: no room\n") == 2, done.stderr
+
+
 def test_another_ones_signal_to_wrap_alone_is_passed_on_after_one_to_the_group(
     alone: dict[str, str], children: Start
 ) -> None:
@@ -458,6 +529,115 @@ def _taken(pid: int, number: int) -> bool:
     # sigwaitinfo(2) unblocks what it waits for as long as it sleeps
     waits = not mask("SigBlk") >> (signal.SIGCHLD - 1) & 1
     return waits and not mask("ShdPnd") >> (number - 1) & 1
+
+
+# ---- a job that stops ---------------------------------------------------------------------------
+
+_STOPS = """
+import os, signal, sys
+print("ready", os.getpid(), flush=True)
+os.kill(os.getpid(), int(sys.argv[1]))
+sys.stdin.readline()
+sys.exit(7)
+"""
+
+
+def _next_change(process: subprocess.Popen[bytes]) -> int:
+    """What a shell sees: the next stop, continuation or end, as of waitpid(2)."""
+    found = [0, 0]
+
+    def changed() -> bool:
+        options = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
+        found[:] = os.waitpid(process.pid, options)
+        return bool(found[0])
+
+    wait_until(changed, "a change of wrap's state")
+    if os.WIFEXITED(found[1]) or os.WIFSIGNALED(found[1]):
+        process.returncode = os.waitstatus_to_exitcode(found[1])
+    return found[1]
+
+
+_COMMANDS = {
+    "wrap": uffdprefetch("wrap", "--"),
+    "wrap in wrap": [*uffdprefetch("wrap", "--"), *uffdprefetch("wrap", "--")],
+    "cluster": uffdprefetch("cluster", "--launcher", "/no/such", "--"),
+    "trace": uffdprefetch("trace", "-q", "-f", "-o", "t", "--"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        *(("wrap", number) for number in (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN)),
+        *((command, signal.SIGTSTP) for command in _COMMANDS if command != "wrap"),
+    ],
+)
+def test_a_job_that_stops_is_seen_stopped_and_when_it_goes_on_so_does_wrap(
+    alone: dict[str, str], children: Start, tmp_path: Path, command: str, number: int
+) -> None:
+    process = children(
+        [*_COMMANDS[command], *python(_STOPS), str(int(number))], env=alone, cwd=tmp_path,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        preexec_fn=os.setpgrp,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdin is not None
+    job = int(process.stdout.readline().split()[1])
+    status = _next_change(process)
+    assert os.WIFSTOPPED(status) and os.WSTOPSIG(status) == number
+    os.kill(job, signal.SIGCONT)  # not to wrap
+    assert os.WIFCONTINUED(_next_change(process))
+    process.stdin.close()
+    assert os.waitstatus_to_exitcode(_next_change(process)) == 7
+
+
+def test_a_job_that_is_killed_while_it_is_stopped_ends_wrap(
+    alone: dict[str, str], children: Start
+) -> None:
+    process, job = start_ready(
+        children, alone, (*python(_STOPS), str(int(signal.SIGSTOP))), preexec_fn=os.setpgrp
+    )
+    assert os.WIFSTOPPED(_next_change(process))
+    os.kill(job, signal.SIGKILL)
+    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
+
+
+def test_a_job_that_has_left_an_orphaned_group_is_seen_stopped(
+    alone: dict[str, str], children: Start
+) -> None:
+    """There SIGTSTP stops nobody: wrap stops by SIGSTOP."""
+    code = "import os; os.setpgid(0, 0)\n" + _STOPS
+    process, job = start_ready(
+        children, alone, (*python(code), str(int(signal.SIGTSTP))),
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert os.WIFSTOPPED(_next_change(process))
+    process.send_signal(signal.SIGCONT)  # wrap passes it on
+    assert process.wait(HANG_SECONDS) == 7
+
+
+@pytest.mark.parametrize("how", ["SIG_IGN", "lambda *_: None"])
+@pytest.mark.parametrize("to_group", [True, False])
+def test_wrap_does_not_stop_where_the_job_does_not(
+    alone: dict[str, str], children: Start, how: str, to_group: bool
+) -> None:
+    code = (
+        f"import os, signal; signal.signal(signal.SIGTSTP, signal.{how})\n"
+        if how == "SIG_IGN"
+        else f"import os, signal; signal.signal(signal.SIGTSTP, {how})\n"
+    )
+    code += "print('ready', os.getpid(), flush=True); input(); raise SystemExit(7)"
+    process, _ = start_ready(
+        children, alone, python(code), stdin=subprocess.PIPE, preexec_fn=os.setpgrp
+    )
+    (os.killpg if to_group else os.kill)(process.pid, signal.SIGTSTP)
+    wait_until(lambda: _taken(process.pid, signal.SIGTSTP), "wrap to take the signal")
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert process.wait(HANG_SECONDS) == 7
+
+
+# ---- the end ------------------------------------------------------------------------------------
 
 
 def test_wrap_ends_with_the_signal_it_passed_on(alone: dict[str, str], children: Start) -> None:

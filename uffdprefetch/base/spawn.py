@@ -13,10 +13,10 @@ import fcntl
 import os
 import signal
 import sys
-import time
 
 from uffdprefetch.base.bystander import Bystander
 from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, UffdPrefetchError
+from uffdprefetch.base.follow import PASSED_ON, Follower, Nothing, pending, unless_it_fails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,16 +24,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import NoReturn
 
-#: Forwarded to the job: batch systems signal the process that they started, which is the wrapper
-#: (Slurm's cgroup tracking signals the task, not its children). A signal that the job has received
-#: as well, sent to its process group or process tree, is not forwarded: a second Ctrl-C means
-#: "abort at once" to many programs.
-FORWARDED = (
-    *(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
-    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP),
-)
-#: Sent by the terminal, if by the kernel: to the whole foreground group.
-FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+#: Those of setitimer(2); they survive execve(2) and not fork(2).
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 #: Not ignored by our processes beside the job: synchronous faults, SIGCHLD, lease and termination
 #: signals, and those without an effect by default.
 _OUR_OWN = frozenset({
@@ -160,18 +152,6 @@ def _become(
         os._exit(EXIT_CANNOT_EXECUTE)
 
 
-class Nothing:
-    """A context in which nothing is different."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-#: run(): between two calls of ``awaits``; at least, as a part of the time since the start, at most.
-LOOK_SECONDS, LOOK_SHARE, LOOK_MOST_SECONDS = 0.01, 1 / 8, 1.0
-
-
 def run(
     argv: Sequence[str],
     environment: Mapping[str, str],
@@ -180,34 +160,36 @@ def run(
     around_stop: Callable[[], AbstractContextManager[None]] = Nothing,
     awaits: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run ``argv`` to its end, forwarding signals, and return its status as of waitpid(2).
+    """Run ``argv`` to its end, follow it (base/follow.py) and return its status as of waitpid(2).
 
     ``started`` is called with the job's pid once it runs; ``child_changed`` whenever a child of
-    ours has changed state; ``around_stop`` is entered before we stop (Ctrl-Z) and left when we
-    continue; ``awaits`` is called from time to time until it is false. On return all handled
-    signals are still blocked: a late one must not replace the job's own status. Raises
-    UffdPrefetchError (126, 127) if it cannot run.
+    ours has changed state; ``around_stop`` is entered before we stop with the job and left when we
+    continue; ``awaits`` is called from time to time until it is false. What they raise does not end
+    the job nor the wait for it. On return all signals are still blocked: a late one must not
+    replace the job's own status. Raises UffdPrefetchError (126, 127) if it cannot run.
     """
-    handled = [
-        number
-        for number in FORWARDED
-        if signal.getsignal(number) != signal.SIG_IGN  # an ignored SIGHUP (nohup) stays ignored
-    ]
     # Blocked and taken by sigwaitinfo() instead of handlers: none is lost between fork and the
-    # first wait, and the sender is known.
-    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*handled, signal.SIGCHLD})
+    # first wait, and the sender is known. A blocked signal is queued even if it is ignored.
+    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
     # With SIGCHLD ignored (by some launchers) the kernel would discard the status.
     chld_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # An alarm set before execve() of us (`perl -e 'alarm 9; exec @ARGV'`) is meant for the job.
+    timers = [(which, signal.setitimer(which, 0)) for which in _TIMERS]
 
-    bystander = Bystander.start(handled)
+    bystander = Bystander.start(PASSED_ON)
 
     def in_child(_: int) -> None:
         if chld_ignored:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        for which, remaining in timers:
+            signal.setitimer(which, *remaining)
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
 
     try:
+        # What has come until now the job has not got, whether the bystander has or not. A signal to
+        # the group that comes during fork(2) the kernel gives to the child as well (since 4.19).
+        early = pending(PASSED_ON)
         try:
             job = start(argv, environment, in_child)
         except OSError as error:
@@ -219,50 +201,12 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
         raise _cannot_execute(argv[0], error) from None
     try:
-        started(job)
-        return _wait(job, bystander, {*handled, signal.SIGCHLD}, child_changed, around_stop, awaits)
+        for info in early:
+            os.kill(job, info.si_signo)
+        unless_it_fails(started, None)(job)
+        return Follower(job, bystander, child_changed, around_stop, awaits).wait()
     finally:
         bystander.end()
-
-
-def _wait(
-    job: int,
-    bystander: Bystander,
-    waited: set[signal.Signals],
-    child_changed: Callable[[], None],
-    around_stop: Callable[[], AbstractContextManager[None]],
-    awaits: Callable[[], bool],
-) -> int:
-    since = time.monotonic()
-    while True:
-        if awaits():
-            seconds = max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - since))
-            info = signal.sigtimedwait(waited, min(seconds, LOOK_MOST_SECONDS))
-            if info is None:
-                continue
-        else:
-            info = signal.sigwaitinfo(waited)
-        number = signal.Signals(info.si_signo)
-        if number == signal.SIGCHLD:
-            pid, status = os.waitpid(job, os.WNOHANG)
-            if pid == job:
-                return status
-            child_changed()
-            continue
-        # si_code > 0: sent by the kernel; else by kill(2) or the like
-        from_terminal = number in FROM_TERMINAL and info.si_code > 0
-        if not from_terminal and not bystander.has_got(info.si_signo, info.si_pid):
-            os.kill(job, number)  # not reaped yet, so the pid is still the job's
-        if number == signal.SIGTSTP:
-            with around_stop(), bystander.ours_is_late:
-                _stop_ourselves()
-
-
-def _stop_ourselves() -> None:
-    """Stop by SIGTSTP, so that the shell sees it; returns when we are continued."""
-    os.kill(os.getpid(), signal.SIGTSTP)  # blocked, hence pending until the next line
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
 def end_like(status: int) -> NoReturn:
