@@ -8,14 +8,16 @@ however much of the group the job itself has.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from cgroups import entering, kills, memory_group
 from conftest import require
-from harness import MIB, Start, file_digest, python, write_records
+from harness import MIB, Records, Start, file_digest, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.report.summary import short_lines
 from uffdprefetch.warm.limits import CGROUP_SHARE
 
 pytest_plugins = ("harness_fixtures",)
@@ -74,3 +76,53 @@ def test_what_is_read_ahead_is_not_dropped_again_beside_the_jobs_own_memory(
     assert done.summary is not None
     assert done.summary["totals"]["prefetched_bytes"] > data.stat().st_size // 2
     assert read < (1.05 if twice_bytes else 1.1) * data.stat().st_size + twice_bytes
+
+
+#: Takes memory until the kernel has killed the process that it is told.
+GROWS = """
+m = Mapping(sys.argv[1])
+say(digest=m.digest(), pid=os.getpid())
+victim, own = hear(), []
+def lives():
+    try:
+        with open(f"/proc/{victim}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+while lives():
+    own.append(b"x" * (1 << 20))
+    time.sleep(0.001)
+say(again=m.digest())
+"""
+
+
+def _service_of(wrap: int) -> int:
+    """It has another name than in the test's own group."""
+    children = Path(f"/proc/{wrap}/task/{wrap}/children").read_text().split()
+    (pid,) = [c for c in children if b"\0serve\0" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return int(pid)
+
+
+@pytest.mark.parametrize("victim", ["job", "service"])
+def test_whom_the_kernel_killed_for_want_of_memory_is_told(
+    job: Start, records: Records, victim: str
+) -> None:
+    with memory_group(LIMIT_BYTES) as at:
+        work = job(python(GROWS, records.path), before=entering(at))
+        said = work.line()
+        assert said["digest"] == records.digest
+        pid = _service_of(work.process.pid) if victim == "service" else said["pid"]
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+        work.tell(str(pid))
+        done = work.finish()
+        assert kills(at) == 1
+    assert done.summary is not None
+    oom = done.summary["oom"]
+    assert (oom["kills"], oom["job"], oom["service"]) == (1, victim == "job", victim == "service")
+    assert done.summary["service"]["died"] == (victim == "service")
+    if victim == "job":
+        assert done.status == -signal.SIGKILL
+        assert short_lines(done.summary)[0].endswith("was killed for want of memory (OOM)")
+    else:
+        assert done.status == 0 and done.lines == [{"again": records.digest}]
+        assert "(killed for want of memory, OOM); the job went on without it" in done.stderr

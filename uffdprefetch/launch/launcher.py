@@ -17,7 +17,8 @@ from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.messages import say
 from uffdprefetch.base.options import as_variables
-from uffdprefetch.launch import engine_choice, service
+from uffdprefetch.base.record import record
+from uffdprefetch.launch import engine_choice, oom, service
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.protocol.node import JobRead, ServiceGone
@@ -288,7 +289,7 @@ def run(
         from uffdprefetch.launch.panel import Live
 
         view = Live(node.address.socket, config.interval_seconds, environ)
-    began, read_before = time.monotonic(), _job_read()
+    began, read_before, kills_before = time.monotonic(), _job_read(), oom.Counts.now()
 
     def started(pid: int) -> None:
         if node is not None:
@@ -336,9 +337,11 @@ def run(
                     config, node.address.key, time.monotonic() - began, cpu, read.by_calls
                 )
                 document["job"] = _job(argv, status, config)
+                document["oom"] = oom.verdict(kills_before, oom.Counts.now(), status, False)
                 write_and_print(config, environ, node.address, document)
         else:
-            last = _report(config, environ, node, argv, status, read, only_record)
+            ended = _Ended(argv, status, time.monotonic() - began, read, kills_before)
+            last = _report(config, environ, node, ended, only_record)
         node.close()
     if address is not None and last:
         leftovers.tidy(address.socket)
@@ -372,21 +375,32 @@ def _say_if_other_options_hold(config: Config, node: Service) -> None:
         say("the job's service on this node was started with other options: those hold")
 
 
+@record(frozen=True)
+class _Ended:
+    """The job's end. ``status``: as waitpid(2) has it; ``kills_before``: of its beginning."""
+
+    argv: Sequence[str]
+    status: int
+    seconds: float
+    read: JobRead
+    kills_before: oom.Counts | str
+
+    def oom(self, service_killed: bool | None) -> dict[str, Any]:
+        return oom.verdict(self.kills_before, oom.Counts.now(), self.status, service_killed)
+
+
 def _report(
-    config: Config, environ: Mapping[str, str], node: Service, argv: Sequence[str], status: int,
-    read: JobRead, only_record: bool,
-) -> bool:  # fmt: skip
+    config: Config, environ: Mapping[str, str], node: Service, ended: _Ended, only_record: bool
+) -> bool:
     """Request the summary, which the last launcher of the node and job prints and writes. Returns
     whether this is the last."""
     waited = not node.is_welcome
     try:
         client = node.client()
-        finished = client.finish(status, read, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
+        deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
+        finished = client.finish(ended.status, ended.read, deadline)
     except ServiceGone as error:
-        say(
-            f"the service died during the run ({error}); the job went on without it,"
-            f" there is no summary{node.address.see_log}"
-        )
+        _say_that_it_died(config, environ, node, ended, str(error), only_record)
         return True
     except TimeoutError:
         say(f"no summary: the service did not answer within 5 s{node.address.see_log}")
@@ -397,6 +411,8 @@ def _report(
     if not finished.last:
         return False
     document: dict[str, Any] | None = finished.summary
+    if document is not None:
+        document["oom"] = ended.oom(service_killed=False)
     # the services of `cluster` hand theirs to it
     together = config.place is not None and service.GROUP_VARIABLE not in environ
     if not only_record and together:
@@ -404,10 +420,28 @@ def _report(
 
         document = cluster.one_summary(config, finished.summary)
     if not only_record and document is not None:
-        document["job"] = _job(argv, status, config)
+        document["job"] = _job(ended.argv, ended.status, config)
         write_and_print(config, environ, node.address, document)
     client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
     return True
+
+
+def _say_that_it_died(
+    config: Config, environ: Mapping[str, str], node: Service, ended: _Ended, error: str,
+    only_record: bool,
+) -> None:  # fmt: skip
+    """The service died during the run: a line, and a summary with what is known without it."""
+    from uffdprefetch.launch import nothing_reported
+    from uffdprefetch.report import summary
+
+    document = nothing_reported.summary(
+        config, node.address.key, ended.seconds, node.cpu_seconds(), ended.read.by_calls, error
+    )
+    document["job"] = _job(ended.argv, ended.status, config)
+    document["oom"] = ended.oom(node.was_killed())
+    say(f"{summary.death(document)}{node.address.see_log}")
+    if not only_record and not identify(environ).local_rank:  # one for all ranks of the node
+        write(config, environ, node.address, document)
 
 
 #: Names of summaries of which it was said that they cannot be written.
@@ -438,12 +472,11 @@ def speaks(environ: Mapping[str, str]) -> bool:
     return not told.number or not told.nodes or told.nodes == 1
 
 
-def write_and_print(
+def write(
     config: Config, environ: Mapping[str, str], address: Address, document: dict[str, Any]
-) -> None:
-    """A run's summary, as the user has asked for it."""
-    from uffdprefetch.report import summary
-
+) -> tuple[str | None, str | None]:
+    """Write a run's summary; its path, if it was written, and a line where that is not the one that
+    was asked for."""
     path, name, beside = None, "", None
     try:
         if config.output != os.devnull:
@@ -458,6 +491,16 @@ def write_and_print(
     except (OSError, UffdPrefetchError) as error:
         if name not in _told or output.why_not(name) is None:
             say(f"summary not written: {error}")
+    return path, beside
+
+
+def write_and_print(
+    config: Config, environ: Mapping[str, str], address: Address, document: dict[str, Any]
+) -> None:
+    """A run's summary, as the user has asked for it."""
+    from uffdprefetch.report import summary
+
+    path, beside = write(config, environ, address, document)
     if not config.quiet and (config.verbose or speaks(environ)):
         try:
             lines = summary.lines(document, path, config.verbose)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a job that had ended before its service was up, without ever asking for it.
+"""The summary of a job whose service has none: it was not up yet when the job ended, or it died.
 
 What a service says of a run in which nothing was reported to it (service/summary.py), with the
 words for what nobody has looked at. Loads nothing of the service, for which nobody waits here.
@@ -22,22 +22,24 @@ WHY = "the job ended before the service was up"
 
 
 def summary(
-    config: Config, run: str, seconds: float, service_cpu_seconds: float, read: int | None
-) -> dict[str, Any]:
+    config: Config, run: str, seconds: float, service_cpu_seconds: float, read: int | None,
+    death: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The document of docs/summary-schema.md. ``seconds``: of the job; ``run``: its key;
-    ``service_cpu_seconds``: what the service's start took until it was ended; ``read``: what the
-    job has read by read(2) and its kind, in bytes."""
+    ``service_cpu_seconds``: what the service took until it ended; ``read``: what the job has read
+    by read(2) and its kind, in bytes; ``death``: what was seen of the service's, during the run."""
+    why = WHY if death is None else f"the service died during the run ({death})"
     totals = doc.Totals(
-        demand_misses_sensor=WHY,
-        used_sensor=WHY,
-        fault_wait_ns=doc.fault_wait(WHY),
+        demand_misses_sensor=why,
+        used_sensor=why,
+        fault_wait_ns=doc.fault_wait(why),
         gain="unknown",
-        gained_method=WHY,
-        waited_sensor=WHY,
+        gained_method=why,
+        waited_sensor=why,
         unserved_read_bytes=read,
         unserved_read_sensor="/proc/PID/io rchar of wrap and of what it has waited for",
-        unserved_read_files_sensor=WHY,
-        storage_read_reason=WHY,
+        unserved_read_files_sensor=why,
+        storage_read_reason=why,
     )
     return vars(
         doc.Summary(
@@ -46,11 +48,11 @@ def summary(
             engine=config.engine,
             engine_asked=config.engine_asked or config.engine,
             policy=config.policy,
-            rung_reason=WHY,
+            rung_reason=why,
             wall_seconds=round(seconds, 3),
             totals=vars(totals),
-            service=doc.service(service_cpu_seconds),
-            storage=doc.storage(WHY),
+            service=doc.service(service_cpu_seconds, died=death is not None),
+            storage=doc.storage(why),
             degradations=[why_fallen_back(config)] if config.engine_asked else [],
         )
     )

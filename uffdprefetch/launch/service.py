@@ -38,6 +38,8 @@ START_TIMEOUT_SECONDS = 10.0
 BACKLOG = 4096
 #: Between two looks for a service that is to be waited for.
 _POLL_SECONDS = 0.002
+#: From the end of a service's connections to its own, which the kernel makes at once.
+_ENDING_SECONDS = 0.5
 #: Stands for the control group in a socket's name.
 GROUP_VARIABLE = "UFFDPREFETCH_GROUP"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -313,6 +315,24 @@ class Service:
         except (ServiceGone, TimeoutError) as error:
             raise no_service(f"{error}{self.address.see_log}") from None
         return self
+
+    def cpu_seconds(self) -> float:
+        """What it took until it ended; 0 while that is not known."""
+        if self.started is None or not self.started.has_ended():
+            return 0.0
+        return self.started.cpu_seconds
+
+    def was_killed(self) -> bool | None:
+        """Of a service that is gone: whether by SIGKILL; None where another launcher has started
+        it, or it does not end."""
+        if self.started is None:
+            return None
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while not self.started.has_ended() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if self.started.status is None:
+            return None
+        return os.waitstatus_to_exitcode(self.started.status) == -signal.SIGKILL
 
     def end_unused(self) -> bool:
         """End the service where we have started it, it is not up yet, and nobody has ever

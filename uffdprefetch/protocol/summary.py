@@ -54,14 +54,15 @@ def storage(
 
 
 def service(
-    cpu_seconds: float, cpu_share: float = 0.0, worker_cpu_seconds: float = 0.0
+    cpu_seconds: float, cpu_share: float = 0.0, worker_cpu_seconds: float = 0.0, died: bool = False
 ) -> dict[str, Any]:
-    """The object ``service``."""
+    """The object ``service``; ``died``: so that what it knew is lost."""
     return {
         "cpu_seconds": round(cpu_seconds, 3),
         "cpu_share": round(cpu_share, 4),
         "worker_cpu_seconds": round(worker_cpu_seconds, 3),
         "worker_cpu_note": "the copy of the reads into the page cache is in it",
+        "died": died,
     }
 
 

@@ -51,6 +51,7 @@ def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "pool": _pool(ordered),
         "cluster": _cluster(ordered),
         "degradations": _degradations(ordered),
+        "oom": _oom([one["oom"] for one in ordered if one.get("oom")]),
         "nodes": ordered,
     }
     for name in ("streams", "plans", "unserved"):
@@ -85,6 +86,20 @@ def _totals(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     totals["gained_seconds"] = (most.get("gained_seconds") or 0.0) if known else None
     totals["gained_error_seconds"] = most.get("gained_error_seconds") if known else None
     return totals
+
+
+def _oom(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Who was killed for want of memory on any node; None of older summaries."""
+    if not all_:
+        return None
+    counts = {name: _sum([one[name] for one in all_]) for name in ("kills", "group_kills")}
+    whom = {name: _any([one[name] for one in all_]) for name in ("job", "service")}
+    why_not = next((one["why_not"] for one in all_ if one["why_not"]), None)
+    return {**all_[0], **counts, **whom, "why_not": why_not}
+
+
+def _any(values: Sequence[bool | None]) -> bool | None:
+    return True if True in values else None if None in values else False
 
 
 def _files(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

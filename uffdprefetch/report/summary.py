@@ -5,6 +5,7 @@ was not served and why, and what would change that; with -v how it ran, too."""
 from __future__ import annotations
 
 import os
+import signal
 
 from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
@@ -64,10 +65,10 @@ def whole_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
-    gained, shared = [_gained(summary)], _shared(summary)
+    gained, shared = [*_short_of_memory(summary), _gained(summary)], _shared(summary)
     seconds = summary["totals"].get("gained_seconds")
     if _moved(summary) and seconds is not None and seconds < LITTLE_SECONDS:
-        gained = []  # the estimate knows one node's storage, and not what all nodes ask of it
+        gained.pop()  # the estimate knows one node's storage, and not what all nodes ask of it
     return [*gained, *shared, *(_not_served(summary) or _less_well(summary))]
 
 
@@ -121,6 +122,9 @@ def _gained(summary: Mapping[str, Any]) -> Line:
     gain, seconds = totals.get("gain"), totals.get("gained_seconds")
     ahead = totals.get("prefetched_bytes") or 0
     read = f"; read {format_size(ahead)} ahead" if ahead else ""
+    if (summary.get("service") or {}).get("died"):
+        unknown = "what was gained is not known: "
+        return f"{unknown}{_death(summary)}", f"{unknown}the service died during the run"
     if not summary.get("files"):
         return f"gained nothing: {_why_nothing(summary)}"
     if summary["policy"] == "none":
@@ -150,14 +154,53 @@ def _failed(summary: Mapping[str, Any]) -> str | None:
     status, name = job.get("status") or 0, os.path.basename((job.get("command") or ["CMD"])[0])
     if status > 0:
         return f"{name} failed (exit status {status})"
+    if (summary.get("oom") or {}).get("job"):
+        return f"{name} was killed for want of memory (OOM)"
     return f"{name} was ended by signal {-status}" if status else None
+
+
+def _short_of_memory(summary: Mapping[str, Any]) -> list[Line]:
+    """Whom the kernel killed for want of memory; the service's death is told elsewhere."""
+    oom = summary.get("oom") or {}
+    found: list[Line] = []
+    if oom.get("job") and (summary.get("files") or (summary.get("service") or {}).get("died")):
+        found.append(str(_failed(summary)))
+    others = (oom.get("kills") or 0) - sum(oom.get(who) is not False for who in ("job", "service"))
+    if oom and others > 0:
+        processes = "a process" if others == 1 else f"{others} processes"
+        found.append(f"{processes} of this control group killed for want of memory (OOM)")
+    return found
+
+
+def _death(summary: Mapping[str, Any]) -> str:
+    """How the service died, as far as that is known."""
+    if (summary.get("oom") or {}).get("service"):
+        return "the service died during the run (killed for want of memory, OOM)"
+    return str(summary["rung_reason"])
+
+
+def death(summary: Mapping[str, Any]) -> str:
+    """The line about a service that died during the run, and what then became of the job."""
+    oom, status = summary["oom"], summary["job"]["status"]
+    if oom["job"]:
+        job = "the job was killed for want of memory (OOM)"
+    elif oom["job"] is None and oom["kills"]:
+        job = "the job was killed, too; one of them for want of memory (OOM)"
+    elif oom["job"] is None:
+        job = f"the job was killed, too; by whom is not known ({oom['why_not']})"
+    elif status == -signal.SIGKILL:
+        job = "the job was killed, too (signal 9)"
+    else:
+        job = "the job went on without it"
+    return f"{_death(summary)}; {job}; nothing is known of what was served"
 
 
 def _why_nothing(summary: Mapping[str, Any]) -> str:
     """No file was served."""
     job = summary.get("job") or {}
     if _failed(summary):
-        mapped = "" if summary.get("unserved") else " and mapped no file"
+        told = summary.get("unserved") or (summary.get("oom") or {}).get("job")
+        mapped = "" if told else " and mapped no file"
         return f"{_failed(summary)}{mapped}"
     if _launches_elsewhere(summary):
         name = os.path.basename(job["command"][0])

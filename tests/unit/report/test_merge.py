@@ -88,3 +88,15 @@ def test_a_ratio_is_that_of_all_bytes_and_one_unknown_is_no_sum() -> None:
     unknown = {"gain": "unknown", "gained_seconds": None}
     nobody = merged([node(0, **unknown), node(1, **unknown)])["totals"]
     assert nobody["gain"] == "unknown" and nobody["gained_seconds"] is None
+
+
+def test_kills_of_all_nodes_are_the_run_s() -> None:
+    none = {"kills": 0, "group_kills": None, "job": False, "service": False, "why_not": None}
+    nodes = [node(0), node(1)]
+    assert merged(nodes)["oom"] is None  # of a version that did not look
+    nodes[0]["oom"], nodes[1]["oom"] = none, {**none, "kills": 2, "service": True}
+    run = merged(nodes)["oom"]
+    assert (run["kills"], run["job"], run["service"]) == (2, False, True)
+    nodes[0]["oom"] = {**none, "kills": None, "job": None, "why_not": "no file"}
+    run = merged(nodes)["oom"]
+    assert (run["kills"], run["job"], run["why_not"]) == (None, None, "no file")

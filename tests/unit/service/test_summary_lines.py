@@ -22,6 +22,7 @@ from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.report import output
 from uffdprefetch.report.summary import (
     cluster_lines,
+    death,
     decision_lines,
     how_it_ran,
     lines,
@@ -585,3 +586,53 @@ def test_what_is_no_regular_file_is_written_to_as_it_is(tmp_path: Path) -> None:
     output.replace(os.devnull, lambda path: output.overwrite_text(path, "text"))
     assert not os.path.isfile(os.devnull)
     os.close(reader)
+
+
+# ---- killed for want of memory ------------------------------------------------------------------
+
+
+def oom(kills: int | None = 1, **whom: bool | None) -> dict[str, Any]:
+    why_not = "no file" if kills is None else None
+    return {"kills": kills, "job": False, "service": False, "why_not": why_not, **whom}
+
+
+def test_a_job_that_was_killed_for_want_of_memory_is_told_first() -> None:
+    killed = {"job": job("/bin/cat", status=-9), "oom": oom(job=True)}
+    first, *rest = short_lines(changed(**killed))
+    assert first == "cat was killed for want of memory (OOM)" and rest == short_lines(SUMMARY_JSON)
+    assert short_lines(changed(**killed, files=[])) == [
+        "gained nothing: cat was killed for want of memory (OOM)"
+    ]
+    by_hand = changed(job=job("/bin/cat", status=-9), oom=oom(0), files=[])
+    assert "ended by signal 9" in short_lines(by_hand)[0]
+
+
+def test_processes_of_the_job_that_were_killed_for_want_of_memory_are_told() -> None:
+    assert short_lines(changed(oom=oom(1)))[0].startswith("a process of this control group killed")
+    first, second, *_ = short_lines(changed(job=job("cat", status=-9), oom=oom(3, job=True)))
+    assert first.startswith("cat was killed") and second.startswith("2 processes of")
+    assert short_lines(changed(oom=oom(0))) == short_lines(SUMMARY_JSON)
+    assert short_lines(changed(oom=oom(None, job=None))) == short_lines(SUMMARY_JSON)
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "said"),
+    [
+        (0, oom(0), "gone; the job went on without it"),
+        (3, oom(1, service=True), "(killed for want of memory, OOM); the job went on without it"),
+        (-9, oom(2, job=True, service=True), "OOM); the job was killed for want of memory (OOM)"),
+        (-9, oom(1, job=None, service=None), "gone; the job was killed, too; one of them for want"),
+        (-9, oom(None, job=None, service=None), "too; by whom is not known (no file)"),
+        (-9, oom(0), "gone; the job was killed, too (signal 9)"),
+        (-11, oom(0), "gone; the job went on without it"),
+    ],
+)
+def test_a_service_that_died_tells_what_became_of_the_job(
+    status: int, verdict: dict[str, Any], said: str
+) -> None:
+    summary = changed(
+        job=job("cat", status=status), oom=verdict, service={"died": True}, files=[],
+        rung_reason="the service died during the run: gone",
+    )  # fmt: skip
+    assert said in death(summary) and death(summary).startswith("the service died during the run")
+    assert any(line.startswith("what was gained is not known") for line in lines(summary))
