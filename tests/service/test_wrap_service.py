@@ -42,6 +42,7 @@ def document(path: Path) -> dict[str, Any]:
     """A summary, but for what the launcher says of the command."""
     found: dict[str, Any] = json.loads(path.read_text())
     assert found.pop("job")["status"] == 0
+    assert found.pop("oom").keys() >= {"kills", "job", "service", "why_not"}
     return found
 
 

@@ -561,7 +561,6 @@ _COMMANDS = {
     "wrap": uffdprefetch("wrap", "--"),
     "wrap in wrap": [*uffdprefetch("wrap", "--"), *uffdprefetch("wrap", "--")],
     "cluster": uffdprefetch("cluster", "--launcher", "/no/such", "--"),
-    "trace": uffdprefetch("trace", "-q", "-f", "-o", "t", "--"),
 }
 
 
@@ -573,10 +572,10 @@ _COMMANDS = {
     ],
 )
 def test_a_job_that_stops_is_seen_stopped_and_when_it_goes_on_so_does_wrap(
-    alone: dict[str, str], children: Start, tmp_path: Path, command: str, number: int
+    alone: dict[str, str], children: Start, command: str, number: int
 ) -> None:
     process = children(
-        [*_COMMANDS[command], *python(_STOPS), str(int(number))], env=alone, cwd=tmp_path,
+        [*_COMMANDS[command], *python(_STOPS), str(int(number))], env=alone,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         preexec_fn=os.setpgrp,
     )  # fmt: skip
@@ -606,7 +605,7 @@ def test_a_job_that_has_left_an_orphaned_group_is_seen_stopped(
 ) -> None:
     """There SIGTSTP stops nobody: wrap stops by SIGSTOP."""
     code = "import os; os.setpgid(0, 0)\n" + _STOPS
-    process, job = start_ready(
+    process, _ = start_ready(
         children, alone, (*python(code), str(int(signal.SIGTSTP))),
         stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

@@ -336,8 +336,8 @@ def run(
                 document = nothing_reported.summary(
                     config, node.address.key, time.monotonic() - began, cpu, read.by_calls
                 )
-                document["job"] = _job(argv, status, config)
                 document["oom"] = oom.verdict(kills_before, oom.Counts.now(), status, False)
+                document["job"] = _job(argv, status, config)
                 write_and_print(config, environ, node.address, document)
         else:
             ended = _Ended(argv, status, time.monotonic() - began, read, kills_before)
@@ -437,8 +437,8 @@ def _say_that_it_died(
     document = nothing_reported.summary(
         config, node.address.key, ended.seconds, node.cpu_seconds(), ended.read.by_calls, error
     )
-    document["job"] = _job(ended.argv, ended.status, config)
     document["oom"] = ended.oom(node.was_killed())
+    document["job"] = _job(ended.argv, ended.status, config)
     say(f"{summary.death(document)}{node.address.see_log}")
     if not only_record and not identify(environ).local_rank:  # one for all ranks of the node
         write(config, environ, node.address, document)

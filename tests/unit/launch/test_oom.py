@@ -55,7 +55,7 @@ def test_the_nearest_group_with_counts_is_read(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="does not count"):
         oom.Counts.read(str(tmp_path / "a"), "memory.events")
     events.unlink()
-    with pytest.raises(LookupError, match="have no memory.events"):
+    with pytest.raises(LookupError, match=r"have no memory\.events"):
         oom.Counts.read(str(tmp_path / "a" / "b"), "memory.events")
 
 
