@@ -589,6 +589,26 @@ def test_a_job_that_stops_is_seen_stopped_and_when_it_goes_on_so_does_wrap(
     assert os.waitstatus_to_exitcode(_next_change(process)) == 7
 
 
+@pytest.mark.root
+def test_a_signal_that_may_not_be_passed_on_to_another_users_job_does_not_end_wrap(
+    alone: dict[str, str], children: Start
+) -> None:
+    """As of a job that is `sudo`. SIGCONT may be sent within a session, and comes after it."""
+    code = (
+        "import os, signal, sys; os.setuid(65534)\n"
+        "signal.signal(signal.SIGCONT, lambda *_: sys.exit(7))\n"
+        "print('ready', os.getpid(), flush=True)\n"
+        "while True: signal.pause()"
+    )
+    command = ["setpriv", "--bounding-set", "-kill", *uffdprefetch("wrap", "--", *python(code))]
+    process = children(command, env=alone, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None and process.stdout.readline().startswith(b"ready")
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: _taken(process.pid, signal.SIGUSR1), "wrap to take the signal")
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(HANG_SECONDS) == 7
+
+
 def test_a_job_that_is_killed_while_it_is_stopped_ends_wrap(
     alone: dict[str, str], children: Start
 ) -> None:

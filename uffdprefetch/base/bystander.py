@@ -151,13 +151,17 @@ class Bystander:
         """Read new records."""
         if self._link is None:
             return
+        lives = False
         try:
             while data := self._link.recv(_NOTE.size):
                 self._notes.append(Note(*_NOTE.unpack(data)))
-            self._link.close()  # the bystander has been killed
-            self._link = None
         except BlockingIOError:
+            lives = True
+        except OSError:  # ECONNRESET: it was killed before it had read what it was told
             pass
+        if not lives:
+            self._link.close()
+            self._link = None
         del self._notes[:-_KEPT]
 
     def _is_pending(self, number: int) -> bool:

@@ -61,6 +61,14 @@ def pending(signals: Iterable[int]) -> list[signal.struct_siginfo]:
     return found
 
 
+def send(job: int, number: int) -> None:
+    """Pass a signal on to the job, which is not reaped yet, so that the pid is still its own."""
+    try:
+        os.kill(job, number)
+    except PermissionError:  # it has become another user's (sudo): who sent it could not either
+        pass
+
+
 def unless_it_fails(call: Callable[P, T], instead: T) -> Callable[P, T]:
     """``call``, whose first exception is a line on stderr; from then on only ``instead``."""
     failed = False
@@ -72,7 +80,7 @@ def unless_it_fails(call: Callable[P, T], instead: T) -> Callable[P, T]:
                 return call(*args, **kwargs)
             except Exception as error:
                 failed = True
-                say(f"the job goes on; beside it: {type(error).__name__}: {error}")
+                say(f"beside the job, which goes on: {type(error).__name__}: {error}")
         return instead
 
     return guarded
@@ -156,7 +164,7 @@ class Follower:
             if not got:
                 if first.number == signal.SIGCONT:
                     self._bystander.go_on()
-                os.kill(self._job, first.number)  # not reaped yet, so the pid is still the job's
+                send(self._job, first.number)
 
     # ---- the job's state ------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class Follower:
 
 def _stop_by(number: int) -> None:
     """Stop by this signal, which our parent then sees; returns when we are continued."""
-    if number != signal.SIGSTOP:
+    if number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # blocked, hence pending until the next line
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

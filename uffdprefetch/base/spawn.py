@@ -16,7 +16,7 @@ import sys
 
 from uffdprefetch.base.bystander import Bystander
 from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, UffdPrefetchError
-from uffdprefetch.base.follow import PASSED_ON, Follower, Nothing, pending, unless_it_fails
+from uffdprefetch.base.follow import PASSED_ON, Follower, Nothing, pending, send, unless_it_fails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def run(
         raise _cannot_execute(argv[0], error) from None
     try:
         for info in early:
-            os.kill(job, info.si_signo)
+            send(job, info.si_signo)
         unless_it_fails(started, None)(job)
         return Follower(job, bystander, child_changed, around_stop, awaits).wait()
     finally:
