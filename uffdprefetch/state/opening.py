@@ -2,8 +2,8 @@
 """Opens files on storage that may hang.
 
 A job passes the description that it maps. The service needs its own (a seek or FADV on the job's
-would affect the job), and open(2) may wait minutes for a metadata server: so each open has its own
-thread, which nothing waits for.
+would affect the job), and open(2) may wait minutes for a metadata server: so each open has a
+thread to itself, which nothing waits for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 #: Concurrent opens; beyond it mappings are refused.
 OPENS_MAX = 64
+#: Threads that stay for the next open: a job that maps many files maps one after the other, and a
+#: thread's start takes longer than most opens.
+KEPT_THREADS = 2
 #: O_NONBLOCK: another's write lease would block us for fs.lease-break-time.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -94,6 +97,9 @@ class Opener:
         self._wake_fd = wake_fd
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._under_way = 0
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._kept = 0  # threads that nothing has been given to
 
     def open(
         self, what: int | str | Callable[[], str], then: Callable[[Opened | OSError], None]
@@ -107,15 +113,29 @@ class Opener:
             then(OSError(errno.EAGAIN, f"{OPENS_MAX} other files do not open"))
 
     def run(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> bool:
-        """Have ``work`` done in a thread of its own; step() calls ``then`` with its result, or with
-        the OSError that it raises. False: too much is under way, and nothing is done."""
+        """Have ``work`` done by a thread that does nothing else meanwhile; step() calls ``then``
+        with its result, or with the OSError that it raises. False: too much is under way, and
+        nothing is done."""
         if self._under_way >= OPENS_MAX:
             return False
         self._under_way += 1
-        threading.Thread(target=self._run, args=(work, then), daemon=True).start()
+        with self._lock:
+            is_kept = self._kept > 0
+            self._kept -= is_kept
+        self._work.put(partial(self._do, work, then))
+        if not is_kept:
+            threading.Thread(target=self._serve, daemon=True).start()
         return True
 
-    def _run(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
+    def _serve(self) -> None:
+        while True:
+            self._work.get()()
+            with self._lock:
+                if self._kept >= KEPT_THREADS:
+                    return
+                self._kept += 1
+
+    def _do(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
         result: T | OSError
         try:
             result = work()
