@@ -121,6 +121,8 @@ def _mount(device: int, mountinfo: str) -> tuple[str, str, str]:
     want = f"{os.major(device)}:{os.minor(device)}"
     found = ("unknown", "", "")
     for line in mountinfo.splitlines():
+        if f" {want} " not in line:
+            continue
         left, _, right = line.partition(" - ")
         fields, after = left.split(), right.split()
         if len(fields) > 4 and fields[2] == want:
@@ -143,12 +145,15 @@ def read_ahead_files(device: int, mountinfo: str, bdi: Path = Path("/sys/class/b
     return found or [own]
 
 
-def read_ahead_bytes(device: int) -> int | None:
+def read_ahead_bytes(device: int, mountinfo: str | None = None) -> int | None:
     """The device's read_ahead_kb in bytes, None where there is none. Never written: that panics a
-    node with a Lustre client."""
+    node with a Lustre client. ``mountinfo``: the text of /proc/self/mountinfo, by who has just read
+    it."""
     try:
-        files = read_ahead_files(device, Path("/proc/self/mountinfo").read_text())
-        return max(int(file.read_text()) * 1024 for file in files)
+        if mountinfo is None:
+            mountinfo = Path("/proc/self/mountinfo").read_text()
+        files = read_ahead_files(device, mountinfo)
+        return max(int(file.read_bytes()) * 1024 for file in files)
     except (OSError, ValueError):
         return None
 

@@ -130,7 +130,8 @@ class FileState:
         fd, page_fd, map_fd, st = opened.fd, opened.page_fd, opened.map_fd, opened.status
         with contextlib.ExitStack() as undo:
             os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
-            kind, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
+            mountinfo = Path("/proc/self/mountinfo").read_text()
+            kind, _ = mount_of(st.st_dev, mountinfo)
             state = cls(
                 key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
                 path=path,
@@ -147,18 +148,18 @@ class FileState:
                 was=opened.was,
                 network=opened.f_type not in LOCAL_FILE_SYSTEMS,
             )
-            state._choose_call(opened.f_type)
+            state._choose_call(opened.f_type, mountinfo)
             state._take_lease()
             undo.pop_all()
         return state
 
-    def _choose_call(self, f_type: int) -> None:
+    def _choose_call(self, f_type: int, mountinfo: str) -> None:
         """Choose the call that fills its cache, before the first request."""
         residency, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
         known = file_systems.known(f_type)
         self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
         said = os.environ.get(_READAHEAD, "")
-        self.ahead_bytes = int(said) if said.isdigit() else read_ahead_bytes(self.key[0])
+        self.ahead_bytes = int(said) if said.isdigit() else read_ahead_bytes(self.key[0], mountinfo)
         self.use(file_systems.choose(f_type, self.ahead_bytes, residency is not None))
 
     def use(self, choice: file_systems.Choice) -> None:
