@@ -70,9 +70,10 @@ class PagetableScanner:
         self._credit_ns, self._credited_ns = LOOK_CREDIT_NS, 0
         self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
-    def look(self, region: Region, now: int, share: int) -> None:
+    def look(self, region: Region, now: int, share: int, crowd: int = 1) -> None:
         """Tell what has been touched since the last look, and say when the next is due, which may
-        cost one part in ``share`` of what looking may."""
+        cost one part in ``share`` of what looking may. ``crowd``: how many mappings there are;
+        where a look at each takes too long, those of which nothing has been touched share."""
         began = self._clock.cpu_ns()
         walks = region.walks
         active = [] if region.reader.order.announced else [s for s in walks if s.active]
@@ -100,7 +101,10 @@ class PagetableScanner:
         due = self._next_look_ns(region, going, settled, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = self._clock.cpu_ns() - began
-        region.scan.due_ns = now + max(due, self._rest_ns(share * cost, now))
+        rest = self._rest_ns(share * cost, now)
+        if not region.scan.mapped and crowd * cost > LOOK_FIRST_NS:
+            rest = max(rest, min(LOOK_SLOWEST_NS, crowd * LOOK_COST * cost))
+        region.scan.due_ns = now + max(due, rest)
 
     def _rest_ns(self, cost_ns: int, now: int) -> int:
         """How long to rest after a look that has cost so much of our CPU time."""

@@ -463,11 +463,12 @@ class Coordinator:
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
         known = sum(len(r.regions) for r in self.readers() if r.order.announced)
+        crowd = sum(len(client.regions) for client in self.clients.values())
         for client in self.clients.values():
             for region in client.regions.values():
                 if now >= region.scan.due_ns and not region.detaching:
                     announced = region.reader.order.announced
-                    self._looks.look(region, now, known if announced else 1)
+                    self._looks.look(region, now, known if announced else 1, crowd)
                     rest = self.bulk.rest_ns(region.reader) if region.reader.random else 0
                     region.scan.due_ns = max(region.scan.due_ns, now + rest)
         if self.stated.books:

@@ -61,9 +61,9 @@ class Node:
         self.region.walks = [stream]
         return stream
 
-    def look(self, now: int = NOW) -> int:
+    def look(self, now: int = NOW, crowd: int = 1) -> int:
         """In how long the next one is due."""
-        self.scanner.look(self.region, now, 1)
+        self.scanner.look(self.region, now, 1, crowd)
         return int(self.region.scan.due_ns - now)
 
 
@@ -128,3 +128,13 @@ def test_looks_cost_a_part_of_a_core_but_for_the_first(node: Node) -> None:
     assert set(dues[:rested]) == {LOOK_FIRST_NS}
     stream.last_ns = NOW + 10**9
     assert node.look(NOW + 10**9) == LOOK_FIRST_NS, "it has rested"
+
+
+def test_a_crowd_that_nobody_reads_is_looked_at_for_a_part_of_a_core(node: Node) -> None:
+    """A job that maps a thousand files reads one of them at a time."""
+    node.cost = MS // 50
+    assert node.look(crowd=10) == LOOK_FIRST_NS
+    assert node.look(crowd=200) == LOOK_COST * 200 * node.cost
+    assert node.look(crowd=1000) == LOOK_SLOWEST_NS
+    node.region.scan.mapped.add(0, MIB)
+    assert node.look(crowd=1000) == LOOK_FIRST_NS, "one that is read"
