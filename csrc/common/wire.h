@@ -89,6 +89,7 @@ enum up_attach_flag {
 	UP_ATTACH_KNOWN = 1 << 2,
 	UP_ATTACH_COPIES = 1 << 3, /* private and writable: its pages may be the job's own, lay nothing */
 	UP_ATTACH_STATED = 1 << 4, /* MAP_POPULATE: the job has said that it will need all of it */
+	UP_ATTACH_MANY = 1 << 5,   /* KNOWN, as many mappings were made at once: nobody waits for the answer */
 };
 
 /* up_file.verdict */

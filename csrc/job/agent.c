@@ -28,6 +28,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -174,6 +175,24 @@ static uint32_t overlay_limit(void)
 	return (maps ? maps : 65530) / 8;
 }
 
+/* Room for as many descriptors as there may be regions, while the table is this thread's alone. Once the responder
+ * shares it the kernel waits for an RCU grace period (fs/file.c, expand_fdtable), 10 to 70 ms, whenever it grows: and
+ * who maps for the agent. */
+static void reserve_numbers(int fd)
+{
+	struct rlimit limit = { 0 };
+	uint64_t highest = UP_REGIONS + UP_REGIONS / 2;
+	long reserved;
+
+	if (up_failed(up_sys4(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &limit)) || !limit.rlim_cur)
+		return;
+	if (highest >= limit.rlim_cur)
+		highest = limit.rlim_cur - 1;
+	reserved = up_sys3(SYS_fcntl, fd, F_DUPFD_CLOEXEC, highest);
+	if (!up_failed(reserved))
+		up_sys1(SYS_close, reserved);
+}
+
 static int agent_open(struct agent *a)
 {
 	uint64_t mask = 1ull << (UP_BELL - 1);
@@ -191,6 +210,7 @@ static int agent_open(struct agent *a)
 	if (up_failed(ret))
 		return (int)ret;
 	a->bell_fd = (int)ret;
+	reserve_numbers(a->bell_fd);
 	a->maps_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
 	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
 	up_on_bell(a);

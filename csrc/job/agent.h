@@ -42,6 +42,7 @@ struct agent {
 	_Atomic int acting;  /* the agent takes checkpoints away by address; events are not read meanwhile */
 	_Atomic int reading; /* the responder reads the userfaultfd, as soon as the agent does not act */
 	uint64_t left_at_ns; /* when regions that a thread of the job has left may be let go of */
+	uint64_t waited_until_ns; /* the longer from now, the more has been waited in mmap(); see may_wait() */
 	struct up_ring *ring;
 	struct up_request *bye;
 	uint32_t pending; /* regions that still have something to tell the service */
@@ -83,6 +84,8 @@ void up_finish_bye(struct agent *a);
 void up_on_bell(struct agent *a);
 /* The region's descriptor has come, and somebody waits for its replacement. */
 void up_prepare_late(struct agent *a, struct up_region *r);
+/* The service's answer of a region has come: how long was it waited for? */
+void up_note_waited(struct agent *a, struct up_region *r);
 /* The job has the mapping: nothing at its addresses is ours any more. */
 void up_let_go(struct agent *a, struct up_region *r);
 /* The same for what threads of the job have left, once its time has come. */

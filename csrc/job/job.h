@@ -20,6 +20,7 @@
 #define UP_REQUESTS 64
 #define UP_SETTLED 16 /* files: more than a program maps again and again at a time */
 #define UP_PATH_MAX 108 /* sizeof(sockaddr_un.sun_path) */
+#define UP_WAIT_STEP_NS (5 * 1000 * 1000)
 
 enum up_region_state {
 	UP_FREE = 0,
@@ -54,6 +55,8 @@ struct up_region {
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
 	int known; /* whoever mapped it does not wait, or a thread reads there (MAP_FIXED): nothing may be laid */
 	_Atomic int written; /* the job has opened its file for writing since */
+	int many; /* nor does this one: the process has waited enough for others (reply.c) */
+	uint64_t waits_since_ns; /* the agent's: whoever mapped it waits for the verdict since then; 0: nobody does */
 	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */

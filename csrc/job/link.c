@@ -132,7 +132,8 @@ static int send_attach(struct agent *a, struct up_region *r)
 			 (r->writable ? UP_ATTACH_WRITABLE : 0) |
 			 (r->copies ? UP_ATTACH_COPIES : 0) |
 			 (r->stated ? UP_ATTACH_STATED : 0) |
-			 (r->known ? UP_ATTACH_KNOWN : 0);
+			 (r->known ? UP_ATTACH_KNOWN : 0) |
+			 (r->many ? UP_ATTACH_MANY : 0);
 	m.attach.address = r->address;
 	m.attach.length_bytes = r->length;
 	m.attach.offset_bytes = r->offset;
@@ -465,6 +466,7 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd)
 	if (!r || r->verdict)
 		return;
 	r->verdict = f->verdict + 1;
+	up_note_waited(a, r);
 	note_settled(a, r, f);
 	if (f->verdict == UP_POOL) {
 		on_pool(a, r, fd);

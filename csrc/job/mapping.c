@@ -207,6 +207,8 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	waits = waits && !settled;
 	r->known = !waits;
 	atomic_store(&r->written, 0);
+	r->many = 0;
+	r->waits_since_ns = 0;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);
 	atomic_store(&r->replacement, 0);

@@ -261,7 +261,8 @@ static void after_fork_in_child(void)
 			r->inherited = 1;
 			r->fd = r->pool_fd = -1;
 			r->verdict = r->sent = r->queued = 0;
-			r->stated = r->settled = r->refused = 0; /* who made it has told */
+			r->stated = r->settled = r->many = r->refused = 0; /* who made it has told */
+			r->waits_since_ns = 0;
 			atomic_store(&r->replacement, 0);
 			inherited++;
 		} else if (state != UP_FREE) {

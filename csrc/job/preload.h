@@ -92,8 +92,7 @@ int up_in_own_process(void);
  * -ETIMEDOUT (it has not seen the request and never will) or -EINPROGRESS (it has; its region is
  * the caller's, SEIZED, or LEFT). */
 int up_ask(uint32_t op, uint32_t region, int job_fd);
-/* A thread of the job waits so often so long for one of ours: 50 ms. */
-#define UP_WAIT_STEP_NS (5 * 1000 * 1000)
+/* A thread of the job waits so often UP_WAIT_STEP_NS for one of ours: 50 ms. */
 #define UP_WAIT_STEPS 10
 /* No handler runs until they are restored: the mask that was. */
 uint64_t up_block_signals(void);

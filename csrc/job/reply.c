@@ -14,6 +14,12 @@
 #include "common/status.h"
 
 #define BYE_NS (20 * NS_PER_MS)
+/* In mmap() the threads of a process wait for the service at most as long together as for WAITS_AT_ONCE services that
+ * do not answer, 1 s; later for one part in WAITS_SHARE of the time. A wait counts as one step at least: so 200 mappings
+ * are waited for at once, and 50 more each second. What is mapped meanwhile page tables tell of. A library that maps
+ * thousands of shards takes 20 us for each without us (Arrow tables, one mapping a shard; docs/limits.md). */
+#define WAITS_AT_ONCE 20
+#define WAITS_SHARE 4
 
 static uint32_t slot_of(const struct up_region *r)
 {
@@ -115,6 +121,40 @@ void up_let_left_go(struct agent *a)
 			up_let_go(a, &up_job.region[i]);
 }
 
+static void count_waited(struct agent *a, uint64_t waited_ns, uint64_t now)
+{
+	if (a->waited_until_ns < now)
+		a->waited_until_ns = now;
+	a->waited_until_ns += waited_ns * WAITS_SHARE;
+}
+
+/* Whether this mapping, too, may be waited for. */
+static int may_wait(struct agent *a, struct up_region *r)
+{
+	uint64_t most_ns = (uint64_t)WAITS_AT_ONCE * (uint64_t)up_job.patience * UP_WAIT_STEP_NS, now = up_now_ns();
+
+	if (a->waited_until_ns > now + most_ns * WAITS_SHARE)
+		return 0;
+	r->waits_since_ns = now;
+	count_waited(a, UP_WAIT_STEP_NS, now);
+	return 1;
+}
+
+/* Who has not been answered in time has gone on. */
+void up_note_waited(struct agent *a, struct up_region *r)
+{
+	uint64_t most_ns = (uint64_t)up_job.patience * UP_WAIT_STEP_NS, now = up_now_ns(), waited_ns;
+
+	if (!r->waits_since_ns)
+		return;
+	waited_ns = now - r->waits_since_ns;
+	r->waits_since_ns = 0;
+	if (waited_ns > most_ns)
+		waited_ns = most_ns;
+	if (waited_ns > UP_WAIT_STEP_NS)
+		count_waited(a, waited_ns - UP_WAIT_STEP_NS, now);
+}
+
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
 {
 	uint32_t opening = UP_OPENING;
@@ -125,6 +165,11 @@ static int on_attach(struct agent *a, struct up_region *r, int job_fd)
 	ret = take_descriptor(a, r, job_fd);
 	if (ret)
 		return ret;
+	/* Of a service that is known to be silent nobody waits for an answer. */
+	if (atomic_load(&r->swap) == UP_SWAP_WAITING && !atomic_load(&up_job.service_silent) && !may_wait(a, r)) {
+		r->known = r->many = 1;
+		up_swap_end(r);
+	}
 	up_queue(a, r);
 	if (!atomic_compare_exchange_strong(&r->state, &opening, UP_LIVE))
 		up_let_go(a, r); /* LEFT: who asked has gone on without it */

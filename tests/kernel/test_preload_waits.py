@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -16,7 +17,16 @@ from typing import Any
 import pytest
 from components import Runner
 from conftest import HANG_SECONDS, PATIENCE_VARIABLE, require, wait_until
-from harness import MIB, Records, Start, both_engines, hammered, programs, python, write_records
+from harness import (
+    MIB,
+    Records,
+    Start,
+    both_engines,
+    hammered,
+    programs,
+    python,
+    write_records,
+)
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
@@ -102,6 +112,58 @@ def test_a_silent_service_is_waited_for_once(
         assert shards.line() == {"done": 1}
     assert 40 * int(PATIENCE[PATIENCE_VARIABLE]) * 0.005 > HANG_SECONDS
     shards.finish().good()
+
+
+#: 500 mappings of one file as fast as they come, some of them by several threads.
+MANY = """
+    def served():
+        with open("/proc/self/maps") as file:
+            return sum(CHECKPOINTS in line for line in file)
+    first = Mapping(sys.argv[1]).managed()
+    each, maps, began = served(), [], time.monotonic()
+    def map_them(count):
+        maps.extend([Mapping(sys.argv[1]) for _ in range(count)])
+    map_them(300)
+    threads = [threading.Thread(target=map_them, args=(25,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - began
+    fds = [int(open(f"/proc/self/task/{tid}/status").read().split("FDSize:")[1].split()[0])
+           for tid in agents()]
+    say(waited=served() // each - 1, seconds=seconds, first=first.digest(), fds=fds,
+        same=len({m.digest() for m in maps[::250]}))
+    for m in maps:
+        m.unmap()
+    say(left=served() // each, again=Mapping(sys.argv[1]).managed().digest())
+    hear()
+"""
+#: At once and in a second (csrc/job/reply.c); and the service's table of descriptors.
+WAITS_AT_ONCE, WAITS_A_SECOND, DESCRIPTORS = 200, 50, 4096
+
+
+@both_engines
+def test_who_maps_hundreds_of_files_waits_for_some_hundred_answers(
+    env: dict[str, str], own_records: Records, job: Start, engine: str
+) -> None:
+    """The others are followed by page tables. Nor does anybody wait for the kernel to make room for
+    descriptors."""
+    del env[PATIENCE_VARIABLE]
+    budget = (
+        ("--engine", "pool", "--budget", "32MiB") if engine == "pool" else ("--policy", "fixed")
+    )
+    many = job(python(MANY, own_records.path), (*SMALL, *budget))
+    told = many.line()
+    assert told["waited"] <= 1 + WAITS_AT_ONCE + WAITS_A_SECOND * told["seconds"], told
+    assert (told["first"], told["same"]) == (own_records.digest, 1)
+    assert all(room >= 1024 for room in told["fds"]) and told["fds"], told
+    assert many.line() == {"left": 1, "again": own_records.digest}
+    status = Path(f"/proc/{many.service()}/status").read_text()
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(status.split("FDSize:")[1].split()[0]) >= min(DESCRIPTORS, allowed)
+    many.tell()
+    many.finish().good()
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a known file", "a new file"])

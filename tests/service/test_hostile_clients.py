@@ -38,6 +38,7 @@ from harness import (
     python,
     service_socket,
     settle,
+    snapshot,
 )
 from suite import own_name, owned_by, owner
 
@@ -331,6 +332,20 @@ def test_a_child_s_mapping_of_a_file_that_is_not_open_here_is_no_unserved_one(
     honest.tell("end")
     summary = honest.finish().good().summary
     assert summary is not None and summary["unserved"] == []
+
+
+def test_a_process_with_as_many_mappings_as_are_followed_is_named(
+    victim: Victim, records: Records
+) -> None:
+    """The agent takes the first free number: with the last one it has all."""
+    with connect(victim.env) as peer:
+        offer(peer, hello())
+        for region in (1022, 1023):
+            fields = {**offered(records.path), "region": 5 * 1024 + region}
+            offer(peer, attach(flags=wire.ATTACH_INHERITED, **fields))
+            verdict(peer, 5 * 1024 + region)
+            told = any("1024 mappings at a time" in x for x in snapshot(victim.env).degradations)
+            assert told is (region == 1023)
 
 
 def test_a_client_cannot_offer_regions_without_end(victim: Victim, records: Records) -> None:

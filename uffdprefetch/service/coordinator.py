@@ -223,8 +223,8 @@ class Coordinator:
             elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
                 serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
         wanted: list[int] = []
-        # a mapping that can be written says nothing of the others
-        apart = wire.ATTACH_WRITABLE | wire.ATTACH_COPIES | wire.ATTACH_INHERITED
+        # a mapping that can be written says nothing of the others, nor does one of many at once
+        apart = wire.ATTACH_WRITABLE | wire.ATTACH_COPIES | wire.ATTACH_INHERITED | wire.ATTACH_MANY
         settled = self.pool is None and not a.flags & apart
         if serving.mode == wire.ServingMode.CHECKPOINTS:
             wanted, fds, unsettled = self._offers.wanted(

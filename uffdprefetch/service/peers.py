@@ -278,6 +278,11 @@ class Peers:
         if kind == wire.Type.ATTACH:
             offered = wire.attach(body)
             self._check_attach(client, offered)
+            if offered.region % REGIONS_MAX == REGIONS_MAX - 1:  # its last slot: the first is free
+                self._ledger.degrade(
+                    f"pid {client.pid} ({client.hello.command}) has {REGIONS_MAX} mappings at a "
+                    "time: more are left alone"
+                )
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
             self._engine.on_pool_events()  # what it was touched before that

@@ -8,6 +8,7 @@ writes, and no fault waits for it: stopped, slow or dead, the job goes on.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -54,6 +55,8 @@ log = logging.getLogger("uffdprefetch.serve")
 
 WORKERS = 16
 BACKLOG = 4096
+#: Of some hundred mapped files; 32 KiB of the kernel's memory.
+DESCRIPTORS = 4096
 #: Nobody connected: how long to wait for the first client, and for another after the last. Where
 #: the last launcher has said how its job ended, nobody is waited for.
 FIRST_CLIENT_SECONDS = 30.0
@@ -479,6 +482,16 @@ class Service:
             file.close()
 
 
+def _reserve_descriptors(fd: int) -> None:
+    """Have the table of descriptors as large as it will be, while this process has one thread.
+    Later the kernel waits for an RCU grace period, 10 to 70 ms, whenever the table grows
+    (fs/file.c, expand_fdtable), and a job that maps many files for us."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = min(DESCRIPTORS, allowed) - 1 if allowed >= 0 else DESCRIPTORS - 1
+    with contextlib.suppress(OSError):
+        os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, highest))
+
+
 def serve(
     socket_path: str,
     config: Config,
@@ -510,6 +523,7 @@ def serve(
                 return 0
             lock_fd, listener = elected
         listener.setblocking(False)
+        _reserve_descriptors(lock_fd)
     except OSError as error:
         raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
     try:

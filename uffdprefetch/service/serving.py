@@ -61,4 +61,6 @@ def _coarse(client: Client, a: wire.Attach, file: FileState, engine: str) -> Coa
         return Coarse.ENGINE_OFF if engine == "off" else Coarse.PAST_LIBC
     if a.region >= FIRST_OBSERVED:
         return Coarse.BYPASSES if client.bypasses else Coarse.PAST_LIBC
-    return None if client.has_uffd else Coarse.NO_USERFAULTFD
+    if not client.has_uffd:
+        return Coarse.NO_USERFAULTFD
+    return Coarse.MANY if a.flags & wire.ATTACH_MANY else None

@@ -289,7 +289,8 @@ class Ledger:
         if rung == 2:
             if file.path in self.coarse or len(self.coarse) < FILES_MAX:
                 self.coarse[file.path] = reason
-            self.degrade(f"{file.path}: progress comes from page tables: {reason}")
+            whose = "some files" if coarse is Coarse.MANY else file.path  # hundreds of them
+            self.degrade(f"{whose}: progress comes from page tables: {reason}")
         if self.rung is None or rung < self.rung:
             self.rung, self.rung_reason = rung, reason
             self.rung_lifts = coarse is None or coarse is Coarse.NO_USERFAULTFD

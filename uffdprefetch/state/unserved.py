@@ -53,6 +53,7 @@ class Coarse(Enum):
         "later epochs hardly show",
         None,
     )
+    MANY = "many mappings were made at once: later epochs hardly show", None
     GONE_ON = "its program went on before the service answered: later epochs hardly show", None
     ENGINE_OFF = "engine off: later epochs hardly show", "wrap --engine cache"
     NO_USERFAULTFD = "no userfaultfd", "uffdprefetch doctor"
