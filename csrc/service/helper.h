@@ -145,6 +145,10 @@ struct up_warm_result {
 	int32_t error, sensor; /* sensor: who told what is resident; -errno: nobody */
 };
 
+/* malloc(3) of a process with many threads of ours, which allocate seldom: one arena for all of them, and what is freed
+ * in large pieces goes back to the kernel. Before the first thread. */
+void up_settle_malloc(void);
+
 struct up_workers;
 /* threads workers; each finished job adds 1 to event_fd. */
 int up_workers_create(struct up_workers **out, int threads, int event_fd);

@@ -9,9 +9,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,6 +22,10 @@
 
 #define QUEUE 1024u
 #define PREAD_BYTES (4u << 20)    /* on Lustre: one RPC; 8 MiB and more bypass the cache there */
+/* Where a worker reads to: nobody looks at the bytes, but at those of a page that is copied, which are no more. */
+#define SCRATCH_BYTES (64u << 10)
+/* glibc's own beginning: less is not worth a system call. */
+#define KEPT_BYTES (128 << 10)
 #define CHUNK_MIN_BYTES (64u << 10)
 #define PROBE_PIECE_BYTES CHUNK_MIN_BYTES
 #define PROBE_LEAST 8 /* pieces: of fewer, chance could make the pattern */
@@ -104,7 +110,19 @@ static int wait_readahead(const struct up_warm_job *job, uint32_t chunk)
 	return 0;
 }
 
-static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *buffer)
+/* pread(2) of up to PREAD_BYTES in one call, all to the same place: what a buffer of that size would take of memory
+ * for each worker is the job's. */
+static ssize_t read_over(int fd, size_t length, uint64_t at, char *scratch)
+{
+	struct iovec part[PREAD_BYTES / SCRATCH_BYTES];
+	int n = 0;
+
+	for (size_t left = length; left; left -= part[n++].iov_len)
+		part[n] = (struct iovec){ scratch, left < SCRATCH_BYTES ? left : SCRATCH_BYTES };
+	return preadv(fd, part, n, (off_t)at);
+}
+
+static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch)
 {
 	uint64_t at = job->offset, end = job->offset + job->length;
 
@@ -112,7 +130,7 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *buffer)
 		/* Aligned pieces: a stripe boundary in the middle would make two RPCs of one. */
 		uint32_t most = chunk < PREAD_BYTES ? chunk : PREAD_BYTES;
 		uint64_t stop = (at / most + 1) * most;
-		ssize_t n = pread(job->fd, buffer, (stop < end ? stop : end) - at, (off_t)at);
+		ssize_t n = read_over(job->fd, (stop < end ? stop : end) - at, at, scratch);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -213,12 +231,12 @@ static void probe(const struct up_warm_job *job, struct up_warm_result *r)
 }
 
 /* A checkpoint page is written once, whole, from the file, before anybody maps it. */
-static int copy_page(const struct up_warm_job *job, uint64_t page, size_t bytes, char *buffer)
+static int copy_page(const struct up_warm_job *job, uint64_t page, size_t bytes, char *scratch)
 {
 	off_t at = (off_t)(page * bytes);
 
-	return pread(job->fd, buffer, bytes, at) == (ssize_t)bytes &&
-	       pwrite(job->checkpoint_fd, buffer, bytes, at) == (ssize_t)bytes;
+	return pread(job->fd, scratch, bytes, at) == (ssize_t)bytes &&
+	       pwrite(job->checkpoint_fd, scratch, bytes, at) == (ssize_t)bytes;
 }
 
 /* Of what was missing, how much has come by our calls; `waited`: not counting pages of which the
@@ -267,7 +285,7 @@ static void begin(const struct up_warm_job *job, struct up_warm_result *r)
 }
 
 /* Second half: wait, make sure, copy the checkpoint pages. */
-static void finish(const struct up_warm_job *job, struct up_warm_result *r, char *buffer)
+static void finish(const struct up_warm_job *job, struct up_warm_result *r, char *scratch)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	int sensor, by_readahead = r->method == UP_WARM_READAHEAD;
@@ -280,7 +298,7 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 		if (!by_readahead || (uint64_t)up_resident_bytes(job->fd, job->offset, job->length,
 								 &sensor) < job->length)
 			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : PREAD_BYTES,
-					    buffer);
+					    scratch);
 		if (!by_readahead)
 			note_came(job, r, 0);
 		if (!r->error)
@@ -289,7 +307,7 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 			r->storage_bytes = up_thread_storage_bytes() - r->storage_bytes;
 	}
 	for (uint32_t i = 0; job->checkpoint_fd >= 0 && i < job->pages && i < 16; i++)
-		if (copy_page(job, job->page[i], page, buffer))
+		if (copy_page(job, job->page[i], page, scratch))
 			r->copied |= 1ull << i;
 	r->done_ns = now_ns();
 }
@@ -329,12 +347,21 @@ static unsigned int take(struct up_workers *p, struct up_warm_job *job, struct u
 	return n;
 }
 
+void up_settle_malloc(void)
+{
+#ifdef __GLIBC__ /* else 8 arenas for each CPU; and thresholds that grow to 32 MiB with what was freed */
+	mallopt(M_ARENA_MAX, 1);
+	mallopt(M_MMAP_THRESHOLD, KEPT_BYTES);
+	mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
+#endif
+}
+
 static void *worker(void *arg)
 {
 	struct up_workers *p = arg;
-	char *buffer = malloc(PREAD_BYTES);
+	char *scratch = malloc(SCRATCH_BYTES);
 
-	if (!buffer)
+	if (!scratch)
 		return NULL;
 	for (;;) {
 		struct up_warm_result r[TOGETHER];
@@ -357,7 +384,7 @@ static void *worker(void *arg)
 		}
 		pthread_mutex_unlock(&p->issue);
 		for (uint64_t i = 0; i < n; i++)
-			finish(&job[i], &r[i], buffer);
+			finish(&job[i], &r[i], scratch);
 		pthread_mutex_lock(&p->lock);
 		for (uint64_t i = 0; i < n; i++)
 			p->result[p->done_head++ % QUEUE] = r[i];
@@ -371,7 +398,7 @@ static void *worker(void *arg)
 	}
 	pthread_mutex_unlock(&p->lock);
 	pthread_mutex_unlock(&p->issue);
-	free(buffer);
+	free(scratch);
 	return NULL;
 }
 

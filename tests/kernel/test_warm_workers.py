@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from components import ARRAY
 from conftest import HANG_SECONDS, process_state, wait_until
-from harness import write_records
+from harness import rss_bytes, write_records
 from inside import MADV_RANDOM, Mapping, checked, libc
 from paths import ROOT
 
@@ -55,11 +55,13 @@ class Workers:
         assert result.id == 7
         return result
 
-    def warm_all(self, starts: list[int], length: int, method: int) -> list[WarmResult]:
+    def warm_all(
+        self, starts: list[int], length: int, method: int, chunk: int = 256 * KIB
+    ) -> list[WarmResult]:
         """Extents of a length that are queued before the worker begins; in that order."""
         for number, start in enumerate(starts):
             assert self._workers.submit(
-                number, self.fd, start, length, method=method, chunk_bytes=256 * KIB
+                number, self.fd, start, length, method=method, chunk_bytes=chunk
             )
         return self.results(len(starts))
 
@@ -357,3 +359,17 @@ def test_checkpoint_pages_hold_the_files_bytes(workers: Workers) -> None:
         os.pwrite(ro, b"x", 0)
     os.close(rw)
     os.close(ro)
+
+
+def test_what_is_read_to_be_cached_takes_no_memory_of_ours(bed: SlowBed) -> None:
+    """A buffer as large as a request for each worker would be 64 MiB of the job's."""
+    count = 8
+    made = Workers(bed.path(ARRAY), threads=count)
+    before = rss_bytes("self")
+    starts = [number * 4 * MIB for number in range(count)]
+    for result in made.warm_all(starts, 4 * MIB, uffd.WARM_PREAD, chunk=4 * MIB):
+        assert result.error == 0
+    grown = rss_bytes("self") - before
+    assert made.resident(0, count * 4 * MIB) >= count * 4 * MIB - AGAIN_MOST * 4096
+    made.close()
+    assert grown < 4 * MIB

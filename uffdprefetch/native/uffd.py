@@ -128,6 +128,12 @@ def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
     return int(rw[0]), int(ro[0])
 
 
+def settle_malloc() -> None:
+    """Have malloc(3) keep little of what this process frees, and nothing for each of its threads.
+    Before the first of them."""
+    _lib.up_settle_malloc()
+
+
 def close_file(fd: int) -> None:
     """Close a descriptor of a file. Where its server may be told, in a thread, and for 5 ms at most
     somebody waits."""

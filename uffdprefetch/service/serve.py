@@ -509,6 +509,9 @@ def serve(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uffd.settle_malloc()
+    # numpy's, where an order brings it: a thread for each CPU, and no work for any
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     # who sees that we listen may ask us to end: from then on we end as we should
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

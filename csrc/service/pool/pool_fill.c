@@ -27,6 +27,8 @@
 #define HUGE_ALIGN (2u << 20)
 /* A run grows no further while somebody waits for a chunk in order. */
 #define WAITED_MAX_BYTES (512u << 10)
+/* A thread that has had nothing to read for so long gives back its buffer's memory: 6 MiB each are the job's. */
+#define IDLE_NS 200000000u
 /* Then it is looked again whether something may go. */
 #define MOMENT_NS 1000000u
 
@@ -568,11 +570,28 @@ int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t c
 	return (int64_t)length;
 }
 
+/* Wait for work. *dirty: the buffer has memory. */
+static void wait_for_work(struct up_pool *p, char *buffer, size_t bytes, int *dirty)
+{
+	if (!*dirty) {
+		pool_wait(p, &p->work);
+		return;
+	}
+	for (; p->signals; p->signals--)
+		up_cond_signal(&p->work);
+	if (up_cond_wait_until(&p->work, &p->lock, pool_now_ns() + IDLE_NS) != ETIMEDOUT)
+		return;
+	pool_unlock(p);
+	*dirty = madvise(buffer, bytes, MADV_DONTNEED) != 0;
+	pthread_mutex_lock(&p->lock);
+}
+
 void *pool_fill_loop(void *arg)
 {
 	struct up_pool *p = arg;
 	size_t room = RUN_MAX_BYTES > p->options.chunk_bytes ? RUN_MAX_BYTES : p->options.chunk_bytes;
 	struct fill o;
+	int dirty = 0;
 	char *buffer;
 
 	/* Not one thread less: when it is the last, readers wait for ever. */
@@ -605,12 +624,13 @@ void *pool_fill_loop(void *arg)
 			if (p->used_bytes > p->budget || p->retry || p->dropping)
 				wait_a_moment(p);
 			else
-				pool_wait(p, &p->work);
+				wait_for_work(p, buffer, room + HUGE_ALIGN, &dirty);
 			if (p->retry)
 				pool_want_again(p);
 			continue;
 		}
 		pool_unlock(p);
+		dirty = 1;
 		fill(p, &o, buffer); /* comes back with the lock */
 	}
 	pool_unlock(p);
