@@ -33,7 +33,18 @@
 /* What may wait to be told: as much as the job's threads can say at once. */
 #define UP_STATEMENTS UP_REQUESTS
 
+/* What a thread of ours waits for. */
+enum up_source { UP_BELL_RINGS, UP_OVERLAYS_TELL, UP_SERVICE_SAYS, UP_POOL_TELLS, UP_SOURCES };
+
+struct up_wait {
+	int fd;
+	int refused;                 /* something could not be added: all is looked at */
+	uint32_t events[UP_SOURCES]; /* of epoll(7), that are waited for */
+};
+
 struct agent {
+	/* the agent's; the responder's; what only looks whether something waits in the userfaultfd */
+	struct up_wait wait, listen, left;
 	int pidfd, bell_fd, uffd_error, pool_uffd, socket, event_fd, maps_fd, task_fd, stat_fd, pagemap_fd;
 	_Atomic int uffd; /* -1: none, or closed for good (up_close_overlays) */
 	int welcomed, hung_up, quit;
@@ -79,6 +90,8 @@ void up_step(struct agent *a, uint32_t state);
 void up_finish_bye(struct agent *a);
 
 /* reply.c */
+/* What was sent to this thread, by which it was only woken. */
+void up_take_bell(struct agent *a);
 /* What the job's threads ask for. */
 void up_on_bell(struct agent *a);
 /* The region's descriptor has come, and somebody waits for its replacement. */
@@ -87,8 +100,19 @@ void up_prepare_late(struct agent *a, struct up_region *r);
 void up_let_go(struct agent *a, struct up_region *r);
 /* The same for what threads of the job have left, once its time has come. */
 void up_let_left_go(struct agent *a);
-/* Whether nobody has read what waits there. */
-int up_is_left_lying(int uffd);
+/* Whether nobody has read what waits in the checkpoints' userfaultfd. */
+int up_is_left_lying(struct agent *a);
+
+/* wait.c */
+/* An instance that waits for nothing yet: 0 or -errno, where it could never wait. */
+int up_wait_open(struct up_wait *w);
+/* Wait from now on for these events of the source; 0: for none. */
+void up_wait_also(struct up_wait *w, enum up_source source, int fd, uint32_t events);
+/* Until one of them is there, or so long, rounded up to a millisecond; UINT64_MAX: for ever. Which are there, by
+ * source; all that were waited for, where the kernel does not say. 0: the time is over. */
+int up_wait(struct up_wait *w, uint64_t ns, uint32_t events[UP_SOURCES]);
+/* Sleep so long, or not at all where the kernel refuses. */
+void up_pause(uint64_t ns);
 
 /* thread.c */
 int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid);

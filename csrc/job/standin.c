@@ -200,6 +200,8 @@ void up_stand_in(struct agent *a)
 	struct uffd_msg message[MESSAGES_AT_ONCE];
 	long n = up_sys3(SYS_read, a->pool_uffd, message, sizeof(message));
 
+	if (up_failed(n) && n != -EAGAIN && n != -EINTR) /* refused (a filter): it waits on */
+		up_pause(NS_PER_MS);
 	if (up_failed(n))
 		return;
 	n /= (long)sizeof(message[0]);
