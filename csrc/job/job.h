@@ -268,6 +268,16 @@ void up_pool_release(struct up_region *r) __attribute__((visibility("hidden")));
 /* How long the anchor's mapping is. */
 size_t up_anchor_bytes(const struct up_region *r) __attribute__((visibility("hidden")));
 
+/* request.c */
+/* The mask that was. */
+struct up_mask {
+	uint64_t before;
+	int blocked; /* 0: the kernel refuses it (a filter), and nothing has changed */
+};
+/* No handler runs until they are restored. */
+struct up_mask up_block_signals(void) __attribute__((visibility("hidden")));
+void up_restore_signals(struct up_mask mask) __attribute__((visibility("hidden")));
+
 /* agent.c */
 int up_agent_spawn(void) __attribute__((visibility("hidden")));
 int up_agent_alive(void) __attribute__((visibility("hidden")));

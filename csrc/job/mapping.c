@@ -261,9 +261,9 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	}
 	if (eligible(length, prot, flags, fd, offset, &st)) {
 		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
-		uint64_t mask = up_block_signals();
+		struct up_mask mask = up_block_signals();
 
-		served = adopt(p, length, prot, flags, fd, offset, &st, later);
+		served = mask.blocked && adopt(p, length, prot, flags, fd, offset, &st, later);
 		up_restore_signals(mask);
 	}
 	if (later && !served)
@@ -428,7 +428,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 static int advise_regions(uintptr_t address, size_t length, int advice)
 {
 	int swallowed = 0, ours = 0;
-	uint64_t mask = 0;
+	struct up_mask mask = { 0 };
 
 	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];

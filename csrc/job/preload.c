@@ -182,7 +182,7 @@ static void await_swaps(void)
  * that: so none comes from here on. Of the thread that forks, in its child, too. */
 static __thread struct {
 	int blocked;
-	uint64_t before; /* the mask that was */
+	struct up_mask mask;
 } forking __attribute__((tls_model("initial-exec")));
 
 static void before_fork(void)
@@ -195,7 +195,7 @@ static void before_fork(void)
 	atomic_store(&up_job.forker_owns, up_in_own_process());
 	forking.blocked = up_job.pool && atomic_load(&up_job.live);
 	if (forking.blocked)
-		forking.before = up_block_signals();
+		forking.mask = up_block_signals();
 }
 
 static void let_signals_in(void)
@@ -203,7 +203,7 @@ static void let_signals_in(void)
 	if (!forking.blocked)
 		return;
 	forking.blocked = 0;
-	up_restore_signals(forking.before);
+	up_restore_signals(forking.mask);
 }
 
 static void after_fork(void)
@@ -228,7 +228,7 @@ static void after_fork_in_child(void)
 	up_thread_release();
 #endif
 	if (!forking.blocked)
-		forking.before = up_block_signals();
+		forking.mask = up_block_signals();
 	forking.blocked = 1;
 	up_job.parent_pid = up_job.pid;
 	up_job.pid = (int)up_sys0(SYS_getpid);

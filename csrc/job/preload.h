@@ -95,9 +95,6 @@ int up_ask(uint32_t op, uint32_t region, int job_fd);
 /* A thread of the job waits so often so long for one of ours: 50 ms. */
 #define UP_WAIT_STEP_NS (5 * 1000 * 1000)
 #define UP_WAIT_STEPS 10
-/* No handler runs until they are restored: the mask that was. */
-uint64_t up_block_signals(void);
-void up_restore_signals(uint64_t before);
 /* UP_REQ_ATTACH of a region that the caller has filled in: 0 when it is LIVE. */
 int up_attach(struct up_region *r, int job_fd);
 /* What the job has said (enum up_stated) of [start, end) of the region's file: a hint, which is lost where the
