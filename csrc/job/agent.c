@@ -366,6 +366,7 @@ static void agent_main(void)
 		up_on_bell(a);
 	if (a->hung_up)
 		serve_alone(a);
+	a->ends = 1;
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 

@@ -47,7 +47,7 @@ struct agent {
 	struct up_wait wait, listen, left;
 	int pidfd, bell_fd, uffd_error, pool_uffd, socket, event_fd, maps_fd, task_fd, stat_fd, pagemap_fd;
 	_Atomic int uffd; /* -1: none, or closed for good (up_close_overlays) */
-	int welcomed, hung_up, quit;
+	int welcomed, hung_up, quit, ends;
 	_Atomic int stop; /* the responder shall end */
 	_Atomic int posting; /* one of the two writes the event ring */
 	_Atomic int acting;  /* the agent takes checkpoints away by address; events are not read meanwhile */
@@ -76,6 +76,7 @@ struct agent {
 struct up_hands {
 	int maps_fd, pagemap_fd; /* numbers in its own table */
 	int seized; /* not the agent: it has no descriptor of the file, and the region is SEIZED for it */
+	int ends;   /* the agent ends: nobody will serve what stays the pool's */
 };
 
 #pragma GCC visibility push(hidden)
@@ -166,9 +167,10 @@ int up_may_act(struct agent *a, struct up_region *r);
 int up_region_intact(const struct agent *a, const struct up_region *r);
 
 /* pooled.c */
-/* What the file is put back from, also in a forked child: up_region.anchor. A shared mapping can be had, as
- * long as is wanted, from any of its pages (mremap(2) of no bytes): `page` is one. A private one cannot:
- * that is mapped whole, readable where it is kept. Without an anchor the pool does not serve. */
+/* What the file is put back from, also in a forked child: up_region.anchor, all of the mapping once more: to move it
+ * needs no address space, should RLIMIT_AS be lowered below what is mapped. Where that is limited now, the room is the
+ * job's own: of a shared mapping one page is kept (`page`), from which it can be had, as long as is wanted, by
+ * mremap(2) of no bytes; of a private one none. Without an anchor the pool does not serve. */
 void up_pool_keep(struct up_region *r, uintptr_t page);
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);

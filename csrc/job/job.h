@@ -61,6 +61,7 @@ struct up_region {
 	 * as they were found last. Changed with hands on, or by who has seized the region. */
 	_Atomic size_t left, kept;
 	_Atomic uintptr_t anchor; /* of the file, kept elsewhere (up_map_of_anchor) */
+	_Atomic size_t anchor_bytes; /* as long as the region, or a page: then the file is put back where there is room only */
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
 	uint32_t verdict, sent;
@@ -261,12 +262,11 @@ uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__(
  * mmap(2): there NFS and Lustre ask their servers, which may not answer, with the lock held that all of
  * the process's threads need. */
 long up_map_of_anchor(struct up_region *r) __attribute__((visibility("hidden")));
-/* The same in the place of whatever lies where the region does. */
+/* The same in the place of whatever lies where the region does; where there is no room for it (RLIMIT_AS), by moving
+ * the anchor there, which needs none. */
 long up_map_anchor_there(struct up_region *r) __attribute__((visibility("hidden")));
 /* The anchor is not needed any more. */
 void up_pool_release(struct up_region *r) __attribute__((visibility("hidden")));
-/* How long the anchor's mapping is. */
-size_t up_anchor_bytes(const struct up_region *r) __attribute__((visibility("hidden")));
 
 /* request.c */
 /* The mask that was. */

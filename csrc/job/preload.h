@@ -136,6 +136,8 @@ void up_look_for_hooks(void);
 int up_put_back_apart(struct up_region *r, int settles);
 /* The act itself: how many bytes are the pool's still, or -errno. It opens descriptors. */
 long up_put_back_here(struct up_region *r, int settles);
+/* Whether nothing lies in [start, end); -errno: the kernel cannot be asked. It opens a descriptor. */
+int up_is_empty_here(uintptr_t start, uintptr_t end);
 /* In a forked child, where no such thread is. */
 void up_forget_apart(void);
 

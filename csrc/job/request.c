@@ -286,6 +286,8 @@ int up_map_from_anchor(struct up_region *r)
 	if (!up_failed(p))
 		ret = up_sys5(SYS_mremap, p, r->length, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
 			      r->address);
+	else
+		ret = up_map_anchor_there(r);
 	if (!up_failed(p) && up_failed(ret))
 		up_sys2(SYS_munmap, p, r->length);
 	return up_failed(ret) ? (int)ret : 0;
@@ -321,7 +323,7 @@ static void make_plain(struct up_region *r, uint32_t op)
 		duplicate_file(r);
 	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
 	if (p)
-		up_sys2(SYS_munmap, p, up_anchor_bytes(r));
+		up_sys2(SYS_munmap, p, atomic_load(&r->anchor_bytes));
 	/* One kind of pages again, also past the end of the file. */
 	swallowed = op == UP_REQ_DETACH ? atomic_exchange(&r->swallowed, 0) : 0;
 	if (swallowed)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import platform
 import resource
 from collections.abc import Callable
@@ -16,7 +17,8 @@ pytest_plugins = ("harness_fixtures",)
 
 #: The job's, and a child's of it, of which the first line is its pid.
 READS = """
-    m = Mapping(sys.argv[1]).managed()
+    m = Mapping(sys.argv[1], flags=int(sys.argv[2])).managed()
+    m.digest()
     say(ready=os.getpid(), pooled=m.pooled())
     for _ in range(2):
         hear()
@@ -47,7 +49,7 @@ def test_a_job_that_may_have_no_descriptor_any_more_reads_on(
 ) -> None:
     """poll(2) takes no more descriptors than RLIMIT_NOFILE: our threads wait by another call. The
     limit comes from outside, while they wait."""
-    one = job(python(READS, own_records.path))
+    one = job(python(READS, own_records.path, mmap.MAP_SHARED))
     said = one.line()
     assert said["pooled"] == (engine == "pool")
     _, hard = resource.prlimit(said["ready"], resource.RLIMIT_NOFILE)
@@ -55,6 +57,28 @@ def test_a_job_that_may_have_no_descriptor_any_more_reads_on(
         resource.prlimit(said["ready"], resource.RLIMIT_NOFILE, (limit, hard))
         wait_until(lambda: asleep(said["ready"]), "threads of ours that wait")
         if not limit:
+            one.kill_service()
+        one.tell()
+        assert one.line() == {"child": own_records.digest}
+        assert one.line() == {"digest": own_records.digest, "status": 0}
+    one.tell()
+    one.finish().good()
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE], ids=["shared", "private"])
+def test_a_job_that_may_have_no_more_address_space_has_its_file_back_from_the_pool(
+    own_records: Records, job: Start, flags: int
+) -> None:
+    """In a forked child, and where the service has died: RLIMIT_AS is below what is mapped, so nothing
+    can be mapped, and what is kept for this is moved."""
+    one = job(
+        python(READS, own_records.path, flags), ("--engine", "pool", "--budget", "6MiB")
+    )
+    said = one.line()
+    assert said["pooled"]
+    resource.prlimit(said["ready"], resource.RLIMIT_AS, (0, resource.RLIM_INFINITY))
+    for killed in (False, True):
+        if killed:
             one.kill_service()
         one.tell()
         assert one.line() == {"child": own_records.digest}
