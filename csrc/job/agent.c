@@ -68,6 +68,20 @@ void up_close(int *fd)
 	*fd = -1;
 }
 
+int up_open_again(int fd, int flags)
+{
+	char path[48] = "/proc/thread-self/fd/", digit[12];
+	int n = 0, at = 21;
+
+	do
+		digit[n++] = (char)('0' + fd % 10);
+	while (fd /= 10);
+	while (n)
+		path[at++] = digit[--n];
+	path[at] = 0;
+	return (int)up_sys4(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0);
+}
+
 /* Fault injection: the agent ends here as a crash would, or the process stands still right here
  * until somebody sends SIGCONT. */
 static void test_exit(uint32_t state)

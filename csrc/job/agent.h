@@ -86,6 +86,8 @@ extern struct agent up_agent;
 uint64_t up_now_ns(void);
 void up_futex_wake(_Atomic uint32_t *word);
 void up_close(int *fd);
+/* The same file by another description, in our table; -errno. */
+int up_open_again(int fd, int flags);
 /* Says what is about to be done; the campaign kills a thread, or the service, right there. */
 void up_step(struct agent *a, uint32_t state);
 void up_finish_bye(struct agent *a);

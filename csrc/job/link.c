@@ -5,6 +5,7 @@
  * No call here blocks. A command for a mapping that is gone meanwhile finds no region of its
  * number and does nothing.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -122,10 +123,20 @@ void up_abandon(struct agent *a, struct up_region *r)
 		up_release(a, r, UP_CLOSING);
 }
 
+/* The file without the job's description of it, whose locks (flock(2)) must end when the job has closed it: the service may
+ * take its time, or stand still. Not where no block device is below it: of NFS and of 9p the kernel may ask the server then
+ * (d_weak_revalidate). -errno: it cannot be had. */
+static int file_alone(const struct up_region *r)
+{
+	int on_device = (r->device >> 8 & 0xfff) != 0;
+
+	return r->fd >= 0 && on_device ? up_open_again(r->fd, O_PATH) : -1;
+}
+
 static int send_attach(struct agent *a, struct up_region *r)
 {
 	struct up_message m = { 0 };
-	int ret;
+	int ret, file;
 
 	m.attach.region = r->id;
 	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
@@ -143,7 +154,9 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.map_flags = (uint32_t)r->map_flags;
 	m.attach.advice = (uint32_t)(atomic_load(&r->swallowed) ? MADV_RANDOM : r->advice);
 	m.attach.anchor = atomic_load(&r->anchor);
-	ret = send_message(a, UP_ATTACH, &m, r->fd);
+	file = file_alone(r);
+	ret = send_message(a, UP_ATTACH, &m, file >= 0 ? file : r->fd);
+	up_close(&file);
 	if (ret)
 		return ret;
 	r->sent = 1;

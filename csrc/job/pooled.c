@@ -36,21 +36,6 @@ void up_swap_end(struct up_region *r)
 	up_futex_wake(&r->swap);
 }
 
-/* The job maps a description that cannot be written. This one has no number in the job's table. */
-static int reopen_to_write(int memfd)
-{
-	char path[48] = "/proc/thread-self/fd/", digit[12];
-	int n = 0, at = 21;
-
-	do
-		digit[n++] = (char)('0' + memfd % 10);
-	while (memfd /= 10);
-	while (n)
-		path[at++] = digit[--n];
-	path[at] = 0;
-	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
-}
-
 /* What the file is put back from. */
 struct source {
 	long p; /* it, mapped elsewhere as a whole; -errno: there is no room for that */
@@ -387,7 +372,7 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE &&
 	    up_next_copies(a->pagemap_fd, r->address, r->address + up_job.page_bytes, &copies) < 0)
 		return -EOPNOTSUPP;
-	r->pool_fd = reopen_to_write(memfd);
+	r->pool_fd = up_open_again(memfd, O_RDWR); /* the job maps a description that cannot be written */
 	if (r->pool_fd < 0)
 		return r->pool_fd;
 	if (!atomic_load(&r->anchor)) /* made when the mapping was taken up; a forked child has its parent's */

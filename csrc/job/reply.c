@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
@@ -52,11 +53,12 @@ static int is_what_is_mapped(struct agent *a, struct up_region *r)
 static int is_what_was_asked(const struct up_region *r)
 {
 	struct stat st;
-	long ret = up_cached_stat(r->fd, &st);
+	long ret = up_cached_stat(r->fd, &st), status = up_sys3(SYS_fcntl, r->fd, F_GETFL, 0);
 
 	if (up_failed(ret))
 		return (int)ret;
-	return (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
+	return !up_failed(status) && (status & O_ACCMODE) != O_WRONLY && !(status & O_PATH) &&
+	       (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
 	       (uint64_t)st.st_size == r->size ? 0 : -ESTALE;
 }
 

@@ -244,6 +244,34 @@ def test_a_service_that_stands_still_keeps_such_an_open_waiting_and_not_for_ever
     one.finish().good()
 
 
+def test_a_lock_of_what_was_mapped_is_free_once_that_is_unmapped_and_closed(
+    own_records: Records, job: Start
+) -> None:
+    """flock(2) is the description's. The service, which is told of the mapping, stands still with what it
+    was sent."""
+    code = """
+        import fcntl
+        first = Mapping(sys.argv[1]).managed()
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        say(ready=os.getpid())
+        hear()
+        m = Mapping(fd, os.fstat(fd).st_size)
+        m.unmap()
+        os.close(fd)
+        fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        say(locked=1)
+        hear()
+    """
+    one = job(python(code, own_records.path), **{PATIENCE_VARIABLE: "10"})
+    one.line()
+    with one.stopped_service():
+        one.tell()
+        assert one.line() == {"locked": 1}
+    one.tell()
+    one.finish().good()
+
+
 def leased(path: Path, state: str = "LEASE") -> None:
     """Wait until somebody has a lease on the file, by the kernel's own list."""
     inode = path.stat().st_ino

@@ -168,8 +168,8 @@ class Coordinator:
         if fd is None:  # inherited, and not open here (yet): it is found in /proc (observe.py)
             client.tell(a.region, wire.ServingMode.REFUSE, [])
             return
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+        # of O_PATH, which an agent sends where it can, the agent has looked
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
             # who may open it again could read it all the same: it was not meant to be
             uffd.close_file(fd)
             self._decide(client, a, None, f"inode {a.inode}", REUSED)
