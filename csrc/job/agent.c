@@ -294,6 +294,8 @@ static void agent_wait(struct agent *a)
 		at = a->bye_at_ns;
 	if (a->pooled && a->ring && a->beat_at_ns < at)
 		at = a->beat_at_ns;
+	if (a->leases && a->lease_at_ns < at)
+		at = a->lease_at_ns;
 	now = up_now_ns();
 	if (!up_wait(&a->wait, at > now ? at - now : 0, events) && up_now_ns() >= a->alone_at_ns) {
 		a->alone_at_ns = up_now_ns() + UP_ALONE_LOOK_NS;
@@ -317,6 +319,7 @@ static void agent_wait(struct agent *a)
 		up_connect(a);
 	up_leave_bypassed(a);
 	up_pool_check_beat(a);
+	up_leases_look(a);
 	up_let_left_go(a);
 }
 
@@ -373,6 +376,7 @@ static void agent_main(void)
 	if (!ret)
 		while (!a->quit && !a->hung_up && !atomic_load(&up_job.ending))
 			agent_wait(a);
+	up_leases_close(a); /* a dead service's: ours would be the last descriptor */
 	/* Without a service nothing is managed: every mapping becomes the job's own again. */
 	atomic_store(&up_job.disabled, 1);
 	up_finish_bye(a);

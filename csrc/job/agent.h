@@ -42,6 +42,16 @@ struct up_wait {
 	uint32_t events[UP_SOURCES]; /* of epoll(7), that are waited for */
 };
 
+/* Files of which an agent can give the lease back: more than a job maps at a time, few descriptors. */
+#define UP_LEASES 64
+
+/* A descriptor of the service's description of a file, which has a read lease. */
+struct up_lease {
+	uint64_t device, inode;
+	uint64_t breaking_ns; /* when it was first seen that somebody waits for it; 0: nobody does */
+	int fd;
+};
+
 struct agent {
 	/* the agent's; the responder's; what only looks whether something waits in the userfaultfd */
 	struct up_wait wait, listen, left;
@@ -69,6 +79,9 @@ struct agent {
 	uint64_t connect_at_ns, bye_at_ns;
 	uint64_t beat_ns, beat_at_ns; /* the service's last sign of life, and when to look again */
 	int beat_missed; /* looks without one */
+	struct up_lease lease[UP_LEASES];
+	uint32_t leases;
+	uint64_t lease_at_ns; /* when to look at them again */
 	_Atomic long steps;
 };
 
@@ -105,6 +118,15 @@ void up_let_go(struct agent *a, struct up_region *r);
 void up_let_left_go(struct agent *a);
 /* Whether nobody has read what waits in the checkpoints' userfaultfd. */
 int up_is_left_lying(struct agent *a);
+
+/* lease.c */
+/* Of a region's file; *fd is the table's then, and -1. */
+void up_lease_take(struct agent *a, const struct up_region *r, int *fd);
+/* The region is gone: so is its file's lease with the last one. */
+void up_lease_leave(struct agent *a, const struct up_region *r);
+void up_leases_close(struct agent *a);
+/* Whether somebody waits for one, every 100 ms. */
+void up_leases_look(struct agent *a);
 
 /* wait.c */
 /* An instance that waits for nothing yet: 0 or -errno, where it could never wait. */

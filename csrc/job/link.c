@@ -103,6 +103,7 @@ void up_release(struct agent *a, struct up_region *r, uint32_t state)
 	up_close(&r->pool_fd);
 	up_pool_release(r);
 	up_swap_end(r);
+	up_lease_leave(a, r);
 	if (r->sent)
 		up_queue(a, r);
 	else
@@ -461,11 +462,13 @@ static void note_settled(struct agent *a, const struct up_region *r, const struc
 	a->settled_next = (a->settled_next + 1) % UP_SETTLED;
 }
 
-static void on_file(struct agent *a, const struct up_file *f, int *fd)
+static void on_file(struct agent *a, const struct up_file *f, int *fd, int *lease)
 {
 	struct up_region *r = region_by_id(f->region);
 
 	atomic_store(&up_job.service_silent, 0);
+	if (r && *lease >= 0)
+		up_lease_take(a, r, lease);
 	if (!r && (r = asked_by_id(f->region))) {
 		if (r->fd < 0 && f->verdict != UP_REFUSE) {
 			r->fd = fd[1];
@@ -530,12 +533,13 @@ void up_on_socket(struct agent *a)
 		struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
 		union {
 			struct cmsghdr header;
-			char space[CMSG_SPACE(2 * sizeof(int))];
+			char space[CMSG_SPACE(3 * sizeof(int))];
 		} control = { 0 };
 		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
 				      .msg_control = control.space,
 				      .msg_controllen = sizeof(control.space) };
-		int fd[2] = { -1, -1 };
+		int fd[3] = { -1, -1, -1 }, lease = -1;
+		size_t count = 0;
 		long ret = up_sys3(SYS_recvmsg, a->socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
 		if (ret == -EAGAIN || ret == -EINTR)
@@ -547,17 +551,21 @@ void up_on_socket(struct agent *a)
 		}
 		if (msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
 		    control.header.cmsg_type == SCM_RIGHTS) {
-			size_t count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-			for (size_t i = 0; i < count && i < 2; i++)
+			count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			for (size_t i = 0; i < count && i < 3; i++)
 				fd[i] = ((int *)CMSG_DATA(&control.header))[i];
+		}
+		/* All or none: where this process may not have so many, the others are as good as lost, too. */
+		if (m.header.type == UP_FILE && m.file.leased && count && !(msg.msg_flags & MSG_CTRUNC)) {
+			lease = fd[count - 1];
+			fd[count - 1] = -1;
 		}
 		switch (m.header.type) {
 		case UP_WELCOME:
 			on_welcome(a, fd);
 			break;
 		case UP_FILE:
-			on_file(a, &m.file, fd);
+			on_file(a, &m.file, fd, &lease);
 			break;
 		case UP_REARM:
 		case UP_DETACH:
@@ -573,7 +581,8 @@ void up_on_socket(struct agent *a)
 		default:
 			a->hung_up = 1;
 		}
-		up_close(&fd[0]);
-		up_close(&fd[1]);
+		for (int i = 0; i < 3; i++)
+			up_close(&fd[i]);
+		up_close(&lease);
 	}
 }

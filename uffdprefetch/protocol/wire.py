@@ -242,10 +242,14 @@ def _padded(pages: list[int]) -> list[int]:
     return pages + [0] * (PAGES_MAX - len(pages))
 
 
-def file(region: int, verdict: ServingMode, pages: list[int], settled: bool = False) -> bytes:
+def file(
+    region: int, verdict: ServingMode, pages: list[int], settled: bool = False, leased: bool = False
+) -> bytes:
     """UP_FILE: how a mapping is served, and the page numbers of its checkpoints (PAGES_MAX).
-    ``settled``: who maps the file again need not wait for the answer."""
-    return pack(Type.FILE, FILE.pack(region, verdict, len(pages), settled, *_padded(pages)))
+    ``settled``: who maps the file again need not wait for the answer. ``leased``: the last
+    descriptor that comes with it has the file's lease."""
+    body = FILE.pack(region, verdict, len(pages), settled, leased, 0, *_padded(pages))
+    return pack(Type.FILE, body)
 
 
 def command(kind: Type, sequence: int, region: int, pages: list[int]) -> bytes:

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 #: Counting the places at which files are read may take one part in this many of a core.
 PLACES_COST = 25
 NEVER_NS = 1 << 62
+#: Why a file is given up of which somebody wants the lease.
+OPENED_FOR_WRITING = "opened for writing"
 #: Statements kept of a mapping whose file is being opened: as many as its agent keeps
 #: (csrc/job/agent.h, UP_STATEMENTS).
 EARLY_MAX = 64
@@ -210,6 +212,8 @@ class Coordinator:
             return
         if a.flags & wire.ATTACH_WRITABLE and not file.changed:
             self._writer_came(file)
+        if file.changed is None and file.lease_breaking():  # perhaps while this process stood still
+            self.give_up(file, OPENED_FOR_WRITING)
         serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
         if serving.mode == wire.ServingMode.CHECKPOINTS and self.pool:
@@ -238,7 +242,7 @@ class Coordinator:
         if wanted:
             self._offers.make(client, region, wanted, fds[0])
         else:
-            client.tell(a.region, serving.mode, fds, settled)
+            client.tell(a.region, serving.mode, fds, settled, lease_fd=region.lease_fd)
         self.advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_STATED:
             self.advice.said(
@@ -340,6 +344,7 @@ class Coordinator:
         file.attached += 1
         file.copied = file.copied or bool(a.flags & wire.ATTACH_COPIES)
         client.regions[region.id] = region
+        region.brings_lease = not any(n < FIRST_OBSERVED for n in region.reader.regions)
         region.reader.add(region)
         if self.known_orders is not None:  # its order begins before its first touch
             self.known_orders.mapped(client)
