@@ -143,8 +143,11 @@ struct up_attach {
 	uint64_t anchor; /* where the agent has mapped the file beside it (docs/pool.md); 0: nowhere */
 };
 
+/* UP_GONE_WANTED: the mapping stays, and its process wants its file for itself (csrc/job/fcntl.c). */
+enum up_gone_reason { UP_GONE_CHANGED = 0, UP_GONE_WANTED = 1 };
+
 struct up_gone {
-	uint32_t region, reason;
+	uint32_t region, reason; /* enum up_gone_reason */
 };
 
 /* What the job has said of [start, end) of a mapping's file (docs/advice.md). */

@@ -55,6 +55,7 @@ struct up_region {
 	int known; /* whoever mapped it does not wait, or a thread reads there (MAP_FIXED): nothing may be laid */
 	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
+	_Atomic int wanted; /* the job wants its file for itself: UP_GONE_WANTED */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
 	_Atomic int pooled;      /* enum up_pooled */
 	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie here and stay,

@@ -223,6 +223,7 @@ static int send_gone(struct agent *a, struct up_region *r)
 	int ret;
 
 	m.gone.region = r->id;
+	m.gone.reason = atomic_load(&r->wanted) ? UP_GONE_WANTED : UP_GONE_CHANGED;
 	ret = send_message(a, UP_GONE, &m, -1);
 	if (ret)
 		return ret;

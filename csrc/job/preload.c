@@ -337,6 +337,8 @@ static void look_up_next(void)
 		NEXT(open64),
 		NEXT(openat),
 		NEXT(openat64),
+		NEXT(fcntl),
+		NEXT(fcntl64),
 		NEXT(prctl),
 		NEXT(shmat),
 		NEXT(clone),
@@ -353,6 +355,8 @@ static void look_up_next(void)
 		up_next.open64 = up_next.open;
 	if (!up_next.openat64)
 		up_next.openat64 = up_next.openat;
+	if (!up_next.fcntl64)
+		up_next.fcntl64 = up_next.fcntl;
 }
 
 static void read_command(void)

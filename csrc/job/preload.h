@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * preload.h - what the interposers' files share: preload.c (start, fork, end), mapping.c (mmap and
- * its kin), identity.c (calls after which the process is somebody else), lock.c (open), request.c
+ * its kin), identity.c (calls after which the process is somebody else), lock.c (open), fcntl.c (leases), request.c
  * (asking the agent).
  *
  * Nothing in them prints, allocates or changes errno, and the job's descriptor table is never
@@ -56,6 +56,8 @@ struct up_next {
 	int (*open64)(const char *, int, ...);
 	int (*openat)(int, const char *, int, ...);
 	int (*openat64)(int, const char *, int, ...);
+	int (*fcntl)(int, int, ...);
+	int (*fcntl64)(int, int, ...);
 	int (*prctl)(int, ...);
 	void *(*shmat)(int, const void *, int);
 	int (*clone)(int (*)(void *), void *, int, void *, ...);

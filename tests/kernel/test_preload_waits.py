@@ -303,6 +303,25 @@ def test_a_lock_of_what_was_mapped_is_free_once_that_is_unmapped_and_closed(
     one.finish().good()
 
 
+@both_engines
+def test_a_job_has_the_write_lease_of_what_it_alone_has_mapped(
+    own_records: Records, job: Start
+) -> None:
+    """The kernel gives it where nobody else has the file open, and the service had."""
+    code = """
+        import fcntl
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        m = Mapping(fd, os.fstat(fd).st_size).managed()
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        say(digest=m.digest(), ours=m.checkpoints())
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        Mapping(fd, m.length).managed()
+    """
+    one = job(python(code, own_records.path))
+    assert one.line() == {"digest": own_records.digest, "ours": 0}
+    one.finish().good()
+
+
 def leased(path: Path, state: str = "LEASE") -> None:
     """Wait until somebody has a lease on the file, by the kernel's own list."""
     inode = path.stat().st_ino

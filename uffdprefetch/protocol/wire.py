@@ -89,6 +89,13 @@ class Stated(IntEnum):
     RANDOM = C.UP_STATED_RANDOM
 
 
+class Gone(IntEnum):
+    """enum up_gone_reason: why a mapping is not managed any more."""
+
+    CHANGED = C.UP_GONE_CHANGED
+    WANTED = C.UP_GONE_WANTED
+
+
 class Bypass(IntEnum):
     """enum up_bypass_reason: how it was seen that a process bypasses the interposers."""
 

@@ -378,6 +378,16 @@ class Coordinator:
                 self._left(old)
         self._table.left(region.file, client.pid)
 
+    def gone(self, client: Client, region_id: int, wanted: bool) -> None:
+        """Its agent does not manage a mapping any more. ``wanted``: it is still there, and its
+        process asks for a lease for which nobody else may have the file open."""
+        region = client.regions.get(region_id)
+        if wanted and region is not None:
+            client.refused.add(region.address)  # else it is found in /proc (observe.py)
+        self.detached(client, region_id)
+        if wanted and region is not None and not region.file.attached:
+            self._table.hurry(region.file)
+
     def left(self, client: Client) -> None:
         """The process is gone, and its mappings are."""
         for reader in client.readers.values():

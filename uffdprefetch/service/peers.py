@@ -281,7 +281,8 @@ class Peers:
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
             self._engine.on_pool_events()  # what it was touched before that
-            self._engine.detached(client, wire.GONE.unpack_from(body)[0])
+            region, reason = wire.GONE.unpack_from(body)
+            self._engine.gone(client, region, wanted=reason == wire.Gone.WANTED)
         elif kind == wire.Type.ACK:
             self._engine.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:
