@@ -191,16 +191,17 @@ int up_may_act(struct agent *a, struct up_region *r);
 int up_region_intact(const struct agent *a, const struct up_region *r);
 
 /* pooled.c */
-/* What the file is put back from, also in a forked child: up_region.anchor, all of the mapping once more: to move it
- * needs no address space, should RLIMIT_AS be lowered below what is mapped. Where that is limited now, the room is the
- * job's own: of a shared mapping one page is kept (`page`), from which it can be had, as long as is wanted, by
- * mremap(2) of no bytes; of a private one none. Without an anchor the pool does not serve. */
+/* What the file is put back from, also in a forked child: up_region.anchor, all of the mapping once more:
+ * to move it needs no address space, should RLIMIT_AS be lowered below what is mapped. Where that is
+ * limited now, the room is the job's own: of a shared mapping one page is kept (`page`), from which it can
+ * be had, as long as is wanted, by mremap(2) of no bytes; of a private one none. Without an anchor the pool
+ * does not serve. */
 void up_pool_keep(struct up_region *r, uintptr_t page);
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
-/* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is not all
- * of it, the region stays the pool's: the rest is copies, or may have been moved. ``intact``: up_may_act(); ``settles``:
- * the job has just taken away what lay in a part of it (UP_REQ_SETTLE). */
+/* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is
+ * not all of it, the region stays the pool's: the rest is copies, or may have been moved. ``intact``:
+ * up_may_act(); ``settles``: the job has just taken away what lay in a part of it (UP_REQ_SETTLE). */
 void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settles);
 /* The act itself: how many bytes of the region are the pool's still, or -errno, with nothing done. */
 long up_pool_put_back(const struct up_hands *h, struct up_region *r, int settles);

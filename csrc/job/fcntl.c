@@ -2,8 +2,9 @@
 /*
  * fcntl.c - a process of the job that wants a write lease of its file (F_SETLEASE, F_WRLCK).
  *
- * The kernel gives one of a file that nobody else has open. Without us that is the job alone; so it gets its mapping back,
- * of which the service hears why (UP_GONE_WANTED), and tries again for as long as that takes to close the file.
+ * The kernel gives one of a file that nobody else has open. Without us that is the job alone; so it gets
+ * its mapping back, of which the service hears why (UP_GONE_WANTED), and tries again for as long as that
+ * takes to close the file.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -14,8 +15,8 @@
 #include "job/preload.h"
 #include "common/status.h"
 
-/* Of UP_WAIT_STEP_NS, 2 s: the service closes what nobody maps once nothing of it is being read, and has a busy machine to do
- * so on. Then the error is what it was. */
+/* Of UP_WAIT_STEP_NS, 2 s: the service closes what nobody maps once nothing of it is being read, and has a
+ * busy machine to do so on. Then the error is what it was. */
 #define CLOSE_STEPS 400
 
 static void give_back_file(const struct stat *st)
@@ -50,20 +51,20 @@ static int is_held_by_us(int fd, int tries)
 	return !up_failed(ret);
 }
 
-#define FCNTL(name)                                                                                              \
-	va_list ap;                                                                                              \
-	long argument;                                                                                           \
-	int ret;                                                                                                 \
-                                                                                                                 \
-	va_start(ap, command);                                                                                   \
-	argument = va_arg(ap, long);                                                                             \
-	va_end(ap);                                                                                              \
-	if (!up_next.name)                                                                                       \
-		return (int)up_fail(up_sys3(SYS_fcntl, fd, command, argument));                                  \
-	ret = up_next.name(fd, command, argument);                                                               \
-	if (__builtin_expect(command == F_SETLEASE, 0) && (int)argument == F_WRLCK)                              \
-		for (int tries = 0; ret < 0 && errno == EAGAIN && is_held_by_us(fd, tries); tries++)             \
-			ret = up_next.name(fd, command, argument);                                               \
+#define FCNTL(name)                                                                                    \
+	va_list ap;                                                                                    \
+	long argument;                                                                                 \
+	int ret;                                                                                       \
+                                                                                                       \
+	va_start(ap, command);                                                                         \
+	argument = va_arg(ap, long);                                                                   \
+	va_end(ap);                                                                                    \
+	if (!up_next.name)                                                                             \
+		return (int)up_fail(up_sys3(SYS_fcntl, fd, command, argument));                        \
+	ret = up_next.name(fd, command, argument);                                                     \
+	if (__builtin_expect(command == F_SETLEASE, 0) && (int)argument == F_WRLCK)                    \
+		for (int tries = 0; ret < 0 && errno == EAGAIN && is_held_by_us(fd, tries); tries++)   \
+			ret = up_next.name(fd, command, argument);                                     \
 	return ret
 
 UP_EXPORT int fcntl(int fd, int command, ...)

@@ -58,11 +58,12 @@ struct up_region {
 	_Atomic int wanted; /* the job wants its file for itself: UP_GONE_WANTED */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
 	_Atomic int pooled;      /* enum up_pooled */
-	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie here and stay,
-	 * as they were found last. Changed with hands on, or by who has seized the region. */
+	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie
+	 * here and stay, as they were found last. Changed with hands on, or by who has seized the region. */
 	_Atomic size_t left, kept;
 	_Atomic uintptr_t anchor; /* of the file, kept elsewhere (up_map_of_anchor) */
-	_Atomic size_t anchor_bytes; /* as long as the region, or a page: then the file is put back where there is room only */
+	/* As long as the region; or a page: then the file is put back where there is room only. */
+	_Atomic size_t anchor_bytes;
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
 	uint32_t verdict, sent;
@@ -205,8 +206,8 @@ static inline int up_request_answer(struct up_request *q)
 	return 0;
 }
 
-/* What a file is, in one word, of which the lowest bit is free (FNV-1a): another file's is the same by a chance of one
- * in 2^63, and then that one is not prefetched. */
+/* What a file is, in one word, of which the lowest bit is free (FNV-1a): another file's is the same by a
+ * chance of one in 2^63, and then that one is not prefetched. */
 static inline uint64_t up_file_mark(uint64_t device, uint64_t inode, uint64_t size, int64_t mtime_ns)
 {
 	const uint64_t word[] = { device, inode, size, (uint64_t)mtime_ns };

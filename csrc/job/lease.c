@@ -2,11 +2,12 @@
 /*
  * lease.c - the service's read lease of a file, given back by the agent where the service does not.
  *
- * Who opens the file for writing waits in open(2) until the lease is given back (or, with O_NONBLOCK, fails): after some ms
- * where the service runs, which has all mappings of the file given back first; where it stands still, until the kernel takes
- * the lease away (fs.lease-break-time, 45 s). A lease is its description's (fs/locks.c, generic_delete_lease), so whoever has
- * a descriptor of that can give it back; each agent of a process that maps the file has one. All of them look, each gives its
- * own mappings back, and then the lease, once the others have had the time to do so, and the service the time that it takes
+ * Who opens the file for writing waits in open(2) until the lease is given back (or, with O_NONBLOCK,
+ * fails): after some ms where the service runs, which has all mappings of the file given back first; where
+ * it stands still, until the kernel takes the lease away (fs.lease-break-time, 45 s). A lease is its
+ * description's (fs/locks.c, generic_delete_lease), so whoever has a descriptor of that can give it back;
+ * each agent of a process that maps the file has one. All of them look, each gives its own mappings back,
+ * and then the lease, once the others have had the time to do so, and the service the time that it takes
  * where one of them stands still.
  */
 #define _GNU_SOURCE

@@ -124,9 +124,9 @@ void up_abandon(struct agent *a, struct up_region *r)
 		up_release(a, r, UP_CLOSING);
 }
 
-/* The file without the job's description of it, whose locks (flock(2)) must end when the job has closed it: the service may
- * take its time, or stand still. Not where no block device is below it: of NFS and of 9p the kernel may ask the server then
- * (d_weak_revalidate). -errno: it cannot be had. */
+/* The file without the job's description of it, whose locks (flock(2)) must end when the job has closed it:
+ * the service may take its time, or stand still. Not where no block device is below it: of NFS and of 9p
+ * the kernel may ask the server then (d_weak_revalidate). -errno: it cannot be had. */
 static int file_alone(const struct up_region *r)
 {
 	int on_device = (r->device >> 8 & 0xfff) != 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file of its own
- * for the LMDB data files that it only reads ([Stanovnik] section 4.2), in a directory of the launcher's, with no word to the program.
+ * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file
+ * of its own for the LMDB data files that it only reads ([Stanovnik] section 4.2), in a directory of the
+ * launcher's, with no word to the program.
  *
  * A lock file that is not shared gives up that there is one writer at a time. So only a read-only
  * environment is sent to one, and it is known by what liblmdb does (mdb_env_open in 0.9 and 1.0,
@@ -175,16 +176,16 @@ static int remember(int fd, int flags, const void *caller)
 	return fd;
 }
 
-/* Of UP_WAIT_STEP_NS, 2 s in all: on a busy machine the service takes up to a second to give the lease back (DETACH_NS,
- * service/serve.py). Where it does not run, agents do (lease.c). */
+/* Of UP_WAIT_STEP_NS, 2 s in all: on a busy machine the service takes up to a second to give the lease back
+ * (DETACH_NS, service/serve.py). Where it does not run, agents do (lease.c). */
 #define LEASE_STEPS 400
 
 /*
- * The service holds a read lease on what is managed. open(2) of such a file for writing waits until it is given back; with
- * O_NONBLOCK it fails at once, though the lease is being given back then. Without us it would not have failed, so we wait for
- * that. Of a regular file there is no other reason for EAGAIN than somebody's lease, and whose it was is not known once it has
- * been given back: where it is not the service's, the same error comes later. Whether to open again; errno is that of the last
- * try.
+ * The service holds a read lease on what is managed. open(2) of such a file for writing waits until it is
+ * given back; with O_NONBLOCK it fails at once, though the lease is being given back then. Without us it
+ * would not have failed, so we wait for that. Of a regular file there is no other reason for EAGAIN than
+ * somebody's lease, and whose it was is not known once it has been given back: where it is not the
+ * service's, the same error comes later. Whether to open again; errno is that of the last try.
  */
 static int is_leased(int directory, const char *path, int flags, int tries)
 {

@@ -39,8 +39,8 @@ void up_swap_end(struct up_region *r)
 /* What the file is put back from. */
 struct source {
 	long p; /* it, mapped elsewhere as a whole; -errno: there is no room for that */
-	/* Then its anchor is used up, from the start to the end of the region: what is left of it, and where that begins
-	 * in the region. 0: it is whole. */
+	/* Then its anchor is used up, from the start to the end of the region: what is left of it, and
+	 * where that begins in the region. 0: it is whole. */
 	uintptr_t rest;
 	size_t at;
 };
@@ -102,8 +102,8 @@ static int put_back(const struct up_hands *h, struct up_region *r, struct source
 	/* It is served on. */
 	if (h->seized || (up_failed(s->p) && !h->ends))
 		return 0;
-	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the pool's holes would
-	 * be zeros one day. */
+	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the
+	 * pool's holes would be zeros one day. */
 	ret = up_sys3(SYS_mprotect, start, length, PROT_NONE);
 	return !up_failed(ret) || ret == -ENOMEM; /* mremap(2) has taken it away, and brought nothing */
 }

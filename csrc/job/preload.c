@@ -111,8 +111,8 @@ static void read_rank(void)
 	}
 }
 
-/* 1: nothing at all lay there; what lies there then cannot be read. 0: something does. -ENOMEM: there is no room to find
- * out (RLIMIT_AS). */
+/* 1: nothing at all lay there; what lies there then cannot be read. 0: something does. -ENOMEM: there is no
+ * room to find out (RLIMIT_AS). */
 static int take_hole(uintptr_t start, size_t length)
 {
 	void *p = up_mmap((void *)start, length, PROT_NONE,
@@ -155,7 +155,8 @@ static int fill_place(struct up_region *r, int pooled)
 	long p;
 
 	if (pooled == UP_POOLED && is_empty(r)) {
-		/* There may be no room for two (RLIMIT_AS). If the file cannot be had, nothing else is to come there. */
+		/* There may be no room for two (RLIMIT_AS). If the file cannot be had, nothing else is to
+		 * come there. */
 		if (up_failed(up_map_anchor_there(r)))
 			take_hole(r->address, r->length);
 		return 1;

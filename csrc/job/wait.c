@@ -2,10 +2,11 @@
 /*
  * wait.c - how our threads wait, and what they do where the kernel refuses to let them.
  *
- * By epoll(7): ppoll(2) fails with EINVAL as soon as RLIMIT_NOFILE is below the number of descriptors that it is given,
- * and the job, or prlimit(2) from outside, may lower it at any time. Instances are made, and what is known is added to
- * them, when a thread starts: no descriptor is needed later. Should the kernel refuse all the same (a filter), a wait
- * ends after a millisecond, and all that was waited for is looked at: nothing that our threads read blocks them.
+ * By epoll(7): ppoll(2) fails with EINVAL as soon as RLIMIT_NOFILE is below the number of descriptors that
+ * it is given, and the job, or prlimit(2) from outside, may lower it at any time. Instances are made, and
+ * what is known is added to them, when a thread starts: no descriptor is needed later. Should the kernel
+ * refuse all the same (a filter), a wait ends after a millisecond, and all that was waited for is looked
+ * at: nothing that our threads read blocks them.
  */
 #include <errno.h>
 #include <linux/futex.h>
