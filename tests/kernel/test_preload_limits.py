@@ -71,9 +71,7 @@ def test_a_job_that_may_have_no_more_address_space_has_its_file_back_from_the_po
 ) -> None:
     """In a forked child, and where the service has died: RLIMIT_AS is below what is mapped, so nothing
     can be mapped, and what is kept for this is moved."""
-    one = job(
-        python(READS, own_records.path, flags), ("--engine", "pool", "--budget", "6MiB")
-    )
+    one = job(python(READS, own_records.path, flags), ("--engine", "pool", "--budget", "6MiB"))
     said = one.line()
     assert said["pooled"]
     resource.prlimit(said["ready"], resource.RLIMIT_AS, (0, resource.RLIM_INFINITY))

@@ -179,6 +179,13 @@ class Coordinator:
         client.opening.add(a.region)
         self.opener.open(fd, lambda opened: self._opened(client, a, opened))
 
+    def look_for_writer(self, a: wire.Attach) -> None:
+        """Before attach(): somebody may have opened the file for writing while this process stood
+        still."""
+        file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
+        if file is not None and file.changed is None and file.lease_breaking():
+            self.give_up(file, OPENED_FOR_WRITING)
+
     def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
         """A mapping was found in /proc of which no agent tells."""
         client.opening.add(a.region)
@@ -212,8 +219,6 @@ class Coordinator:
             return
         if a.flags & wire.ATTACH_WRITABLE and not file.changed:
             self._writer_came(file)
-        if file.changed is None and file.lease_breaking():  # perhaps while this process stood still
-            self.give_up(file, OPENED_FOR_WRITING)
         serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
         if serving.mode == wire.ServingMode.CHECKPOINTS and self.pool:

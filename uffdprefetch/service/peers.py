@@ -278,6 +278,7 @@ class Peers:
         if kind == wire.Type.ATTACH:
             offered = wire.attach(body)
             self._check_attach(client, offered)
+            self._engine.look_for_writer(offered)
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
             self._engine.on_pool_events()  # what it was touched before that
