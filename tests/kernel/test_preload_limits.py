@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that are lowered under a running job, and system calls that are refused to it: it reads on."""
+"""Limits that are lowered under a running job, and system calls that are refused it: it reads on."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_job_that_may_have_no_descriptor_any_more_reads_on(
 def test_a_job_that_may_have_no_more_address_space_has_its_file_back_from_the_pool(
     own_records: Records, job: Start, flags: int
 ) -> None:
-    """In a forked child, and where the service has died: RLIMIT_AS is below what is mapped, so nothing
-    can be mapped, and what is kept for this is moved."""
+    """In a forked child, and where the service has died: RLIMIT_AS is below what is mapped, so
+    nothing can be mapped, and what is kept for this is moved."""
     one = job(python(READS, own_records.path, flags), ("--engine", "pool", "--budget", "6MiB"))
     said = one.line()
     assert said["pooled"]
@@ -110,7 +110,8 @@ def test_threads_of_ours_that_may_not_wait_any_more_still_answer(
         m = Mapping(sys.argv[1]).managed()
         until(ring, "the ring")
         EPOLL_PWAIT, PRCTL, SECCOMP = 281, 157, 317
-        steps = [(0x20, 0, 0, 0), (0x15, 0, 1, EPOLL_PWAIT), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+        refuse, allow = (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
+        steps = [(0x20, 0, 0, 0), (0x15, 0, 1, EPOLL_PWAIT), refuse, allow]
         packed = b"".join(struct.pack("<HBBI", *step) for step in steps)
         filter = ctypes.create_string_buffer(packed)
         program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", 4, ctypes.addressof(filter)))

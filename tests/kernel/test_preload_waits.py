@@ -223,8 +223,8 @@ def test_a_job_that_opens_its_file_for_writing_without_waiting_gets_it(
 def test_a_service_that_stands_still_keeps_such_an_open_waiting_no_longer_than_its_agents_allow(
     env: dict[str, str], own_records: Records, job: Start
 ) -> None:
-    """It was EAGAIN: after 50 ms, and later after 1.25 s. Of another program of the job, too, which has
-    not mapped the file."""
+    """It was EAGAIN: after 50 ms, and later after 1.25 s. Of another program of the job, too, which
+    has not mapped the file."""
     code = """
         say(ready=os.getpid())
         hear()
@@ -250,8 +250,8 @@ def test_a_service_that_stands_still_keeps_such_an_open_waiting_no_longer_than_i
 def test_who_opens_a_file_for_writing_is_let_in_by_agents_of_a_service_that_stands_still(
     own_records: Records, job: Start
 ) -> None:
-    """The kernel takes its lease away after lease-break-time (45 s). The readers have the file's own
-    pages by then, and read what is written."""
+    """The kernel takes its lease away after lease-break-time (45 s). The readers have the file's
+    own pages by then, and read what is written."""
     code = """
         m = Mapping(sys.argv[1]).managed()
         say(ready=os.getpid())
@@ -278,8 +278,8 @@ def test_who_opens_a_file_for_writing_is_let_in_by_agents_of_a_service_that_stan
 def test_a_lock_of_what_was_mapped_is_free_once_that_is_unmapped_and_closed(
     own_records: Records, job: Start
 ) -> None:
-    """flock(2) is the description's. The service, which is told of the mapping, stands still with what it
-    was sent."""
+    """flock(2) is the description's. The service, which is told of the mapping, stands still with
+    what it was sent."""
     code = """
         import fcntl
         first = Mapping(sys.argv[1]).managed()

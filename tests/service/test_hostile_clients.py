@@ -430,7 +430,8 @@ def test_a_descriptor_of_another_kind_is_refused_and_closed(
 def test_a_file_that_its_sender_could_not_read_is_refused(
     victim: Victim, flag: int, answer: wire.ServingMode, tmp_path: Path
 ) -> None:
-    """By O_PATH an agent sends a file without the job's description of it, into which it has looked."""
+    """By O_PATH an agent sends a file without the job's description of it, into which it has
+    looked."""
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 24))
     status = path.stat()
