@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that are lowered under a running job, and system calls that are refused it: it reads on."""
+"""Limits that are lowered under a running job, and system calls that are refused: it reads on."""
 
 from __future__ import annotations
 
