@@ -16,7 +16,7 @@
 /* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 7
+#define UP_VERSION 8
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -144,13 +144,12 @@ struct up_attach {
 	uint64_t anchor; /* where the agent has mapped the file beside it (docs/pool.md); 0: nowhere */
 };
 
-enum up_gone_reason {
-	UP_GONE_UNMAPPED = 0, /* or given back */
-	UP_GONE_WRITTEN,      /* given back, for the process has opened the file for writing */
-};
+/* UP_GONE_WANTED: the mapping stays, and its process wants its file for itself (csrc/job/fcntl.c). UP_GONE_WRITTEN: it
+ * stays, and its process has opened the file for writing (csrc/job/writer.c). */
+enum up_gone_reason { UP_GONE_CHANGED = 0, UP_GONE_WANTED = 1, UP_GONE_WRITTEN = 2 };
 
 struct up_gone {
-	uint32_t region, reason;
+	uint32_t region, reason; /* enum up_gone_reason */
 };
 
 /* What the job has said of [start, end) of a mapping's file (docs/advice.md). */
@@ -171,9 +170,10 @@ struct up_statement {
 /* How the mapping is served. UP_CHECKPOINTS: these pages of the checkpoint memfd, which comes with the
  * message, are laid over it before mmap() returns, and no other ever. settled: so it is with each mapping of this
  * file, until another answer says otherwise: nothing will be laid over it, and nobody need wait. One that is refused
- * need not even be told of; of the others no descriptor need come. */
+ * need not even be told of; of the others no descriptor need come. leased: the last descriptor that comes
+ * with the message is of the description that has the file's lease (csrc/job/lease.c). */
 struct up_file {
-	uint32_t region, verdict, count, settled;
+	uint32_t region, verdict, count, settled, leased, reserved;
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
 };
 

@@ -23,8 +23,8 @@
 #include <linux/futex.h>
 #include <linux/sched.h>
 #include <linux/userfaultfd.h>
-#include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -67,6 +67,20 @@ void up_close(int *fd)
 	if (*fd >= 0)
 		up_sys1(SYS_close, *fd);
 	*fd = -1;
+}
+
+int up_open_again(int fd, int flags)
+{
+	char path[48] = "/proc/thread-self/fd/", digit[12];
+	int n = 0, at = 21;
+
+	do
+		digit[n++] = (char)('0' + fd % 10);
+	while (fd /= 10);
+	while (n)
+		path[at++] = digit[--n];
+	path[at] = 0;
+	return (int)up_sys4(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0);
 }
 
 /* Fault injection: the agent ends here as a crash would, or the process stands still right here
@@ -212,11 +226,22 @@ static int agent_open(struct agent *a)
 	a->bell_fd = (int)ret;
 	reserve_numbers(a->bell_fd);
 	a->maps_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
+	ret = up_wait_open(&a->wait);
+	if (!ret)
+		ret = up_wait_open(&a->listen);
+	if (!ret)
+		ret = up_wait_open(&a->left);
+	if (ret)
+		return (int)ret;
+	up_wait_also(&a->wait, UP_BELL_RINGS, a->bell_fd, EPOLLIN);
+	up_wait_also(&a->listen, UP_BELL_RINGS, a->bell_fd, EPOLLIN);
 	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
 	up_on_bell(a);
 	uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EVENT_UNMAP |
 			    UFFD_FEATURE_EVENT_REMAP);
 	atomic_store(&a->uffd, uffd);
+	up_wait_also(&a->listen, UP_OVERLAYS_TELL, uffd, EPOLLIN);
+	up_wait_also(&a->left, UP_OVERLAYS_TELL, uffd, EPOLLIN);
 	if (up_job.pool && uffd >= 0)
 		/* Without EVENT_REMAP a mapping that is moved past us would lose its registration: its
 		 * holes would be zeros. */
@@ -275,42 +300,38 @@ static int is_alone(const struct agent *a)
 
 static void agent_wait(struct agent *a)
 {
-	int uffd = atomic_load(&a->uffd);
 	int spare = a->responds && atomic_load(&up_job.responder_tid);
-	struct pollfd p[4] = { { a->bell_fd, POLLIN, 0 },
-			       { spare ? -1 : uffd, POLLIN, 0 },
-			       { a->socket, POLLIN, 0 },
-			       { up_pool_is_silent(a) ? a->pool_uffd : -1, POLLIN, 0 } };
+	uint32_t talk = a->welcomed && (a->pending || a->stated) ? EPOLLIN | EPOLLOUT : EPOLLIN;
 	uint64_t at = up_now_ns() + (spare ? UP_TAKE_OVER_NS : UP_ALONE_LOOK_NS), now;
-	struct timespec ts;
+	uint32_t events[UP_SOURCES];
 
-	if (a->welcomed && (a->pending || a->stated))
-		p[2].events |= POLLOUT;
+	up_wait_also(&a->wait, UP_OVERLAYS_TELL, atomic_load(&a->uffd), spare ? 0 : EPOLLIN);
+	up_wait_also(&a->wait, UP_SERVICE_SAYS, a->socket, talk);
+	up_wait_also(&a->wait, UP_POOL_TELLS, a->pool_uffd, up_pool_is_silent(a) ? EPOLLIN : 0);
 	if (a->socket < 0)
 		at = a->connect_at_ns;
 	if (a->bye && a->bye_at_ns < at)
 		at = a->bye_at_ns;
 	if (a->pooled && a->ring && a->beat_at_ns < at)
 		at = a->beat_at_ns;
+	if (a->leases && a->lease_at_ns < at)
+		at = a->lease_at_ns;
 	now = up_now_ns();
-	at = at > now ? at - now : 0;
-	ts.tv_sec = (time_t)(at / 1000000000ull);
-	ts.tv_nsec = (long)(at % 1000000000ull);
-	if (!up_sys5(SYS_ppoll, p, 4, &ts, NULL, 8) && up_now_ns() >= a->alone_at_ns) {
+	if (!up_wait(&a->wait, at > now ? at - now : 0, events) && up_now_ns() >= a->alone_at_ns) {
 		a->alone_at_ns = up_now_ns() + UP_ALONE_LOOK_NS;
 		if (is_alone(a))
 			a->quit = 1;
 	}
 	up_notice_responder_end(a);
-	if (p[1].revents & POLLIN || (spare && up_is_left_lying(uffd)))
+	if (events[UP_OVERLAYS_TELL] || (spare && up_is_left_lying(a)))
 		up_respond(a);
-	if (p[0].revents)
+	if (events[UP_BELL_RINGS])
 		up_on_bell(a);
-	if (p[3].revents & POLLIN)
+	if (events[UP_POOL_TELLS])
 		up_stand_in(a);
-	if (p[2].revents & POLLOUT)
+	if (events[UP_SERVICE_SAYS] & EPOLLOUT)
 		up_flush(a);
-	if (p[2].revents & (POLLIN | POLLHUP | POLLERR))
+	if (events[UP_SERVICE_SAYS] & (EPOLLIN | EPOLLHUP | EPOLLERR))
 		up_on_socket(a);
 	if (a->bye && up_now_ns() >= a->bye_at_ns)
 		up_finish_bye(a);
@@ -318,6 +339,7 @@ static void agent_wait(struct agent *a)
 		up_connect(a);
 	up_leave_bypassed(a);
 	up_pool_check_beat(a);
+	up_leases_look(a);
 	up_let_left_go(a);
 }
 
@@ -331,17 +353,18 @@ static void serve_alone(struct agent *a)
 			up_abandon(a, r);
 	}
 	up_wake_pooled(a); /* whom the service has read and not answered */
+	up_wait_also(&a->wait, UP_SERVICE_SAYS, a->socket, 0);
+	up_wait_also(&a->wait, UP_POOL_TELLS, a->pool_uffd, EPOLLIN);
 	while (a->pooled && !a->quit && !atomic_load(&up_job.ending)) {
-		struct pollfd p[3] = { { a->bell_fd, POLLIN, 0 },
-				       { atomic_load(&a->uffd), POLLIN, 0 },
-				       { a->pool_uffd, POLLIN, 0 } };
+		uint32_t events[UP_SOURCES];
 
-		up_sys5(SYS_ppoll, p, 3, NULL, NULL, 8);
-		if (p[1].revents & POLLIN)
+		up_wait_also(&a->wait, UP_OVERLAYS_TELL, atomic_load(&a->uffd), EPOLLIN);
+		up_wait(&a->wait, UINT64_MAX, events);
+		if (events[UP_OVERLAYS_TELL])
 			up_respond(a);
-		if (p[2].revents & POLLIN)
+		if (events[UP_POOL_TELLS])
 			up_stand_in(a);
-		if (p[0].revents)
+		if (events[UP_BELL_RINGS])
 			up_on_bell(a);
 	}
 }
@@ -350,11 +373,10 @@ static void serve_alone(struct agent *a)
  * some system calls that wait for no storage. Whether there was one. */
 static int await_seized(struct up_region *r)
 {
-	struct timespec pause = { .tv_nsec = NS_PER_MS };
 	int waited = 0;
 
 	for (; atomic_load(&r->pooled) && atomic_load(&r->state) == UP_SEIZED; waited = 1)
-		up_sys4(SYS_ppoll, NULL, 0, &pause, NULL);
+		up_pause(NS_PER_MS);
 	return waited;
 }
 
@@ -365,7 +387,8 @@ static void agent_main(void)
 
 	*a = (struct agent){ .pidfd = -1, .bell_fd = -1, .uffd = -1, .pool_uffd = -1,
 			     .socket = -1, .event_fd = -1, .maps_fd = -1,
-			     .task_fd = -1, .stat_fd = -1, .pagemap_fd = -1 };
+			     .task_fd = -1, .stat_fd = -1, .pagemap_fd = -1,
+			     .wait.fd = -1, .listen.fd = -1, .left.fd = -1 };
 	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch");
 	ret = up_settle_scheduling();
 	if (!ret)
@@ -373,6 +396,7 @@ static void agent_main(void)
 	if (!ret)
 		while (!a->quit && !a->hung_up && !atomic_load(&up_job.ending))
 			agent_wait(a);
+	up_leases_close(a); /* a dead service's: ours would be the last descriptor */
 	/* Without a service nothing is managed: every mapping becomes the job's own again. */
 	atomic_store(&up_job.disabled, 1);
 	up_finish_bye(a);
@@ -380,6 +404,7 @@ static void agent_main(void)
 		up_on_bell(a);
 	if (a->hung_up)
 		serve_alone(a);
+	a->ends = 1;
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 

@@ -33,10 +33,31 @@
 /* What may wait to be told: as much as the job's threads can say at once. */
 #define UP_STATEMENTS UP_REQUESTS
 
+/* What a thread of ours waits for. */
+enum up_source { UP_BELL_RINGS, UP_OVERLAYS_TELL, UP_SERVICE_SAYS, UP_POOL_TELLS, UP_SOURCES };
+
+struct up_wait {
+	int fd;
+	int refused;                 /* something could not be added: all is looked at */
+	uint32_t events[UP_SOURCES]; /* of epoll(7), that are waited for */
+};
+
+/* Files of which an agent can give the lease back: more than a job maps at a time, few descriptors. */
+#define UP_LEASES 64
+
+/* A descriptor of the service's description of a file, which has a read lease. */
+struct up_lease {
+	uint64_t device, inode;
+	uint64_t breaking_ns; /* when it was first seen that somebody waits for it; 0: nobody does */
+	int fd;
+};
+
 struct agent {
+	/* the agent's; the responder's; what only looks whether something waits in the userfaultfd */
+	struct up_wait wait, listen, left;
 	int pidfd, bell_fd, uffd_error, pool_uffd, socket, event_fd, maps_fd, task_fd, stat_fd, pagemap_fd;
 	_Atomic int uffd; /* -1: none, or closed for good (up_close_overlays) */
-	int welcomed, hung_up, quit;
+	int welcomed, hung_up, quit, ends;
 	_Atomic int stop; /* the responder shall end */
 	_Atomic int posting; /* one of the two writes the event ring */
 	_Atomic int acting;  /* the agent takes checkpoints away by address; events are not read meanwhile */
@@ -59,6 +80,9 @@ struct agent {
 	uint64_t connect_at_ns, bye_at_ns;
 	uint64_t beat_ns, beat_at_ns; /* the service's last sign of life, and when to look again */
 	int beat_missed; /* looks without one */
+	struct up_lease lease[UP_LEASES];
+	uint32_t leases;
+	uint64_t lease_at_ns; /* when to look at them again */
 	_Atomic long steps;
 };
 
@@ -66,6 +90,7 @@ struct agent {
 struct up_hands {
 	int maps_fd, pagemap_fd; /* numbers in its own table */
 	int seized; /* not the agent: it has no descriptor of the file, and the region is SEIZED for it */
+	int ends;   /* the agent ends: nobody will serve what stays the pool's */
 };
 
 #pragma GCC visibility push(hidden)
@@ -75,11 +100,15 @@ extern struct agent up_agent;
 uint64_t up_now_ns(void);
 void up_futex_wake(_Atomic uint32_t *word);
 void up_close(int *fd);
+/* The same file by another description, in our table; -errno. */
+int up_open_again(int fd, int flags);
 /* Says what is about to be done; the campaign kills a thread, or the service, right there. */
 void up_step(struct agent *a, uint32_t state);
 void up_finish_bye(struct agent *a);
 
 /* reply.c */
+/* What was sent to this thread, by which it was only woken. */
+void up_take_bell(struct agent *a);
 /* What the job's threads ask for. */
 void up_on_bell(struct agent *a);
 /* The region's descriptor has come, and somebody waits for its replacement. */
@@ -90,8 +119,28 @@ void up_note_waited(struct agent *a, struct up_region *r);
 void up_let_go(struct agent *a, struct up_region *r);
 /* The same for what threads of the job have left, once its time has come. */
 void up_let_left_go(struct agent *a);
-/* Whether nobody has read what waits there. */
-int up_is_left_lying(int uffd);
+/* Whether nobody has read what waits in the checkpoints' userfaultfd. */
+int up_is_left_lying(struct agent *a);
+
+/* lease.c */
+/* Of a region's file; *fd is the table's then, and -1. */
+void up_lease_take(struct agent *a, const struct up_region *r, int *fd);
+/* The region is gone: so is its file's lease with the last one. */
+void up_lease_leave(struct agent *a, const struct up_region *r);
+void up_leases_close(struct agent *a);
+/* Whether somebody waits for one, every 100 ms. */
+void up_leases_look(struct agent *a);
+
+/* wait.c */
+/* An instance that waits for nothing yet: 0 or -errno, where it could never wait. */
+int up_wait_open(struct up_wait *w);
+/* Wait from now on for these events of the source; 0: for none. */
+void up_wait_also(struct up_wait *w, enum up_source source, int fd, uint32_t events);
+/* Until one of them is there, or so long, rounded up to a millisecond; UINT64_MAX: for ever. Which are there, by
+ * source; all that were waited for, where the kernel does not say. 0: the time is over. */
+int up_wait(struct up_wait *w, uint64_t ns, uint32_t events[UP_SOURCES]);
+/* Sleep so long, or not at all where the kernel refuses. */
+void up_pause(uint64_t ns);
 
 /* thread.c */
 int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid);
@@ -145,15 +194,17 @@ int up_may_act(struct agent *a, struct up_region *r);
 int up_region_intact(const struct agent *a, struct up_region *r);
 
 /* pooled.c */
-/* What the file is put back from, also in a forked child: up_region.anchor. A shared mapping can be had, as
- * long as is wanted, from any of its pages (mremap(2) of no bytes): `page` is one. A private one cannot:
- * that is mapped whole, readable where it is kept. Without an anchor the pool does not serve. */
+/* What the file is put back from, also in a forked child: up_region.anchor, all of the mapping once more:
+ * to move it needs no address space, should RLIMIT_AS be lowered below what is mapped. Where that is
+ * limited now, the room is the job's own: of a shared mapping one page is kept (`page`), from which it can
+ * be had, as long as is wanted, by mremap(2) of no bytes; of a private one none. Without an anchor the pool
+ * does not serve. */
 void up_pool_keep(struct up_region *r, uintptr_t page);
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
-/* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is not all
- * of it, the region stays the pool's: the rest is copies, or may have been moved. ``intact``: up_may_act(); ``settles``:
- * the job has just taken away what lay in a part of it (UP_REQ_SETTLE). */
+/* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is
+ * not all of it, the region stays the pool's: the rest is copies, or may have been moved. ``intact``:
+ * up_may_act(); ``settles``: the job has just taken away what lay in a part of it (UP_REQ_SETTLE). */
 void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settles);
 /* The act itself: how many bytes of the region are the pool's still, or -errno, with nothing done. */
 long up_pool_put_back(const struct up_hands *h, struct up_region *r, int settles);

@@ -63,6 +63,17 @@ long up_put_back_here(struct up_region *r, int settles)
 	return ret;
 }
 
+int up_is_empty_here(uintptr_t start, uintptr_t end)
+{
+	int maps_fd = open_own("/proc/thread-self/maps"), ret = maps_fd;
+	struct up_vma v;
+
+	if (maps_fd >= 0)
+		ret = up_vma_from(maps_fd, start, &v);
+	up_close(&maps_fd);
+	return ret == -ENOENT ? 1 : ret < 0 ? ret : v.start >= end;
+}
+
 #ifndef UP_AGENT_PTHREAD
 /* In a table that is a copy: what is closed of a pipe or a socket stays open elsewhere, and nothing happens. Closing
  * a file asks its server (FUSE, NFS), which may be the very thread that waits for this one. */

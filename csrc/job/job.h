@@ -59,12 +59,15 @@ struct up_region {
 	uint64_t waits_since_ns; /* the agent's: whoever mapped it waits for the verdict since then; 0: nobody does */
 	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
+	_Atomic int wanted; /* the job wants its file for itself: UP_GONE_WANTED */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
 	_Atomic int pooled;      /* enum up_pooled */
-	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie here and stay,
-	 * as they were found last. Changed with hands on, or by who has seized the region. */
+	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie
+	 * here and stay, as they were found last. Changed with hands on, or by who has seized the region. */
 	_Atomic size_t left, kept;
 	_Atomic uintptr_t anchor; /* of the file, kept elsewhere (up_map_of_anchor) */
+	/* As long as the region; or a page: then the file is put back where there is room only. */
+	_Atomic size_t anchor_bytes;
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
 	uint32_t verdict, sent;
@@ -207,8 +210,8 @@ static inline int up_request_answer(struct up_request *q)
 	return 0;
 }
 
-/* What a file is, in one word, of which the lowest bit is free (FNV-1a): another file's is the same by a chance of one
- * in 2^63, and then that one is not prefetched. */
+/* What a file is, in one word, of which the lowest bit is free (FNV-1a): another file's is the same by a
+ * chance of one in 2^63, and then that one is not prefetched. */
 static inline uint64_t up_file_mark(uint64_t device, uint64_t inode, uint64_t size, int64_t mtime_ns)
 {
 	const uint64_t word[] = { device, inode, size, (uint64_t)mtime_ns };
@@ -265,12 +268,21 @@ uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__(
  * mmap(2): there NFS and Lustre ask their servers, which may not answer, with the lock held that all of
  * the process's threads need. */
 long up_map_of_anchor(struct up_region *r) __attribute__((visibility("hidden")));
-/* The same in the place of whatever lies where the region does. */
+/* The same in the place of whatever lies where the region does; where there is no room for it (RLIMIT_AS), by moving
+ * the anchor there, which needs none. */
 long up_map_anchor_there(struct up_region *r) __attribute__((visibility("hidden")));
 /* The anchor is not needed any more. */
 void up_pool_release(struct up_region *r) __attribute__((visibility("hidden")));
-/* How long the anchor's mapping is. */
-size_t up_anchor_bytes(const struct up_region *r) __attribute__((visibility("hidden")));
+
+/* request.c */
+/* The mask that was. */
+struct up_mask {
+	uint64_t before;
+	int blocked; /* 0: the kernel refuses it (a filter), and nothing has changed */
+};
+/* No handler runs until they are restored. */
+struct up_mask up_block_signals(void) __attribute__((visibility("hidden")));
+void up_restore_signals(struct up_mask mask) __attribute__((visibility("hidden")));
 
 /* agent.c */
 int up_agent_spawn(void) __attribute__((visibility("hidden")));

@@ -5,6 +5,7 @@
  * No call here blocks. A command for a mapping that is gone meanwhile finds no region of its
  * number and does nothing.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -102,6 +103,7 @@ void up_release(struct agent *a, struct up_region *r, uint32_t state)
 	up_close(&r->pool_fd);
 	up_pool_release(r);
 	up_swap_end(r);
+	up_lease_leave(a, r);
 	if (r->sent)
 		up_queue(a, r);
 	else
@@ -122,10 +124,20 @@ void up_abandon(struct agent *a, struct up_region *r)
 		up_release(a, r, UP_CLOSING);
 }
 
+/* The file without the job's description of it, whose locks (flock(2)) must end when the job has closed it:
+ * the service may take its time, or stand still. Not where no block device is below it: of NFS and of 9p
+ * the kernel may ask the server then (d_weak_revalidate). -errno: it cannot be had. */
+static int file_alone(const struct up_region *r)
+{
+	int on_device = (r->device >> 8 & 0xfff) != 0;
+
+	return r->fd >= 0 && on_device ? up_open_again(r->fd, O_PATH) : -1;
+}
+
 static int send_attach(struct agent *a, struct up_region *r)
 {
 	struct up_message m = { 0 };
-	int ret;
+	int ret, file;
 
 	m.attach.region = r->id;
 	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
@@ -144,7 +156,9 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.map_flags = (uint32_t)r->map_flags;
 	m.attach.advice = (uint32_t)(atomic_load(&r->swallowed) ? MADV_RANDOM : r->advice);
 	m.attach.anchor = atomic_load(&r->anchor);
-	ret = send_message(a, UP_ATTACH, &m, r->fd);
+	file = file_alone(r);
+	ret = send_message(a, UP_ATTACH, &m, file >= 0 ? file : r->fd);
+	up_close(&file);
 	if (ret)
 		return ret;
 	r->sent = 1;
@@ -210,7 +224,9 @@ static int send_gone(struct agent *a, struct up_region *r)
 	int ret;
 
 	m.gone.region = r->id;
-	m.gone.reason = atomic_load(&r->written) ? UP_GONE_WRITTEN : UP_GONE_UNMAPPED;
+	m.gone.reason = atomic_load(&r->written)  ? UP_GONE_WRITTEN
+			: atomic_load(&r->wanted) ? UP_GONE_WANTED
+						  : UP_GONE_CHANGED;
 	ret = send_message(a, UP_GONE, &m, -1);
 	if (ret)
 		return ret;
@@ -450,11 +466,13 @@ static void note_settled(struct agent *a, const struct up_region *r, const struc
 	a->settled_next = (a->settled_next + 1) % UP_SETTLED;
 }
 
-static void on_file(struct agent *a, const struct up_file *f, int *fd)
+static void on_file(struct agent *a, const struct up_file *f, int *fd, int *lease)
 {
 	struct up_region *r = region_by_id(f->region);
 
 	atomic_store(&up_job.service_silent, 0);
+	if (r && *lease >= 0)
+		up_lease_take(a, r, lease);
 	if (!r && (r = asked_by_id(f->region))) {
 		if (r->fd < 0 && f->verdict != UP_REFUSE) {
 			r->fd = fd[1];
@@ -520,12 +538,13 @@ void up_on_socket(struct agent *a)
 		struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
 		union {
 			struct cmsghdr header;
-			char space[CMSG_SPACE(2 * sizeof(int))];
+			char space[CMSG_SPACE(3 * sizeof(int))];
 		} control = { 0 };
 		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
 				      .msg_control = control.space,
 				      .msg_controllen = sizeof(control.space) };
-		int fd[2] = { -1, -1 };
+		int fd[3] = { -1, -1, -1 }, lease = -1;
+		size_t count = 0;
 		long ret = up_sys3(SYS_recvmsg, a->socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
 		if (ret == -EAGAIN || ret == -EINTR)
@@ -537,17 +556,21 @@ void up_on_socket(struct agent *a)
 		}
 		if (msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
 		    control.header.cmsg_type == SCM_RIGHTS) {
-			size_t count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-			for (size_t i = 0; i < count && i < 2; i++)
+			count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			for (size_t i = 0; i < count && i < 3; i++)
 				fd[i] = ((int *)CMSG_DATA(&control.header))[i];
+		}
+		/* All or none: where this process may not have so many, the others are as good as lost, too. */
+		if (m.header.type == UP_FILE && m.file.leased && count && !(msg.msg_flags & MSG_CTRUNC)) {
+			lease = fd[count - 1];
+			fd[count - 1] = -1;
 		}
 		switch (m.header.type) {
 		case UP_WELCOME:
 			on_welcome(a, fd);
 			break;
 		case UP_FILE:
-			on_file(a, &m.file, fd);
+			on_file(a, &m.file, fd, &lease);
 			break;
 		case UP_REARM:
 		case UP_DETACH:
@@ -563,7 +586,8 @@ void up_on_socket(struct agent *a)
 		default:
 			a->hung_up = 1;
 		}
-		up_close(&fd[0]);
-		up_close(&fd[1]);
+		for (int i = 0; i < 3; i++)
+			up_close(&fd[i]);
+		up_close(&lease);
 	}
 }

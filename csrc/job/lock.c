@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file of its own for the LMDB data files that it only
- * reads ([Stanovnik] section 4.2), in a directory of the launcher's, with no word to the program.
+ * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file
+ * of its own for the LMDB data files that it only reads ([Stanovnik] section 4.2), in a directory of the
+ * launcher's, with no word to the program.
  *
  * A lock file that is not shared gives up that there is one writer at a time. So only a read-only
  * environment is sent to one, and it is known by what liblmdb does (mdb_env_open in 0.9 and 1.0,
@@ -175,40 +176,32 @@ static int remember(int fd, int flags, const void *caller)
 	return fd;
 }
 
-/* Of UP_WAIT_STEP_NS, 1.25 s in all: on a busy machine the service takes up to a second to give the lease back (DETACH_NS,
- * service/serve.py). Where it does not run, the kernel takes it away after lease-break-time (45 s). */
-#define LEASE_STEPS 250
+/* Of UP_WAIT_STEP_NS, 2 s in all: on a busy machine the service takes up to a second to give the lease back
+ * (DETACH_NS, service/serve.py). Where it does not run, agents do (lease.c). */
+#define LEASE_STEPS 400
 
 /*
- * The service holds a read lease on what we manage. open(2) of such a file for writing waits until it is
+ * The service holds a read lease on what is managed. open(2) of such a file for writing waits until it is
  * given back; with O_NONBLOCK it fails at once, though the lease is being given back then. Without us it
- * would not have failed, so we wait for that. Whether to open again; errno is that of the last try.
+ * would not have failed, so we wait for that. Of a regular file there is no other reason for EAGAIN than
+ * somebody's lease, and whose it was is not known once it has been given back: where it is not the
+ * service's, the same error comes later. Whether to open again; errno is that of the last try.
  */
-static int is_our_lease(int directory, const char *path, int flags, int tries)
+static int is_leased(int directory, const char *path, int flags, int tries)
 {
 	struct timespec step = { .tv_nsec = UP_WAIT_STEP_NS };
 	struct stat st;
+	long ret;
 
-	if (errno != EAGAIN || !(flags & O_NONBLOCK) || tries >= LEASE_STEPS ||
+	if (errno != EAGAIN || !(flags & O_NONBLOCK) || tries >= LEASE_STEPS || !up_job.enabled ||
 	    ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)))
 		return 0;
-	if (!tries) {
-		int ours = 0;
-
-		if (!atomic_load(&up_job.live) || !up_in_own_process() ||
-		    up_failed(up_sys4(SYS_newfstatat, directory, path, &st, 0)))
-			return 0;
-		for (int i = 0; i < UP_REGIONS && !ours; i++) {
-			const struct up_region *r = &up_job.region[i];
-
-			ours = atomic_load(&r->state) != UP_FREE && r->inode == st.st_ino &&
-			       r->device == st.st_dev;
-		}
-		if (!ours)
-			return 0;
-	}
-	up_sys4(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &step, NULL);
-	return 1;
+	if (!tries && (up_failed(up_sys4(SYS_newfstatat, directory, path, &st, 0)) || !S_ISREG(st.st_mode)))
+		return 0;
+	do
+		ret = up_sys4(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &step, &step);
+	while (ret == -EINTR); /* what was left */
+	return !up_failed(ret);
 }
 
 static int takes_mode(int flags)
@@ -239,7 +232,7 @@ static int takes_mode(int flags)
 		return fd;                                                                     \
 	up_look_for_hooks();                                                                   \
 	fd = up_next.call;                                                                     \
-	for (int tries = 0; fd < 0 && is_our_lease(at, path, flags, tries); tries++)           \
+	for (int tries = 0; fd < 0 && is_leased(at, path, flags, tries); tries++)           \
 		fd = up_next.call;                                                             \
 	if (fd >= 0 && (flags & O_ACCMODE) != O_RDONLY)                                        \
 		up_opened_to_write(fd);                                                        \

@@ -215,6 +215,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	atomic_store(&r->swap, waits ? UP_SWAP_WAITING : UP_SWAP_NONE);
 	atomic_store(&r->pooled, 0);
 	atomic_store(&r->anchor, 0);
+	atomic_store(&r->wanted, 0);
 	r->fd = r->pool_fd = -1;
 	r->verdict = r->sent = r->queued = 0;
 	r->refused = 0;
@@ -264,9 +265,9 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	}
 	if (eligible(length, prot, flags, fd, offset, &st)) {
 		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
-		uint64_t mask = up_block_signals();
+		struct up_mask mask = up_block_signals();
 
-		served = adopt(p, length, prot, flags, fd, offset, &st, later);
+		served = mask.blocked && adopt(p, length, prot, flags, fd, offset, &st, later);
 		up_restore_signals(mask);
 	}
 	if (later && !served)
@@ -431,7 +432,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 static int advise_regions(uintptr_t address, size_t length, int advice)
 {
 	int swallowed = 0, ours = 0;
-	uint64_t mask = 0;
+	struct up_mask mask = { 0 };
 
 	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];

@@ -36,41 +36,74 @@ void up_swap_end(struct up_region *r)
 	up_futex_wake(&r->swap);
 }
 
-/* The job maps a description that cannot be written. This one has no number in the job's table. */
-static int reopen_to_write(int memfd)
-{
-	char path[48] = "/proc/thread-self/fd/", digit[12];
-	int n = 0, at = 21;
+/* What the file is put back from. */
+struct source {
+	long p; /* it, mapped elsewhere as a whole; -errno: there is no room for that */
+	/* Then its anchor is used up, from the start to the end of the region: what is left of it, and
+	 * where that begins in the region. 0: it is whole. */
+	uintptr_t rest;
+	size_t at;
+};
 
-	do
-		digit[n++] = (char)('0' + memfd % 10);
-	while (memfd /= 10);
-	while (n)
-		path[at++] = digit[--n];
-	path[at] = 0;
-	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
+static struct source open_source(struct up_region *r)
+{
+	return (struct source){ .p = up_map_of_anchor(r) };
 }
 
-/* The file, mapped at p as a whole, in the place of a part of it. Whether the pool lies there no more. */
-static int put_back(const struct up_hands *h, struct up_region *r, long p, uintptr_t start, size_t length,
+static void close_source(const struct up_region *r, const struct source *s)
+{
+	if (!up_failed(s->p))
+		up_sys2(SYS_munmap, s->p, r->length);
+	if (s->rest && s->at < r->length)
+		up_sys2(SYS_munmap, s->rest, r->length - s->at);
+}
+
+/* A part of the anchor itself. What it leaves another thread may be given: that is no part of the anchor any more. */
+static long move_part(struct up_region *r, struct source *s, uintptr_t start, size_t length, int prot)
+{
+	size_t before = start - r->address;
+	long ret;
+
+	if (!s->rest && atomic_load(&r->anchor_bytes) >= r->length)
+		s->rest = atomic_exchange(&r->anchor, 0);
+	if (!s->rest || before < s->at)
+		return -ENOENT;
+	ret = up_sys5(SYS_mremap, s->rest + (before - s->at), length, length, MREMAP_MAYMOVE | MREMAP_FIXED, start);
+	if (up_failed(ret))
+		return ret;
+	if (before > s->at)
+		up_sys2(SYS_munmap, s->rest, before - s->at);
+	s->rest += before + length - s->at;
+	s->at = before + length;
+	if (r->advice != MADV_NORMAL)
+		up_sys3(SYS_madvise, start, length, r->advice);
+	return prot == PROT_READ ? 0 : up_sys3(SYS_mprotect, start, length, prot);
+}
+
+/* The file in the place of a part of the mapping. Whether the pool lies there no more. */
+static int put_back(const struct up_hands *h, struct up_region *r, struct source *s, uintptr_t start, size_t length,
 		    int prot)
 {
 	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP; /* checkpoint.c, move_page */
 	int anew = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
 	size_t before = start - r->address;
-	long ret = p;
+	long ret = s->p;
 
 	if (!up_failed(ret) && prot != r->prot)
-		ret = up_sys3(SYS_mprotect, p + before, length, prot);
+		ret = up_sys3(SYS_mprotect, s->p + before, length, prot);
 	if (!up_failed(ret))
-		ret = up_sys5(SYS_mremap, p + before, length, length, keep, start);
-	if (up_failed(ret) && h->seized)
-		return 0;
-	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the pool's
-	 * holes would be zeros one day. */
-	if (!up_failed(ret) || !up_failed((long)up_mmap((void *)start, length, prot, anew, r->fd,
-							 r->offset + before)))
+		ret = up_sys5(SYS_mremap, s->p + before, length, length, keep, start);
+	if (up_failed(ret) && !h->seized)
+		ret = (long)up_mmap((void *)start, length, prot, anew, r->fd, r->offset + before);
+	if (up_failed(ret))
+		ret = move_part(r, s, start, length, prot);
+	if (!up_failed(ret))
 		return 1;
+	/* It is served on. */
+	if (h->seized || (up_failed(s->p) && !h->ends))
+		return 0;
+	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the
+	 * pool's holes would be zeros one day. */
 	ret = up_sys3(SYS_mprotect, start, length, PROT_NONE);
 	return !up_failed(ret) || ret == -ENOMEM; /* mremap(2) has taken it away, and brought nothing */
 }
@@ -110,7 +143,7 @@ struct look {
 };
 
 /* The next part that the kernel says is the pool's, with hands on from the question to the act. */
-static void put_back_part(const struct up_hands *h, struct up_region *r, long p, struct look *l)
+static void put_back_part(const struct up_hands *h, struct up_region *r, struct source *s, struct look *l)
 {
 	uintptr_t start = l->at, end = r->address + r->length;
 	struct up_copies copies;
@@ -144,7 +177,7 @@ static void put_back_part(const struct up_hands *h, struct up_region *r, long p,
 	}
 	if (ret)
 		l->at = copies.start;
-	if (put_back(h, r, p, start, l->at - start, prot_of(&v))) {
+	if (put_back(h, r, s, start, l->at - start, prot_of(&v))) {
 		l->done += l->at - start;
 		r->left -= l->at - start;
 	}
@@ -163,7 +196,7 @@ static void settle(struct up_region *r, const struct look *l, int settles)
 		atomic_store(&r->pooled, UP_POOLED_COPIES);
 }
 
-static void put_back_parts(const struct up_hands *h, struct up_region *r, long p, int settles)
+static void put_back_parts(const struct up_hands *h, struct up_region *r, struct source *s, int settles)
 {
 	uintptr_t end = r->address + r->length;
 	struct look l = { .at = r->address };
@@ -174,7 +207,7 @@ static void put_back_parts(const struct up_hands *h, struct up_region *r, long p
 		if (over)
 			settle(r, &l, settles);
 		else
-			put_back_part(h, r, p, &l);
+			put_back_part(h, r, s, &l);
 		if (h->seized)
 			continue;
 		up_step(&up_agent, UP_STATE_DETACHING);
@@ -184,21 +217,18 @@ static void put_back_parts(const struct up_hands *h, struct up_region *r, long p
 
 long up_pool_put_back(const struct up_hands *h, struct up_region *r, int settles)
 {
-	long p;
+	struct source s;
 
 	/* A thread of the job that has seized the region unmaps its anchor, and may map something else there. */
 	if (!h->seized && !up_hands_on(r))
 		return (long)r->left;
-	p = up_map_of_anchor(r);
+	s = open_source(r);
 	if (!h->seized)
 		up_hands_off();
-	if (up_failed(p) && h->seized)
-		return p;
 	if (!h->seized)
 		up_step(&up_agent, UP_STATE_DETACHING);
-	put_back_parts(h, r, p, settles);
-	if (!up_failed(p))
-		up_sys2(SYS_munmap, p, r->length);
+	put_back_parts(h, r, &s, settles);
+	close_source(r, &s);
 	return (long)r->left;
 }
 
@@ -209,43 +239,55 @@ static int is_address_space_limited(void)
 	return up_failed(up_sys4(SYS_prlimit64, 0, RLIMIT_AS, NULL, &limit)) || limit.rlim_cur != RLIM_INFINITY;
 }
 
+/* All of a shared mapping, from a page of it. */
+static long extend(struct up_region *r, uintptr_t page)
+{
+	long whole = up_sys4(SYS_mremap, page, 0, r->length, MREMAP_MAYMOVE);
+
+	if (up_failed(whole))
+		return (long)page;
+	up_sys2(SYS_munmap, page, up_job.page_bytes);
+	atomic_store(&r->anchor_bytes, r->length);
+	return whole;
+}
+
 void up_pool_keep(struct up_region *r, uintptr_t page)
 {
+	int is_limited = is_address_space_limited();
 	long p = (long)page;
 
+	atomic_store(&r->anchor_bytes, up_job.page_bytes);
 	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
 		up_sys2(SYS_munmap, page, up_job.page_bytes);
-		if (is_address_space_limited()) /* the room is the job's own; without an anchor there is no pool */
+		if (is_limited)
 			return;
 		/* a program that looks for its file in /proc/self/maps finds this one, and may read it */
 		p = (long)up_mmap(NULL, r->length, PROT_READ,
 				  MAP_PRIVATE | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
+		atomic_store(&r->anchor_bytes, r->length);
+	} else if (!is_limited) {
+		p = extend(r, page);
 	}
 	if (!up_failed(p))
 		atomic_store(&r->anchor, (uintptr_t)p);
-}
-
-size_t up_anchor_bytes(const struct up_region *r)
-{
-	return (r->map_flags & MAP_TYPE) == MAP_PRIVATE ? r->length : up_job.page_bytes;
 }
 
 /* ``at``: where, in the place of what lies there; 0: anywhere. */
 static long map_of_anchor(struct up_region *r, uintptr_t at)
 {
 	uintptr_t anchor = atomic_load(&r->anchor);
-	int whole = (r->map_flags & MAP_TYPE) == MAP_PRIVATE;
+	int is_private = (r->map_flags & MAP_TYPE) == MAP_PRIVATE;
 	long p, ret;
 
 	if (!anchor)
 		return -ENOENT;
 	/* What is kept of a private one stays where it is; pages of it that somebody has read go over (Linux 5.13
 	 * for a file's). */
-	p = up_sys5(SYS_mremap, anchor, whole ? r->length : 0, r->length,
-		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0) | (at ? MREMAP_FIXED : 0), at);
+	p = up_sys5(SYS_mremap, anchor, is_private ? r->length : 0, r->length,
+		    MREMAP_MAYMOVE | (is_private ? MREMAP_DONTUNMAP : 0) | (at ? MREMAP_FIXED : 0), at);
 	if (up_failed(p))
 		return p;
-	ret = whole ? up_sys3(SYS_mprotect, p, r->length, r->prot) : 0;
+	ret = is_private ? up_sys3(SYS_mprotect, p, r->length, r->prot) : 0;
 	if (up_failed(ret)) {
 		if (!at)
 			up_sys2(SYS_munmap, p, r->length);
@@ -263,7 +305,12 @@ long up_map_of_anchor(struct up_region *r)
 
 long up_map_anchor_there(struct up_region *r)
 {
-	return map_of_anchor(r, r->address);
+	struct source s = { .p = map_of_anchor(r, r->address) };
+	long ret = s.p;
+
+	if (up_failed(ret))
+		ret = move_part(r, &s, r->address, r->length, r->prot);
+	return up_failed(ret) ? ret : 0;
 }
 
 static void left_pool(struct agent *a, struct up_region *r, long left)
@@ -278,7 +325,7 @@ static void left_pool(struct agent *a, struct up_region *r, long left)
 
 void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settles)
 {
-	struct up_hands h = { .maps_fd = a->maps_fd, .pagemap_fd = a->pagemap_fd };
+	struct up_hands h = { .maps_fd = a->maps_fd, .pagemap_fd = a->pagemap_fd, .ends = a->ends };
 	size_t swallowed = atomic_exchange(&r->swallowed, 0);
 
 	if (swallowed)
@@ -295,16 +342,15 @@ void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settle
 /* Nobody knows the address yet. */
 static void leave_pool_unseen(struct agent *a, struct up_region *r)
 {
-	struct up_hands h = { .maps_fd = -1, .pagemap_fd = -1 };
-	long p;
+	struct up_hands h = { .maps_fd = -1, .pagemap_fd = -1, .ends = 1 };
+	struct source s;
 
 	up_step(a, UP_STATE_DETACHING);
 	if (up_hands_on(r)) {
-		p = up_map_of_anchor(r);
-		if (put_back(&h, r, p, r->address, r->length, r->prot))
+		s = open_source(r);
+		if (put_back(&h, r, &s, r->address, r->length, r->prot))
 			r->left = 0;
-		if (!up_failed(p))
-			up_sys2(SYS_munmap, p, r->length);
+		close_source(r, &s);
 		up_hands_off();
 	}
 	left_pool(a, r, (long)r->left);
@@ -326,7 +372,7 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE &&
 	    up_next_copies(a->pagemap_fd, r->address, r->address + up_job.page_bytes, &copies) < 0)
 		return -EOPNOTSUPP;
-	r->pool_fd = reopen_to_write(memfd);
+	r->pool_fd = up_open_again(memfd, O_RDWR); /* the job maps a description that cannot be written */
 	if (r->pool_fd < 0)
 		return r->pool_fd;
 	if (!atomic_load(&r->anchor)) /* made when the mapping was taken up; a forked child has its parent's */
@@ -364,7 +410,7 @@ void up_pool_release(struct up_region *r)
 	uintptr_t anchor = atomic_exchange(&r->anchor, 0);
 
 	if (anchor)
-		up_sys2(SYS_munmap, anchor, up_anchor_bytes(r));
+		up_sys2(SYS_munmap, anchor, atomic_load(&r->anchor_bytes));
 }
 
 int up_pool_is_silent(const struct agent *a)

@@ -111,13 +111,25 @@ static void read_rank(void)
 	}
 }
 
-/* Whether nothing at all lies there. What lies there then cannot be read. */
-static int is_hole(uintptr_t start, size_t length)
+/* 1: nothing at all lay there; what lies there then cannot be read. 0: something does. -ENOMEM: there is no
+ * room to find out (RLIMIT_AS). */
+static int take_hole(uintptr_t start, size_t length)
 {
 	void *p = up_mmap((void *)start, length, PROT_NONE,
 			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 
-	return p == (void *)start;
+	return p == (void *)start ? 1 : (long)p == -ENOMEM ? -ENOMEM : 0;
+}
+
+/* Whether nothing at all lies where the region was. */
+static int is_empty(const struct up_region *r)
+{
+	int ret = take_hole(r->address, r->length);
+
+	if (ret == 1)
+		up_sys2(SYS_munmap, r->address, r->length);
+	/* Where the kernel cannot be asked, by our books. */
+	return ret == -ENOMEM ? up_is_empty_here(r->address, r->address + r->length) != 0 : ret;
 }
 
 /* The file, mapped at p as a whole, wherever nothing lies in a part of the region. Half by half, until each is a
@@ -127,7 +139,7 @@ static void fill_holes(const struct up_region *r, long p, uintptr_t start, size_
 	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
 	size_t half = length / 2 & ~(up_job.page_bytes - 1);
 
-	if (is_hole(start, length)) {
+	if (take_hole(start, length) == 1) {
 		up_sys5(SYS_mremap, p + (start - r->address), length, length, keep, start);
 	} else if (half && up_sys3(SYS_msync, start, length, MS_ASYNC) == -ENOMEM) {
 		fill_holes(r, p, start, half);
@@ -142,11 +154,11 @@ static int fill_place(struct up_region *r, int pooled)
 {
 	long p;
 
-	if (pooled == UP_POOLED && is_hole(r->address, r->length)) {
-		/* There may be no room for two (RLIMIT_AS). If not even for one, nothing else is to come there. */
-		up_sys2(SYS_munmap, r->address, r->length);
+	if (pooled == UP_POOLED && is_empty(r)) {
+		/* There may be no room for two (RLIMIT_AS). If the file cannot be had, nothing else is to
+		 * come there. */
 		if (up_failed(up_map_anchor_there(r)))
-			is_hole(r->address, r->length);
+			take_hole(r->address, r->length);
 		return 1;
 	}
 	if (up_failed(up_put_back_here(r, 0))) /* no descriptor is free: elsewhere one is */
@@ -182,7 +194,7 @@ static void await_swaps(void)
  * that: so none comes from here on. Of the thread that forks, in its child, too. */
 static __thread struct {
 	int blocked;
-	uint64_t before; /* the mask that was */
+	struct up_mask mask;
 } forking __attribute__((tls_model("initial-exec")));
 
 static void before_fork(void)
@@ -195,7 +207,7 @@ static void before_fork(void)
 	atomic_store(&up_job.forker_owns, up_in_own_process());
 	forking.blocked = up_job.pool && atomic_load(&up_job.live);
 	if (forking.blocked)
-		forking.before = up_block_signals();
+		forking.mask = up_block_signals();
 }
 
 static void let_signals_in(void)
@@ -203,7 +215,7 @@ static void let_signals_in(void)
 	if (!forking.blocked)
 		return;
 	forking.blocked = 0;
-	up_restore_signals(forking.before);
+	up_restore_signals(forking.mask);
 }
 
 static void after_fork(void)
@@ -228,7 +240,7 @@ static void after_fork_in_child(void)
 	up_thread_release();
 #endif
 	if (!forking.blocked)
-		forking.before = up_block_signals();
+		forking.mask = up_block_signals();
 	forking.blocked = 1;
 	up_job.parent_pid = up_job.pid;
 	up_job.pid = (int)up_sys0(SYS_getpid);
@@ -327,6 +339,8 @@ static void look_up_next(void)
 		NEXT(open64),
 		NEXT(openat),
 		NEXT(openat64),
+		NEXT(fcntl),
+		NEXT(fcntl64),
 		NEXT(prctl),
 		NEXT(shmat),
 		NEXT(clone),
@@ -343,6 +357,8 @@ static void look_up_next(void)
 		up_next.open64 = up_next.open;
 	if (!up_next.openat64)
 		up_next.openat64 = up_next.openat;
+	if (!up_next.fcntl64)
+		up_next.fcntl64 = up_next.fcntl;
 }
 
 static void read_command(void)

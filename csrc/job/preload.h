@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * preload.h - what the interposers' files share: preload.c (start, fork, end), mapping.c (mmap and
- * its kin), identity.c (calls after which the process is somebody else), lock.c (open), request.c
+ * its kin), identity.c (calls after which the process is somebody else), lock.c (open), fcntl.c (leases), request.c
  * (asking the agent).
  *
  * Nothing in them prints, allocates or changes errno, and the job's descriptor table is never
@@ -56,6 +56,8 @@ struct up_next {
 	int (*open64)(const char *, int, ...);
 	int (*openat)(int, const char *, int, ...);
 	int (*openat64)(int, const char *, int, ...);
+	int (*fcntl)(int, int, ...);
+	int (*fcntl64)(int, int, ...);
 	int (*prctl)(int, ...);
 	void *(*shmat)(int, const void *, int);
 	int (*clone)(int (*)(void *), void *, int, void *, ...);
@@ -94,9 +96,6 @@ int up_in_own_process(void);
 int up_ask(uint32_t op, uint32_t region, int job_fd);
 /* A thread of the job waits so often UP_WAIT_STEP_NS for one of ours: 50 ms. */
 #define UP_WAIT_STEPS 10
-/* No handler runs until they are restored: the mask that was. */
-uint64_t up_block_signals(void);
-void up_restore_signals(uint64_t before);
 /* UP_REQ_ATTACH of a region that the caller has filled in: 0 when it is LIVE. */
 int up_attach(struct up_region *r, int job_fd);
 /* What the job has said (enum up_stated) of [start, end) of the region's file: a hint, which is lost where the
@@ -138,6 +137,8 @@ void up_look_for_hooks(void);
 int up_put_back_apart(struct up_region *r, int settles);
 /* The act itself: how many bytes are the pool's still, or -errno. It opens descriptors. */
 long up_put_back_here(struct up_region *r, int settles);
+/* Whether nothing lies in [start, end); -errno: the kernel cannot be asked. It opens a descriptor. */
+int up_is_empty_here(uintptr_t start, uintptr_t end);
 /* In a forked child, where no such thread is. */
 void up_forget_apart(void);
 

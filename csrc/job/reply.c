@@ -5,7 +5,8 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <poll.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -58,11 +59,12 @@ static int is_what_is_mapped(struct agent *a, struct up_region *r)
 static int is_what_was_asked(const struct up_region *r)
 {
 	struct stat st;
-	long ret = up_cached_stat(r->fd, &st);
+	long ret = up_cached_stat(r->fd, &st), status = up_sys3(SYS_fcntl, r->fd, F_GETFL, 0);
 
 	if (up_failed(ret))
 		return (int)ret;
-	return (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
+	return !up_failed(status) && (status & O_ACCMODE) != O_WRONLY && !(status & O_PATH) &&
+	       (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
 	       (uint64_t)st.st_size == r->size ? 0 : -ESTALE;
 }
 
@@ -97,12 +99,11 @@ void up_let_go(struct agent *a, struct up_region *r)
 	up_release(a, r, UP_LEFT);
 }
 
-int up_is_left_lying(int uffd)
+int up_is_left_lying(struct agent *a)
 {
-	struct pollfd p = { uffd, POLLIN, 0 };
-	struct timespec none = { 0 };
+	uint32_t events[UP_SOURCES];
 
-	return up_sys5(SYS_ppoll, &p, 1, &none, NULL, 8) == 1 && p.revents & POLLIN;
+	return up_wait(&a->left, 0, events) && events[UP_OVERLAYS_TELL];
 }
 
 /* Not before the kernel's event of what their new owners did has been read: it is theirs by the region's
@@ -111,7 +112,7 @@ void up_let_left_go(struct agent *a)
 {
 	if (atomic_exchange(&up_job.left, 0))
 		a->left_at_ns = up_now_ns() + UP_LEFT_NS;
-	if (!a->left_at_ns || up_now_ns() < a->left_at_ns || up_is_left_lying(atomic_load(&a->uffd)) ||
+	if (!a->left_at_ns || up_now_ns() < a->left_at_ns || up_is_left_lying(a) ||
 	    (atomic_load(&a->reading) && atomic_load(&up_job.responder_tid)))
 		return;
 	a->left_at_ns = 0;
@@ -259,12 +260,21 @@ static void on_request(struct agent *a, struct up_request *q)
 		up_futex_wake(&q->state);
 }
 
-void up_on_bell(struct agent *a)
+void up_take_bell(struct agent *a)
 {
 	struct signalfd_siginfo info;
+	long ret;
 
-	while (!up_failed(up_sys3(SYS_read, a->bell_fd, &info, sizeof(info))))
-		;
+	do
+		ret = up_sys3(SYS_read, a->bell_fd, &info, sizeof(info));
+	while (!up_failed(ret));
+	if (ret != -EAGAIN && ret != -EINTR) /* refused (a filter): it rings on */
+		up_pause(NS_PER_MS);
+}
+
+void up_on_bell(struct agent *a)
+{
+	up_take_bell(a);
 	atomic_store(&up_job.silent, 0);
 	for (int i = 0; i < UP_REQUESTS; i++)
 		if (up_request_take(&up_job.request[i]))

@@ -36,17 +36,19 @@ int up_in_own_process(void)
 	return up_sys0(SYS_getpid) == up_job.pid;
 }
 
-uint64_t up_block_signals(void)
+struct up_mask up_block_signals(void)
 {
-	uint64_t all = ~0ull, before = 0;
+	struct up_mask mask = { 0 };
+	uint64_t all = ~0ull;
 
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
-	return before;
+	mask.blocked = !up_failed(up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask.before, sizeof(all)));
+	return mask;
 }
 
-void up_restore_signals(uint64_t before)
+void up_restore_signals(struct up_mask mask)
 {
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+	if (mask.blocked)
+		up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &mask.before, NULL, sizeof(mask.before));
 }
 
 struct patience {
@@ -284,6 +286,8 @@ int up_map_from_anchor(struct up_region *r)
 	if (!up_failed(p))
 		ret = up_sys5(SYS_mremap, p, r->length, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
 			      r->address);
+	else
+		ret = up_map_anchor_there(r);
 	if (!up_failed(p) && up_failed(ret))
 		up_sys2(SYS_munmap, p, r->length);
 	return up_failed(ret) ? (int)ret : 0;
@@ -319,7 +323,7 @@ static void make_plain(struct up_region *r, uint32_t op)
 		duplicate_file(r);
 	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
 	if (p)
-		up_sys2(SYS_munmap, p, up_anchor_bytes(r));
+		up_sys2(SYS_munmap, p, atomic_load(&r->anchor_bytes));
 	/* One kind of pages again, also past the end of the file. */
 	swallowed = op == UP_REQ_DETACH ? atomic_exchange(&r->swallowed, 0) : 0;
 	if (swallowed)
@@ -442,7 +446,7 @@ int up_overlaps(const struct up_region *r, uintptr_t address, size_t length)
 int up_give_back(uintptr_t address, size_t length, uint32_t op)
 {
 	int ours = 0, stays = 0;
-	uint64_t mask = 0;
+	struct up_mask mask = { 0 };
 
 	if (!atomic_load(&up_job.live) || !length)
 		return 0;
@@ -469,7 +473,7 @@ void up_settle(uintptr_t address, size_t length)
 {
 	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
-		uint64_t mask;
+		struct up_mask mask;
 
 		if (atomic_load(&r->pooled) != UP_POOLED_COPIES || atomic_load(&r->state) != UP_LIVE ||
 		    !up_overlaps(r, address, length) || !up_in_own_process())
@@ -505,7 +509,7 @@ static void end_agent(void)
 {
 	struct patience p = all_patience();
 	_Atomic uint32_t nothing = 0;
-	uint64_t mask;
+	struct up_mask mask;
 	int tid, responder;
 
 	/* No agent, and none can come: nothing is asked. */

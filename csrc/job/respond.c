@@ -18,11 +18,9 @@
  */
 #include <errno.h>
 #include <linux/userfaultfd.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "job/agent.h"
 
@@ -68,7 +66,7 @@ void up_close_overlays(struct agent *a)
 	if (fd < 0)
 		return;
 	up_close(&fd);
-	/* Who polls it holds it open: both look again. */
+	/* Nobody is told of it by epoll(7): both look. */
 	up_ring_responder();
 	if ((tid = atomic_load(&up_job.agent_tid)))
 		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
@@ -195,6 +193,9 @@ static int take(struct agent *a, int uffd, struct turn *t)
 	struct uffd_msg message[MESSAGES_AT_ONCE];
 	long n = up_sys3(SYS_read, uffd, message, sizeof(message));
 
+	/* Refused (a filter): who touches a checkpoint would wait for ever. */
+	if (up_failed(n) && n != -EAGAIN && n != -EINTR && n != -EBADF)
+		up_close_overlays(a);
 	if (up_failed(n))
 		return 0;
 	n /= (long)sizeof(message[0]);
@@ -213,7 +214,6 @@ static int take(struct agent *a, int uffd, struct turn *t)
 
 void up_respond(struct agent *a)
 {
-	struct timespec pause = { .tv_nsec = TRY_AGAIN_NS };
 	struct turn t = { .dropped_low = UINTPTR_MAX };
 	int more, tries = 0;
 
@@ -231,7 +231,7 @@ void up_respond(struct agent *a)
 		if (left && tries++ < EAGER_TRIES)
 			up_sys0(SYS_sched_yield);
 		else if (left)
-			up_sys4(SYS_ppoll, NULL, 0, &pause, NULL);
+			up_pause(TRY_AGAIN_NS);
 	} while (t.count || more);
 	if (t.dropped_low < t.dropped_high)
 		up_wake_range(atomic_load(&a->uffd), t.dropped_low,
@@ -266,32 +266,25 @@ static void respond_alone(struct agent *a)
 
 static void responder_main(void)
 {
-	struct timespec look = { .tv_nsec = UP_ALONE_LOOK_NS };
 	struct agent *a = &up_agent;
+	uint32_t events[UP_SOURCES];
 	int alone = 0;
 
 	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch/r");
 	atomic_store(&a->reading, 0); /* of one that died */
 	/* Where the agent has died nobody else ends us. */
 	while (!atomic_load(&a->stop) && (up_agent_alive() || !atomic_load(&up_job.ending))) {
-		struct pollfd p[2] = { { atomic_load(&a->uffd), POLLIN, 0 },
-				       { a->bell_fd, POLLIN, 0 } };
-		uint64_t bell[16]; /* a struct signalfd_siginfo */
-
-		if (p[0].fd < 0)
+		if (atomic_load(&a->uffd) < 0)
 			break;
-		up_sys5(SYS_ppoll, p, 2, &look, NULL, 8);
-		look.tv_nsec = UP_ALONE_LOOK_NS; /* the kernel has written what was left */
+		up_wait(&a->listen, UP_ALONE_LOOK_NS, events);
 		if (!alone && !up_agent_alive()) {
 			alone = 1;
 			up_wake_laid(a); /* what it has read and not answered comes again */
 		}
-		if (p[0].revents & POLLIN)
+		if (events[UP_OVERLAYS_TELL])
 			respond_alone(a);
-		else if (p[0].revents)
-			break; /* closed by the other, just now */
-		if (p[1].revents) /* what was sent to this thread */
-			up_sys3(SYS_read, a->bell_fd, bell, sizeof(bell));
+		if (events[UP_BELL_RINGS]) /* what was sent to this thread */
+			up_take_bell(a);
 	}
 }
 
@@ -318,11 +311,9 @@ void up_notice_responder_end(struct agent *a)
 /* A responder that is stopped by a tracer ends when it goes on: its next look finds ``stop``. */
 void up_responder_end(struct agent *a)
 {
-	struct timespec pause = { .tv_nsec = NS_PER_MS };
-
 	atomic_store(&a->stop, 1);
 	for (int i = 0; i < 50 && atomic_load(&up_job.responder_tid); i++) {
 		up_ring_responder();
-		up_sys4(SYS_ppoll, NULL, 0, &pause, NULL);
+		up_pause(NS_PER_MS);
 	}
 }

@@ -140,7 +140,8 @@ static void cannot_be_read(struct agent *a, struct up_region *r, uintptr_t addre
 
 	if (up_may_act(a, r)) {
 		up_pool_detach(a, r, 1, 0);
-		return;
+		if (!atomic_load(&r->pooled))
+			return;
 	}
 	if (up_failed(up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_POISON, &poison))) /* Linux 6.6 */
 		up_wake_range(a->pool_uffd, address, up_job.page_bytes);
@@ -200,6 +201,8 @@ void up_stand_in(struct agent *a)
 	struct uffd_msg message[MESSAGES_AT_ONCE];
 	long n = up_sys3(SYS_read, a->pool_uffd, message, sizeof(message));
 
+	if (up_failed(n) && n != -EAGAIN && n != -EINTR) /* refused (a filter): it waits on */
+		up_pause(NS_PER_MS);
 	if (up_failed(n))
 		return;
 	n /= (long)sizeof(message[0]);

@@ -7,6 +7,7 @@
  * may use TLS, errno or a libc function with state.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -162,10 +163,18 @@ static int spawn(void (*main)(void), void *stack, _Atomic int *tid)
 
 #endif
 
+/* By the kernel: a filter may refuse to block them, or make believe that they are. */
+static int are_blocked(void)
+{
+	uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1), now = 0;
+
+	return !up_failed(up_sys4(SYS_rt_sigprocmask, SIG_BLOCK, NULL, &now, sizeof(now))) && !~(now | never);
+}
+
 /* The stack is kept in *stack for the next one that is started. */
 int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid)
 {
-	uint64_t all = ~0ull, before;
+	struct up_mask mask;
 	void *p = *stack;
 	int ret;
 
@@ -179,9 +188,10 @@ int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid)
 #endif
 		*stack = p;
 	}
-	/* It is born with every signal blocked and never opens one: handlers are the job's. */
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
-	ret = spawn(main, p, tid);
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+	/* It is born with every signal blocked and never opens one: handlers are the job's, and UP_BELL that is not
+	 * blocked ends the process. */
+	mask = up_block_signals();
+	ret = are_blocked() ? spawn(main, p, tid) : -EPERM;
+	up_restore_signals(mask);
 	return ret;
 }

@@ -182,7 +182,7 @@ def test_what_a_file_has_lost_while_the_service_stands_still_is_sigbus_as_withou
     m = Mapping(sys.argv[1])
     say(pooled=m.pooled(), pid=os.getpid())  # and nothing is read
     hear()
-    say(digest=hashlib.sha256(m.view[: 6 << 20]).hexdigest(), pooled=m.pooled())
+    say(digest=hashlib.sha256(m.view[: 6 << 20]).hexdigest())
     say(lost=m.view[6 << 20])
     """
     kept = hashlib.sha256(own_records.path.read_bytes()[: 6 * MIB]).hexdigest()
@@ -192,7 +192,7 @@ def test_what_a_file_has_lost_while_the_service_stands_still_is_sigbus_as_withou
     with work.stopped_service():
         os.truncate(own_records.path, 6 * MIB)
         work.tell()
-        assert work.line() == {"digest": kept, "pooled": True}
+        assert work.line() == {"digest": kept}
         wait_until(lambda: process_gone(line["pid"]), "the job's end")
     assert work.finish().status == -signal.SIGBUS
 

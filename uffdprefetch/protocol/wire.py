@@ -89,6 +89,14 @@ class Stated(IntEnum):
     RANDOM = C.UP_STATED_RANDOM
 
 
+class Gone(IntEnum):
+    """enum up_gone_reason: why a mapping is not managed any more."""
+
+    CHANGED = C.UP_GONE_CHANGED
+    WANTED = C.UP_GONE_WANTED
+    WRITTEN = C.UP_GONE_WRITTEN
+
+
 class Bypass(IntEnum):
     """enum up_bypass_reason: how it was seen that a process bypasses the interposers."""
 
@@ -120,7 +128,6 @@ ATTACH_WRITABLE: int = C.UP_ATTACH_WRITABLE
 ATTACH_KNOWN: int = C.UP_ATTACH_KNOWN
 ATTACH_COPIES: int = C.UP_ATTACH_COPIES
 ATTACH_STATED: int = C.UP_ATTACH_STATED
-GONE_WRITTEN: int = C.UP_GONE_WRITTEN
 ATTACH_MANY: int = C.UP_ATTACH_MANY
 
 
@@ -244,10 +251,14 @@ def _padded(pages: list[int]) -> list[int]:
     return pages + [0] * (PAGES_MAX - len(pages))
 
 
-def file(region: int, verdict: ServingMode, pages: list[int], settled: bool = False) -> bytes:
+def file(
+    region: int, verdict: ServingMode, pages: list[int], settled: bool = False, leased: bool = False
+) -> bytes:
     """UP_FILE: how a mapping is served, and the page numbers of its checkpoints (PAGES_MAX).
-    ``settled``: who maps the file again need not wait for the answer."""
-    return pack(Type.FILE, FILE.pack(region, verdict, len(pages), settled, *_padded(pages)))
+    ``settled``: who maps the file again need not wait for the answer. ``leased``: the last
+    descriptor that comes with it has the file's lease."""
+    body = FILE.pack(region, verdict, len(pages), settled, leased, 0, *_padded(pages))
+    return pack(Type.FILE, body)
 
 
 def command(kind: Type, sequence: int, region: int, pages: list[int]) -> bytes:

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 #: Counting the places at which files are read may take one part in this many of a core.
 PLACES_COST = 25
 NEVER_NS = 1 << 62
+#: Why a file is given up of which somebody wants the lease.
+OPENED_FOR_WRITING = "opened for writing"
 #: Statements kept of a mapping whose file is being opened: as many as its agent keeps
 #: (csrc/job/agent.h, UP_STATEMENTS).
 EARLY_MAX = 64
@@ -169,14 +171,21 @@ class Coordinator:
         if fd is None:  # inherited, and not open here (yet): it is found in /proc (observe.py)
             client.tell(a.region, wire.ServingMode.REFUSE, [])
             return
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+        # of O_PATH, which an agent sends where it can, the agent has looked
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
             # who may open it again could read it all the same: it was not meant to be
             uffd.close_file(fd)
             self._decide(client, a, None, f"inode {a.inode}", REUSED)
             return
         client.opening.add(a.region)
         self.opener.open(fd, lambda opened: self._opened(client, a, opened))
+
+    def look_for_writer(self, a: wire.Attach) -> None:
+        """Before attach(): somebody may have opened the file for writing while this process stood
+        still."""
+        file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
+        if file is not None and file.changed is None and file.lease_breaking():
+            self.give_up(file, OPENED_FOR_WRITING)
 
     def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
         """A mapping was found in /proc of which no agent tells."""
@@ -242,7 +251,7 @@ class Coordinator:
         if wanted:
             self._offers.make(client, region, wanted, fds[0])
         else:
-            client.tell(a.region, serving.mode, fds, settled)
+            client.tell(a.region, serving.mode, fds, settled, lease_fd=region.lease_fd)
         self.advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_STATED:
             self.advice.said(
@@ -344,6 +353,7 @@ class Coordinator:
         file.attached += 1
         file.copied = file.copied or bool(a.flags & wire.ATTACH_COPIES)
         client.regions[region.id] = region
+        region.brings_lease = not any(n < FIRST_OBSERVED for n in region.reader.regions)
         region.reader.add(region)
         if self.known_orders is not None:  # its order begins before its first touch
             self.known_orders.mapped(client)
@@ -376,6 +386,18 @@ class Coordinator:
             for old in forget_unmapped(client):
                 self._left(old)
         self._table.left(region.file, client.pid)
+
+    def gone(self, client: Client, region_id: int, reason: int) -> None:
+        """Its agent does not manage a mapping any more (wire.Gone)."""
+        region = client.regions.get(region_id)
+        wanted = reason == wire.Gone.WANTED
+        if wanted and region is not None:
+            client.refused.add(region.address)  # else it is found in /proc (observe.py)
+        self.detached(client, region_id)
+        if wanted and region is not None and not region.file.attached:
+            self._table.hurry(region.file)
+        if reason == wire.Gone.WRITTEN and region is not None:
+            self.writer_came(region.file)
 
     def left(self, client: Client) -> None:
         """The process is gone, and its mappings are."""

@@ -95,8 +95,10 @@ class Offers:
             region.checkpoints.offered = (
                 [] if file.changed else [p for p in offer.pages if p in file.written]
             )
-            message = wire.file(region.id, wire.ServingMode.CHECKPOINTS, region.checkpoints.offered)
-            offer.client.send(message, [offer.memfd])
+            offer.client.tell(
+                region.id, wire.ServingMode.CHECKPOINTS, [offer.memfd],
+                pages=region.checkpoints.offered, lease_fd=region.lease_fd,
+            )  # fmt: skip
         self._waiting = waiting
 
     def laid(self, client: Client, region: Region, done: int, error: int) -> None:

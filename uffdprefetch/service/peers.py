@@ -283,14 +283,12 @@ class Peers:
                     f"pid {client.pid} ({client.hello.command}) has {REGIONS_MAX} mappings at a "
                     "time: more are left alone"
                 )
+            self._engine.look_for_writer(offered)
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
             self._engine.on_pool_events()  # what it was touched before that
             number, reason = wire.GONE.unpack_from(body)
-            region = client.regions.get(number)
-            self._engine.detached(client, number)
-            if region is not None and reason == wire.GONE_WRITTEN:
-                self._engine.writer_came(region.file)
+            self._engine.gone(client, number, reason)
         elif kind == wire.Type.ACK:
             self._engine.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:

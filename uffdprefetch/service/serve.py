@@ -29,7 +29,7 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.coordinator import OPENED_FOR_WRITING, Coordinator
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
@@ -453,7 +453,7 @@ class Service:
             if not file.leased or not file.lease_breaking():
                 continue
             if file.changed is None:
-                self.engine.give_up(file, "opened for writing")
+                self.engine.give_up(file, OPENED_FOR_WRITING)
             self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.attached or now >= deadline:

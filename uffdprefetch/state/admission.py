@@ -177,10 +177,14 @@ class FileTable:
     def ended(self, pid: int) -> None:
         """A process ends: the file that it was the last to map is closed as soon as possible, for
         whoever waits for the process in order to unmount or delete."""
-        now = self._clock.now_ns()
         for file in self.files.values():
             if not file.attached and file.last_pid == pid:
-                file.idle_ns, self.look_ns = now - IDLE_NS, now
+                self.hurry(file)
+
+    def hurry(self, file: FileState) -> None:
+        """Close an unmapped file as soon as possible."""
+        self.look_ns = self._clock.now_ns()
+        file.idle_ns = self.look_ns - IDLE_NS
 
     def look(self, now: int) -> None:
         """Close unmapped files: a deleted one at once, others after IDLE_NS. One that a worker

@@ -91,12 +91,17 @@ class Client:
         return bool(self.hello.flags & wire.HELLO_UFFD)
 
     def tell(
-        self, region: int, verdict: wire.ServingMode, fds: list[int], settled: bool = False
-    ) -> None:
-        """Tell the agent how a mapping without checkpoints is served, if it was the agent's.
-        ``settled``: so is each of the file."""
-        if region < FIRST_OBSERVED:
-            self.send(wire.file(region, verdict, [], settled), fds)
+        self, region: int, verdict: wire.ServingMode, fds: list[int], settled: bool = False,
+        pages: list[int] | None = None, lease_fd: int = -1,
+    ) -> None:  # fmt: skip
+        """Tell the agent how a mapping is served, if it was the agent's. ``settled``: so is each of
+        the file. ``pages``: its checkpoints. ``lease_fd``: what the agent can give the file's lease
+        back by."""
+        if region >= FIRST_OBSERVED:
+            return
+        leased = lease_fd >= 0
+        message = wire.file(region, verdict, pages or [], settled, leased)
+        self.send(message, [*fds, lease_fd] if leased else fds)
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Queue a message; descriptors can only be sent with an empty queue."""

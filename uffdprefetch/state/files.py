@@ -204,7 +204,7 @@ class FileState:
         return self.leased and fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
 
     def release_lease(self) -> None:
-        """Release the lease: the writer goes on."""
+        """Release the lease, of which agents may have descriptors, too: the writer goes on."""
         if self.leased:
             with contextlib.suppress(OSError):  # the kernel has broken it after lease-break-time
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -340,10 +340,10 @@ class FileState:
         if self.watched is not None:
             self.watched.close()
             self.watched = None
+        self.release_lease()
         for fd in (self.fd, self.page_fd, self.map_fd):
             uffd.close_file(fd)
         self.fd = self.page_fd = self.map_fd = -1
-        self.leased = False
 
     def unpark(self, opened: Opened) -> bool:
         """Reopen with descriptions of the same file, of the same size and mtime. Returns whether it
@@ -372,10 +372,10 @@ class FileState:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""
         if self.watched is not None:
             self.watched.close()
+        self.release_lease()
         for fd in (self.fd, self.page_fd, self.map_fd):
             uffd.close_file(fd)
         for fd in (self.checkpoint_rw, self.checkpoint_ro):
             if fd >= 0:
                 os.close(fd)
         self.fd = self.page_fd = self.map_fd = self.checkpoint_rw = self.checkpoint_ro = -1
-        self.leased = False

@@ -40,10 +40,15 @@ FS_IOC_GETVERSION = 0x80087601
 def generation(fd: int) -> int | None:
     """The inode's generation, which differs when its number is reused; None where unsupported. May
     wait for a FUSE daemon."""
+    own = -1
     try:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH:
+            fd = own = os.open(f"/proc/self/fd/{fd}", FLAGS)
         answer = fcntl.ioctl(fd, FS_IOC_GETVERSION, bytes(8))
     except OSError:
         return None
+    finally:
+        uffd.close_file(own)
     return int.from_bytes(answer[:4], sys.byteorder)
 
 

@@ -62,6 +62,7 @@ class Region:
     reader: Reader
     anchor: int = 0  # address at which its agent keeps a mapping of the file; 0: none
     detaching: bool = False
+    brings_lease: bool = False  # the first one of its file that its agent has told of
     reads: wire.Stated = wire.Stated.NORMAL  # how the job says that it reads it
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     scan: ScanState = field(default_factory=ScanState)
@@ -71,6 +72,11 @@ class Region:
         """The mapped range of the file."""
         end = min(self.offset_bytes + self.length_bytes, self.file.size_bytes)
         return Span(self.offset_bytes, end, uffd.PAGE_BYTES)
+
+    @property
+    def lease_fd(self) -> int:
+        """What its agent is to have, to give the file's lease back by; -1: nothing."""
+        return self.file.fd if self.brings_lease and self.file.leased else -1
 
     @property
     def walks(self) -> list[Stream]:

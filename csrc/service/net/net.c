@@ -183,12 +183,13 @@ static void *listen_loop(void *arg)
 {
 	struct up_net *n = arg;
 	struct pollfd p = { .fd = n->options.from_fd, .events = POLLIN };
+	struct timespec pause = { .tv_nsec = 1000000 };
 	struct up_net_message m;
 	uint64_t count;
 
 	pthread_mutex_lock(&n->lock);
 	while (!n->stop) {
-		int any = 0;
+		int any = 0, ready;
 
 		while (up_net_take(n->ring, UP_NET_OF_SERVICE, &m)) {
 			heard(n, &m);
@@ -198,8 +199,11 @@ static void *listen_loop(void *arg)
 			up_cond_broadcast(&n->changed);
 		pthread_mutex_unlock(&n->lock);
 		tell_all_kept(n);
-		if (poll(&p, 1, 100) > 0 && read(p.fd, &count, sizeof(count)) < 0)
+		ready = poll(&p, 1, 100);
+		if (ready > 0 && read(p.fd, &count, sizeof(count)) < 0)
 			count = 0; /* somebody else has read it */
+		if (ready < 0 && errno != EINTR) /* RLIMIT_NOFILE is 0 by now: the ring is looked at all the same */
+			nanosleep(&pause, NULL);
 		pthread_mutex_lock(&n->lock);
 	}
 	pthread_mutex_unlock(&n->lock);
