@@ -522,7 +522,10 @@ class Convener:
         """All that was started here ends: a transport has seen that its service has gone."""
         self._brood.end(END_SECONDS, END_SECONDS)
         for process in self._children():
-            process.poll()
+            if process.poll() is None:  # a kernel that lists no children
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         leftovers.remove_mpi(self._options.socket)
         self._meeting.end()
 
