@@ -19,7 +19,7 @@
 
 enum up_net_constants {
 	UP_NET_MAGIC = 0x4e705531,
-	UP_NET_VERSION = 4,
+	UP_NET_VERSION = 5,
 	UP_NET_BLOCKS = 64,   /* of one question */
 	UP_NET_QUEUE = 1024,  /* messages in one direction */
 	UP_NET_NODES = 1024,
@@ -43,7 +43,7 @@ enum up_net_kind {
 	UP_NET_REQUEST = 68,  /* a node asks, by its slot `theirs` */
 	UP_NET_HURRIED = 69,  /* it waits for that now */
 	UP_NET_HINTS = 70,    /* the answer to a question: word[i] of the block first + i */
-	UP_NET_NODE = 71,     /* a node is there (`status` 1), or is not (0) */
+	UP_NET_NODE = 71,     /* a node is there (`status` 1), or is not (0); of this one, `cpu_short` alone */
 };
 
 enum up_net_class { UP_NET_DEMAND = 0, UP_NET_AHEAD = 1 };
@@ -84,7 +84,7 @@ struct up_net_message {
 	uint32_t length;       /* SEND: bytes after the header */
 	uint32_t together;     /* QUESTION: whether this node's readers come to what others keep */
 	uint32_t due_ms;       /* ASK, REQUEST: somebody comes there after so long; 0: at once, or it is not known */
-	uint32_t reserved;
+	uint32_t cpu_short;    /* NODE: its transport waits for processors longer than it runs on them */
 	uint32_t part;         /* QUESTION: it wants some chunks of the block, and perhaps no more */
 	uint16_t word[64];
 };

@@ -308,6 +308,7 @@ struct up_net_node_counts {
 	uint64_t from_bytes, to_bytes, answer_ns; /* the longest of its last answers */
 	uint64_t late, corrupt;      /* answers of it that did not come in time, or were not what it has */
 	uint32_t here, failures, out;
+	uint32_t cpu_short;          /* its transport waits for processors longer than it runs on them */
 };
 
 /* Fetch and serve by a transport: the ring is closed by up_net_stop(), the descriptors stay the

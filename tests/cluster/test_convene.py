@@ -214,6 +214,9 @@ def test_the_first_node_leads_makes_the_key_and_starts_mpi_once(nodes: Nodes) ->
     assert nodes.jobs == [("way0", HOSTS)]
     (key,) = {said["key"] for i in range(3) for said in nodes.said(i) if "key" in said}
     assert len(bytes.fromhex(key)) == 32
+    files = [path.read_bytes() for path in nodes.all[0]._meeting.path.iterdir()]
+    assert not any(word in data for data in files for word in (key.encode(), bytes.fromhex(key)))
+    assert not any(name.startswith("key") for name in nodes.all[0]._meeting.names()), "taken"
     assert [said for said in nodes.said(0) if "started" in said] == [
         {"started": 1, "nodes": [0, 1, 2], "mpi": "way0"}
     ]
@@ -302,6 +305,81 @@ def test_a_lost_leader_is_followed_by_the_next_one_without_the_dead(nodes: Nodes
     nodes.turn(1, 2, seconds=GATHER_SECONDS)
     assert nodes.jobs[1] == ("way0", HOSTS[1:])
     assert {said["started"] for said in nodes.said(1) if "started" in said} == {2}
+
+
+def test_a_generation_whose_nodes_are_dead_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run of the same name, of which a node was killed: nothing takes its note away."""
+    old = Nodes(tmp_path, monkeypatch)
+    old.turn()
+    old.hear(joined=1)
+    for number in (0, 1):
+        old.all[number]._end()
+    assert old.all[0]._meeting.numbers() == [2], "for all that is known it shares"
+    new = Nodes(tmp_path, monkeypatch, 2)
+    new.turn()
+    assert new.jobs == [], "node 2 may live"
+    new.turn(seconds=GATHER_SECONDS)
+    assert new.jobs == [("way0", HOSTS[:2])]
+    new.hear(joined=2)
+    new.end()
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_mpi_that_outlives_its_transports_is_asked_to_end_and_then_killed(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    mark = tmp_path.parent / f"{tmp_path.name}-asked"
+    nodes.job = ["/bin/sh", "-c", f"trap ': > {mark}' TERM; while :; do sleep 0.1; done"]
+    nodes.turn()
+    nodes.hear(joined=1)
+    job = nodes.all[0]._job
+    assert job is not None
+    until(lambda: nodes.all[0]._brood.alive())
+    time.sleep(0.2)  # for the trap
+    nodes.hear(left=1)
+    nodes.turn()
+    until(mark.exists)
+    assert job.poll() is None
+    nodes.job = ["/bin/sleep", "60"]
+    until(lambda: len(nodes.jobs) == 2, lambda: nodes.turn(seconds=1.0))
+    assert job.poll() == -9
+
+
+def test_a_node_that_shares_answers_who_asks_for_it(nodes: Nodes) -> None:
+    nodes.turn(1, 2)
+    for _ in range(8):
+        nodes.turn(1, 2, seconds=GONE_SECONDS / 4)
+    nodes.hear(1, 2, joined=1)
+    beats = [nodes.all[1]._meeting.said(n)["beat"] for n in (1, 2)]  # type: ignore[index]
+    for _ in range(6):
+        nodes.turn(1, 2)
+    assert beats == [nodes.all[1]._meeting.said(n)["beat"] for n in (1, 2)], "nobody asks"  # type: ignore[index]
+    for _ in range(4):
+        nodes.turn(seconds=1.0)
+    assert all(
+        now > before
+        for now, before in zip(
+            [nodes.all[1]._meeting.said(n)["beat"] for n in (1, 2)], beats, strict=True
+        )
+    )  # type: ignore[index]
+    assert len(nodes.jobs) == 1
+
+
+def test_who_comes_to_what_a_run_of_the_same_name_has_left_counts_only_who_lives(
+    nodes: Nodes,
+) -> None:
+    nodes.turn()
+    nodes.hear(joined=1)
+    for number in (1, 2):
+        path = nodes.all[0]._meeting.path / f"node-{number}.json"
+        os.utime(path, (time.time() - 60,) * 2)
+    nodes.all[0]._is_again = True
+    nodes.all[0]._arrive()
+    assert nodes.all[0]._here(nodes.now) == [0]
+    nodes.turn(1)
+    assert nodes.all[0]._here(nodes.now) == [0, 1], "it has answered"
 
 
 def test_one_that_has_lost_its_transport_has_all_begin_anew(nodes: Nodes) -> None:

@@ -58,7 +58,7 @@ class FakeLink:
     cpu_seconds = 1.5
 
     def links(self) -> dict[int, NodeCounts]:
-        return {2: NodeCounts(5, 6, 7_000_000, 1, self.corrupt, 1, 0, 0)}
+        return {2: NodeCounts(5, 6, 7_000_000, 1, self.corrupt, 1, 0, 0, 0)}
 
     def rates(self) -> tuple[int | None, int | None]:
         return 8, None
@@ -131,7 +131,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_its_convener_is_told_where_and_who_and_tells_the_key(make: Callable[..., Bed]) -> None:
-    bed = make({"key": KEY}, {"present": [0, 1, 2], "missing": 0, "seconds": 20.0})
+    bed = make({"key": KEY, "generation": 1}, {"present": [0, 1, 2], "missing": 0, "seconds": 20.0})
     bed.hear(lambda: bed.cluster.present)
     assert bed.cluster.link.key == bytes.fromhex(KEY)
     assert json.loads(bed.told.read_text()) == {
@@ -157,7 +157,7 @@ def test_too_few_nodes_no_mpi_and_a_convener_that_has_ended_are_one_line_each(
 def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = make({"key": KEY})
+    bed = make({"key": KEY, "generation": 1})
     bed.open(data, 4)
     bed.hear(lambda: bed.cluster.link)
     assert set(bed.cluster.link.shared) == {4}
@@ -174,7 +174,7 @@ def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
 def test_one_that_cannot_be_looked_at_yet_is_looked_at_later(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = make({"key": KEY})
+    bed = make({"key": KEY, "generation": 1})
     bed.hear(lambda: bed.cluster.link)
     with monkeypatch.context() as patch:
         patch.setattr(bed.opener, "run", lambda *_: False)
@@ -197,7 +197,7 @@ def test_pools_of_other_chunks_call_it_by_another_name(
     """Messages count in chunks."""
     names = set()
     for chunk_bytes in (1 << 16, 1 << 21):
-        bed = make({"key": KEY}, chunk_bytes=chunk_bytes)
+        bed = make({"key": KEY, "generation": 1}, chunk_bytes=chunk_bytes)
         bed.hear(lambda bed=bed: bed.cluster.link)
         bed.open(data, 4)
         names.add(bed.cluster.link.shared[4])
@@ -208,7 +208,7 @@ def test_what_has_left_the_pool_meanwhile_is_not_shared(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its number may be another file's by then."""
-    bed = make({"key": KEY})
+    bed = make({"key": KEY, "generation": 1})
     bed.hear(lambda: bed.cluster.link)
     looked = list[Any]()
 
@@ -229,7 +229,7 @@ def test_what_has_changed_since_it_was_opened_is_not_shared(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the pool has read of it may be older than what the name would say."""
-    bed = make({"key": KEY})
+    bed = make({"key": KEY, "generation": 1})
     bed.hear(lambda: bed.cluster.link)
     st = data.stat()
     bed.open(data, 4, Times(st.st_size, st.st_mtime_ns - 1, st.st_ctime_ns))
@@ -240,7 +240,7 @@ def test_what_has_changed_since_it_was_opened_is_not_shared(
 def test_one_that_is_not_shared_or_cannot_be_read_is_said_but_a_local_one(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = make({"key": KEY})
+    bed = make({"key": KEY, "generation": 1})
     bed.hear(lambda: bed.cluster.link)
     bed.open(data, 1, f_type=EXT4)
     assert not bed.ledger.degradations
@@ -259,15 +259,18 @@ def test_one_that_is_not_shared_or_cannot_be_read_is_said_but_a_local_one(
 
 
 def test_a_transport_of_an_older_generation_is_not_let_in(make: Callable[..., Bed]) -> None:
-    bed = make({"key": KEY})
+    bed = make({"key": KEY, "generation": 1})
     ours, theirs = socket.socketpair()
     assert not bed.cluster.join(ours, 7, 1), "nobody knows the key yet"
     bed.hear(lambda: bed.cluster.link)
     bed.cluster._heard({"failed": "no MPI yet"})
     assert bed.cluster.describe()["why_not"] == "no MPI yet"
-    assert bed.cluster.join(ours, 7, 2)
+    assert not bed.cluster.join(ours, 7, 2), "nobody knows that one's key yet"
+    bed.cluster._heard({"key": "07" * 32, "generation": 2})
+    assert bed.cluster.join(ours, 7, 2) and bed.cluster.link.key == bytes([7]) * 32
     assert bed.cluster.describe()["why_not"] is None
     assert not bed.cluster.join(ours, 7, 1)
+    bed.cluster._heard({"key": KEY, "generation": 3})
     assert bed.cluster.join(ours, 7, 3)
     bed.cluster.link.is_failed = True
     bed.cluster.housekeep()

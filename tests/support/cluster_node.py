@@ -105,7 +105,9 @@ class Node:
                 *lines, heard = heard.split(b"\n")
                 for line in lines:
                     said = json.loads(line)
-                    if "key" in said:
+                    if "key" in said and self.link is not None:
+                        self.link.key = bytes.fromhex(said["key"])
+                    elif "key" in said:
                         self.link = Link(
                             self.pool,
                             self.node,

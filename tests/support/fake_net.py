@@ -18,6 +18,7 @@ from loop_fabric import Loop
 
 from uffdprefetch.cluster.fabric import FabricError
 from uffdprefetch.cluster.homes import Home, homes
+from uffdprefetch.cluster.shortage import Shortage
 from uffdprefetch.cluster.transport import Transport, with_room, word_of
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Net, Ring
@@ -251,7 +252,7 @@ class LoopNet(FakeNet):
         self.transports = [
             Transport(
                 node.ring, node.to_fd, node.from_fd, fabric, node=node.number, key=self.key_of(i),
-                generation=self.generation,
+                generation=self.generation, shortage=self.shortage_of(i),
             )
             for i, (node, fabric) in enumerate(zip(self.nodes, self.fabrics, strict=True))
         ]  # fmt: skip
@@ -264,6 +265,10 @@ class LoopNet(FakeNet):
     def key_of(self, number: int) -> bytes:
         """The run's key, as a node has it."""
         return self.key
+
+    def shortage_of(self, number: int) -> Shortage:
+        """Whether it is short of processors: never, whatever this machine has."""
+        return Shortage("")
 
     def _step(self, node: Node) -> bool:
         if node.number in self.frozen or node.number in self.failed:

@@ -96,8 +96,8 @@ class Run:
         """``budget``: bytes, of each; ``spoils``: the node that sends other bytes than it has; -1:
         none does."""
         self.bed, self.directory = bed, directory
-        self.stop, self.spoiled = directory / "stop", directory / "spoiled"
         name = f"losses-{time.monotonic_ns()}"
+        self.stop, self.spoiled = directory / f"stop-{name}", directory / "spoiled"
         self.meeting = Meeting(directory, f"uffdprefetch-{name}.0", 99)
         self.readers = []
         for node in range(NODES):

@@ -17,19 +17,23 @@ import platform
 import select
 import socket
 import sys
+import time
 from pathlib import Path
 
 from uffdprefetch.base.errors import EXIT_USAGE
+from uffdprefetch.cluster import brood
 from uffdprefetch.cluster.fabric import FabricError, MpiFabric
 from uffdprefetch.cluster.meeting import socket_of
 from uffdprefetch.cluster.transport import Transport
 from uffdprefetch.native.net import Ring
-from uffdprefetch.protocol import wire
+from uffdprefetch.protocol import leftovers, wire
 
 NO_WORLD, NOT_LET_IN, LOST = 3, 4, 5
 #: MPI_Init waits for all ranks, whatever becomes of them; and holds the GIL, so only C can end it.
 INIT_SECONDS = 30.0
 FINALIZE_SECONDS = 3.0
+#: A step may start a transport before its node's convener has looked for the key.
+KEY_SECONDS = 5.0
 
 
 def join(path: str, generation: int) -> tuple[socket.socket, list[int], dict[str, object]]:
@@ -52,6 +56,18 @@ def join(path: str, generation: int) -> tuple[socket.socket, list[int], dict[str
     return sock, wanted, told
 
 
+def joined(path: str, generation: int) -> tuple[socket.socket, list[int], dict[str, object]]:
+    """The same, of a service that may hear the generation's key only now. Raises OSError."""
+    end = time.monotonic() + KEY_SECONDS
+    while True:
+        try:
+            return join(path, generation)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)
+
+
 def say(text: str) -> None:
     """One line in the log of who started us."""
     print(f"uffdprefetch transport on {platform.node()}: {text}", file=sys.stderr, flush=True)
@@ -64,6 +80,12 @@ def main(argv: list[str]) -> int:
         return EXIT_USAGE
     directory, generation, nodes = Path(argv[0]), int(argv[1]), int(argv[2])
     faulthandler.dump_traceback_later(INIT_SECONDS, exit=True)
+    try:
+        path = socket_of(directory, platform.node())
+    except FileNotFoundError as error:
+        say(str(error))
+        return NOT_LET_IN
+    os.environ.update(brood.temporary(path + leftovers.MPI))
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -79,8 +101,7 @@ def main(argv: list[str]) -> int:
         say(f"MPI made a world of {world.Get_size()}, not of {nodes}")
         os._exit(NO_WORLD)
     try:
-        path = socket_of(directory, platform.node())
-        sock, (ring_fd, to_fd, from_fd), told = join(path, generation)
+        sock, (ring_fd, to_fd, from_fd), told = joined(path, generation)
         ring = Ring.open(ring_fd)
     except (OSError, ValueError, wire.WireError) as error:
         say(f"the service does not let it in: {error}")

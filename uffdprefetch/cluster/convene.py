@@ -7,12 +7,13 @@ The first of LINES is JSON (Options); later ones tell what the service knows: {"
 transport of generation G has come; {"left": G}, it has gone; {"file": PATH, "fields": {...}}, a
 file that is shared. The end of the standard input is the end of all.
 
-Nodes without a transport *wait*; the one of them with the lowest number leads. It makes the run's
-key, and starts MPI over those that wait: by a step of the batch system, or by a launcher that
-leaves each node's command with that node (rsh.py). What has not made one world of them is followed
-by the next way to try. When a generation has ended before the run has, the next one is started over
-the nodes that wait by then, a few times, with growing pauses. A node that has lost its transport
-while others have not asks them to begin anew.
+Nodes without a transport *wait*; the one of them with the lowest number leads. It makes the
+generation's key, seals it for each node (sealed.py), and starts MPI over those that wait: by a step
+of the batch system, or by a launcher that leaves each node's command with that node (rsh.py). What
+has not made one world of them is followed by the next way to try. When a generation has ended
+before the run has, the next one is started over the nodes that wait by then, a few times, with
+growing pauses. One of which no node answers is over: they are dead, or the run of that name was. A
+node that has lost its transport while others have not asks them to begin anew.
 
 The directory may lie on a file system that thousands of nodes use: while all is well nobody looks
 more than once a second, and no node reads what all others have written.
@@ -25,6 +26,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import select
 import shlex
 import signal
@@ -37,15 +39,20 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.cluster import identity, mpi_start
+from uffdprefetch.cluster import brood, identity, mpi_start
 from uffdprefetch.cluster.meeting import (
+    ALIVE_SECONDS,
     ARRIVAL_SECONDS,
+    ASKED_MOST,
     FAILED,
-    KEEP_SECONDS,
+    GONE_SECONDS,
     Meeting,
+    Sweep,
     numbers_in,
 )
 from uffdprefetch.cluster.mpi_start import Host
+from uffdprefetch.cluster.sealed import KEY_BYTES, Pair
+from uffdprefetch.protocol import leftovers
 
 PACKAGE = "uffdprefetch.cluster"
 #: What launchers take as it is where an agent's path is wanted. Open MPI's plm_rsh_agent is a list
@@ -60,12 +67,13 @@ TRIES = 8
 PAUSE_SECONDS = 0.5
 #: A job that has lasted so long was a good one: pauses begin anew.
 GOOD_SECONDS = 60.0
-#: A node that waits writes so often that it is there; who has not for so long is not.
-ALIVE_SECONDS, GONE_SECONDS = 1.0, 4.0
-#: After a loss the others notice it within that, or are left out of the next generation.
+#: After a loss the others notice it within that, or are left out of the next generation; a node
+#: that shares answers within that (it looks every CALM_SECONDS), or is dead.
 GATHER_SECONDS = 2.0
-#: Started processes that are asked to end have so long.
+#: What was started ends by itself within that when the transports do; and after SIGTERM.
 END_SECONDS = 1.0
+#: A note for a node: the key of a generation, which nobody else can read.
+KEY = "key-"
 #: A node looks so often whether its neighbour has another file of the same path.
 COMPARE_SECONDS = 5.0
 #: ... and tells of so many: all of them are written with each new one.
@@ -95,6 +103,15 @@ class Options:
             raise ValueError(str(error)) from None
 
 
+@dataclass
+class _Asked:
+    """A node of which another one wants to know whether it lives: its count then, and when."""
+
+    count: int
+    at: float
+    answered: bool = False
+
+
 class Convener:
     """One node's."""
 
@@ -105,11 +122,17 @@ class Convener:
         self._started: dict[str, subprocess.Popen[bytes]] = {}  # commands of this node, by number
         self._count = 0
         self._alive_since = self._waits_since = 0.0
-        self._kept_since = time.monotonic()
+        self._pair, self._brood = Pair(), brood.Brood(options.socket)
+        self._sweep = Sweep(self._meeting)
+        self._asked: dict[int, _Asked] = {}
+        self._old_since: float | None = None  # since then something of before may be left
+        self._old_told = False
+        self.adopts = False  # what its descendants leave behind (brood.adopt())
+        self._is_again = False  # somebody has led in this directory before
         self._joined = 0  # the generation of our transport; 0: none
         self._over = 0  # the last one that is over, as far as we know
         self._beats: dict[int, tuple[int, float]] = {}  # of nodes that wait: (count, since when)
-        self._key_told = self._failed_told = self._gone_told = False
+        self._failed_told = self._gone_told = False
         # of who leads
         self._job: subprocess.Popen[bytes] | None = None
         self._job_since, self._tries, self._next = 0.0, 0, 0.0
@@ -136,23 +159,37 @@ class Convener:
 
     def run(self, stdin: int = 0) -> None:
         """Until the standard input ends."""
+        self._meeting.begin()
+        self._is_again = self._meeting.note("generation") is not None
         self._arrive()
-        self._meeting.sweep()
-        end, count = time.monotonic() + ARRIVAL_SECONDS, 0
+        end, present = time.monotonic() + ARRIVAL_SECONDS, list[int]()
         try:
             while time.monotonic() < end:
-                count = len(self._meeting.numbers())
-                if count >= self._options.nodes:
+                present = self._here(time.monotonic())
+                if len(present) >= self._options.nodes:
                     break
                 if not self._listen(stdin, time.monotonic()):
                     return
-            present = self._meeting.numbers()
             missing = max(0, self._options.nodes - len(present))
             self.tell(present=present, missing=missing, seconds=ARRIVAL_SECONDS)
             while self._listen(stdin, time.monotonic()):
                 self.turn(time.monotonic())
         finally:
             self._end()
+
+    def _here(self, now: float) -> list[int]:
+        """The nodes that are there, and not only their notes: where somebody has led before, those
+        of dead ones are old."""
+        self._say_that_it_waits(now)
+        if not self._is_again:
+            return self._meeting.numbers()
+        found = []
+        for node in self._meeting.numbers():
+            if self._meeting.is_fresh(node):
+                found.append(node)
+            else:
+                self._answers(node, self._meeting.said(node) or {}, now)
+        return found
 
     # -------------------------------------------------------------- the service
 
@@ -181,10 +218,11 @@ class Convener:
         """One line of the service's."""
         if "joined" in said:
             self._joined, self._job_since = int(said["joined"]), now
+            self._old_since, self._asked = now, {}
             self._arrive()
         elif "left" in said and self._joined:
             self._over, self._joined = max(self._over, self._joined), 0
-            self._waits_since, self._beats = now, {}
+            self._waits_since, self._beats, self._old_since = now, {}, now
             self._arrive()
             with contextlib.suppress(OSError):
                 self._meeting.post(f"again-{self._options.node}", {"over": self._over})
@@ -202,29 +240,32 @@ class Convener:
                 {
                     "host": self._options.host, "slurm": self._options.slurm,
                     "socket": self._options.socket, "beat": self._count,
-                    "joined": self._joined, "over": self._over,
+                    "joined": self._joined, "over": self._over, "public": self._pair.public,
                 }
             )  # fmt: skip
+
+    def _say_that_it_waits(self, now: float) -> None:
+        if not self._joined and now - self._alive_since > ALIVE_SECONDS:
+            self._alive_since = now
+            self._arrive()
 
     # -------------------------------------------------------------- each turn
 
     def turn(self, now: float) -> None:
         """Start what was left for this node; lead, where it is the first one that waits."""
-        if not self._joined and now - self._alive_since > ALIVE_SECONDS:
-            self._alive_since = now
-            self._arrive()
-        if now - self._kept_since > KEEP_SECONDS:
-            self._kept_since = now
-            self._meeting.keep()
-        if not self._key_told and (key := self._meeting.key()) is not None:
-            self._key_told = True
-            self.tell(key=key.hex())
+        self._say_that_it_waits(now)
         names = self._meeting.names()
+        if f"{KEY}{self._options.node}" in names:
+            self._take_key()
         if not names and not self._gone_told and not self._meeting.path.is_dir():
             self._gone_told = True
             self.tell(failed=f"the directory in which they meet is gone: {self._meeting.path}")
+        if self._meeting.is_asked(names):
+            self._arrive()
         self._start_commands(names)
         self._reap()
+        self._end_old(now)
+        self._sweep.turn(now)
         self._compare(names, now)
         if self._job is not None:
             self._watch_job(names, now)
@@ -239,11 +280,22 @@ class Convener:
             note = self._meeting.take(name)
             if note is None or not isinstance(note.get("command"), str):
                 continue
+            environ = self._environ(os.environ, int(note.get("generation", 0)))
             with contextlib.suppress(OSError):  # of fork; who waits for it gives up
                 self._started[name[len(prefix) :]] = subprocess.Popen(
                     ["/bin/sh", "-c", note["command"]], stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr, start_new_session=True,
+                    stdout=sys.stderr, start_new_session=True, env=environ,
                 )  # fmt: skip
+
+    def _environ(
+        self, environ: Mapping[str, str], generation: int, everywhere: bool = False
+    ) -> dict[str, str]:
+        """For what is started here: it can be found, and its files with it, unless it is for what
+        runs on other nodes as well."""
+        return {
+            **environ, **self._brood.mark(generation),
+            **({} if everywhere else brood.temporary(self._options.socket + leftovers.MPI)),
+        }  # fmt: skip
 
     def _reap(self) -> None:
         for number, process in list(self._started.items()):
@@ -252,6 +304,52 @@ class Convener:
                 del self._started[number]
                 with contextlib.suppress(OSError):
                     self._meeting.post(f"ended-{number}", {"status": status & 0xFF})
+
+        if self.adopts:
+            self._brood.reap(but=[process.pid for process in self._children()])
+
+    def _children(self) -> list[subprocess.Popen[bytes]]:
+        return [*self._started.values(), *([self._job] if self._job is not None else [])]
+
+    def _end_old(self, now: float) -> None:
+        """What an MPI has left of generations that are over: its daemons wait for their launcher,
+        which may be gone, for minutes."""
+        if self._old_since is None or now - self._old_since < GATHER_SECONDS:
+            return
+        left = self._brood.alive(max(self._over, self._joined - 1))
+        if not left:
+            self._old_since, self._old_told = None, False
+        elif not self._old_told:
+            self._old_told = True
+            brood.send(left, signal.SIGTERM)
+        elif now - self._old_since > GATHER_SECONDS + END_SECONDS:
+            brood.send(left, signal.SIGKILL)
+
+    # -------------------------------------------------------------- the key
+
+    def _take_key(self) -> None:
+        """That of a generation which this node is to be in."""
+        note = self._meeting.take(f"{KEY}{self._options.node}") or {}
+        try:
+            generation = int(note["generation"])
+            about = f"{generation} {self._options.node}"
+            key = self._pair.open(str(note["sealed"]), str(note["by"]), about)
+        except (KeyError, TypeError, ValueError):
+            return  # nothing that we could have written
+        self.tell(key=key.hex(), generation=generation)
+
+    def _give_key(self, there: Mapping[int, Mapping[str, Any]]) -> None:
+        """A new one to each node of the generation. Raises OSError."""
+        key = secrets.token_bytes(KEY_BYTES)
+        self.tell(key=key.hex(), generation=self._generation)
+        for node in there.keys() - {self._options.node}:
+            with contextlib.suppress(ValueError):  # it would not be let in
+                about = f"{self._generation} {node}"
+                sealed = self._pair.seal(key, str(there[node].get("public")), about)
+                self._meeting.post(
+                    f"{KEY}{node}",
+                    {"generation": self._generation, "by": self._pair.public, "sealed": sealed},
+                )
 
     # -------------------------------------------------------------- files
 
@@ -301,9 +399,24 @@ class Convener:
         number = int(last.get("generation", 0))
         if number <= max(self._over, self._generation):
             return True
-        # it was another one's to start: whoever is in it says so
-        members = (self._meeting.said(int(node)) or {} for node in last.get("nodes", {}))
-        return not any(said.get("joined") == number for said in members)
+        # it was another one's to start: whoever is in it says so, and lives
+        told = ((int(node), self._meeting.said(int(node)) or {}) for node in last.get("nodes", {}))
+        members = [(node, said) for node, said in told if said.get("joined") == number]
+        if any([self._answers(node, said, now) for node, said in members[:ASKED_MOST]]):
+            return False
+        return not any([self._answers(node, said, now) for node, said in members[ASKED_MOST:]])
+
+    def _answers(self, node: int, said: Mapping[str, Any], now: float) -> bool:
+        """Whether a node that says nothing by itself lives, as far as is known: it is asked, and
+        has GATHER_SECONDS to say something."""
+        count, one = int(said.get("beat", 0)), self._asked.get(node)
+        if one is None or (one.answered and now - one.at > GONE_SECONDS):
+            self._asked[node] = _Asked(count, now)
+            with contextlib.suppress(OSError):
+                self._meeting.ask(node, str(self._options.node))
+            return True
+        one.answered = one.answered or count != one.count
+        return one.answered or now - one.at < GATHER_SECONDS
 
     def _lead(self, names: Sequence[str], now: float) -> None:
         if now < self._next or self._tries >= TRIES:
@@ -315,7 +428,6 @@ class Convener:
         try:
             if self._ways is None:
                 self._ways = mpi_start.ways(os.environ, self._options.launcher)
-            self._meeting.make_key()
             self._begin(there, self._ways[0], now)
         except mpi_start.NoMpiError as error:
             self._tries = TRIES
@@ -333,6 +445,7 @@ class Convener:
         hosts = [Host(there[n]["host"], there[n].get("slurm", "")) for n in sorted(there)]
         nodes = {str(node): there[node]["host"] for node in sorted(there)}
         self._meeting.post("generation", {"generation": self._generation, "nodes": nodes})
+        self._give_key(there)
         argv = way.command(
             hosts, str(self._agent()),
             [
@@ -341,10 +454,10 @@ class Convener:
             ],
         )  # fmt: skip
         self._job_since = now
+        environ = self._environ(way.environ, self._generation, way.everywhere)
         self._job = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
-            env=dict(way.environ),
-        )  # fmt: skip
+            argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True, env=environ
+        )
         self.tell(started=self._generation, nodes=sorted(there), mpi=way.name)
 
     def _watch_job(self, names: Sequence[str], now: float) -> None:
@@ -388,7 +501,7 @@ class Convener:
 
     def _agent(self) -> Path:
         """A script: launchers take one word for what is called as ssh is. Raises NoMpiError."""
-        places = self._meeting.path / "rsh", Path(f"{self._options.socket}.rsh")
+        places = self._meeting.path / "rsh", Path(self._options.socket + leftovers.AGENT)
         path = next((path for path in places if _PLAIN.fullmatch(str(path))), None)
         if path is None:
             raise mpi_start.NoMpiError(
@@ -407,17 +520,13 @@ class Convener:
 
     def _end(self) -> None:
         """All that was started here ends: a transport has seen that its service has gone."""
-        started = [*self._started.values(), *([self._job] if self._job is not None else [])]
-        deadline = time.monotonic() + END_SECONDS
-        while any(p.poll() is None for p in started) and time.monotonic() < deadline:
-            time.sleep(TURN_SECONDS / 5)
-        for process in started:
-            if process.poll() is None:
+        self._brood.end(END_SECONDS, END_SECONDS)
+        for process in self._children():
+            if process.poll() is None:  # a kernel that lists no children
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        with contextlib.suppress(OSError):
-            Path(f"{self._options.socket}.rsh").unlink()
+        leftovers.remove_mpi(self._options.socket)
         self._meeting.end()
 
 
@@ -427,7 +536,10 @@ def main(argv: Sequence[str]) -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline().decode()
     try:
-        Convener(Options.read(line)).run()
+        convener = Convener(Options.read(line))
+        brood.adopt()
+        convener.adopts = True
+        convener.run()
     except (UffdPrefetchError, ValueError, OSError) as error:
         print(json.dumps({"failed": str(error)}), flush=True)
         return 1

@@ -22,13 +22,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from uffdprefetch import __version__
 from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE
 from uffdprefetch.cluster import slurm
-from uffdprefetch.cluster.meeting import KEEP_SECONDS, Meeting
+from uffdprefetch.cluster.meeting import OVER, Meeting
 from uffdprefetch.cluster.which_node import which_node
 
 NUMBER, COUNT = "UFFDPREFETCH_CLUSTER_NODE", "UFFDPREFETCH_CLUSTER_NODES"
@@ -38,7 +37,7 @@ _RANKS = (
     ("PALS_RANKID", "PALS_SIZE"), ("PMIX_RANK", "PMIX_SIZE"), ("PMI_RANK", "PMI_SIZE"),
 )  # fmt: skip
 LOOK_SECONDS = 1.0
-OVER, OWNER = "over", "owner"
+OWNER = "owner"
 #: They are for the job, which may well go on.
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -113,11 +112,8 @@ def _until_over(meeting: Meeting) -> bool:
         except ProcessLookupError:
             return True
         waits.append(owner)
-    kept = time.monotonic()
     while meeting.path.exists() and meeting.note(OVER) is None:
-        if time.monotonic() - kept > KEEP_SECONDS:
-            kept = time.monotonic()
-            meeting.keep()
+        meeting.is_asked(meeting.names())
         ready = select.select(waits, [], [], LOOK_SECONDS)[0]
         if owner in ready or (0 in ready and not os.read(0, 4096)):
             return True

@@ -45,9 +45,10 @@ class Link:
         self, pool: Pool, node: int, key: bytes, *, chunk_bytes: int,
         block_bytes: int = BLOCK_BYTES, layout: Layout = LAYOUT, serve_cpu: float = 0,
     ) -> None:  # fmt: skip
-        """``node``: this one's number; ``key``: the run's; ``serve_cpu``: see native.net.Net."""
+        """``node``: this one's number; ``key``: of the next
+        transport's generation; ``serve_cpu``: see native.net.Net."""
         self._serve_cpu = serve_cpu
-        self._pool, self._node, self._key = pool, node, key
+        self._pool, self._node, self.key = pool, node, key
         self.chunk_bytes = chunk_bytes
         #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
         self.layout = layout._replace(slot_bytes=max(layout.slot_bytes, chunk_bytes))
@@ -83,7 +84,7 @@ class Link:
                 net.share(file, identity, stamp)
             info = os.memfd_create("uffdprefetch-transport", os.MFD_CLOEXEC)
             handed_on.callback(os.close, info)
-            said = {"node": self._node, "key": self._key.hex(), "spins": _has_a_core_free()}
+            said = {"node": self._node, "key": self.key.hex(), "spins": _has_a_core_free()}
             os.write(info, json.dumps(said).encode())
             message = wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0))
             socket.send_fds(sock, [message], [ring.fd, *fds, info])

@@ -26,17 +26,27 @@ from uffdprefetch.state.file_systems import LUSTRE, type_of
 
 #: How long nodes wait for each other at the beginning: launchers start them within seconds.
 ARRIVAL_SECONDS = 20.0
-KEY_BYTES = 32
-PREFIX, SUMMARY = "uffdprefetch-meet-", "summary-"
+PREFIX, SUMMARY, WHO = "uffdprefetch-meet-", "summary-", "who-"
 #: The note of a node that leads, why it can start no MPI.
 FAILED = "failed"
-#: One that is in use is touched so often, and one that nobody has touched for so long is nobody's.
-KEEP_SECONDS, LEFT_SECONDS = 3600.0, 48 * 3600.0
+#: A node that waits says so every ALIVE_SECONDS; who has not for so long is dead. So long has one
+#: that is asked, too.
+ALIVE_SECONDS, GONE_SECONDS = 1.0, 4.0
+#: Of who has started the programs of hold.py: the run is over.
+OVER = "over"
+#: One without a node that could be asked is somebody's who begins, or ends, for no longer than
+#: this.
+LEFT_SECONDS = 60.0
+#: So many nodes of a run are asked whether they live; one that does is enough.
+ASKED_MOST = 8
 #: File systems on which every look is the server's answer (GPFS: its token manager's), or of which
 #: there is one kernel: a look need not make a change. f_type of statfs(2).
 COHERENT = {LUSTRE, 0x47504653, 0xEF53, 0x58465342, 0x9123683E, 0x01021994}
 _NODE = re.compile(r"node-([0-9]{1,6})")
+#: Who leaves such a note answers ask(): a convener, or a program of hold.py.
+_ANSWERS = re.compile(r"(node|held)-([0-9]{1,6})")
 Values = dict[str, Any]
+Signs = set[tuple[str, int]]
 
 
 class Meeting:
@@ -137,6 +147,17 @@ class Meeting:
     def leave(self) -> None:
         """It is there no more."""
         (self.path / f"node-{self.node}.json").unlink(missing_ok=True)
+        own = re.compile(
+            rf"(again-{self.node}|files-{self.node}|key-{self.node}|start-{self.node}-.*|{WHO}.*-{self.node})"
+        )
+        for name in filter(own.fullmatch, self.names()):
+            (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def begin(self) -> None:
+        """Whatever bears this node's number is of a run of the same name that was killed."""
+        with contextlib.suppress(OSError):
+            self.leave()
+            (self.path / f"{SUMMARY}{self.node}.json").unlink(missing_ok=True)
 
     def numbers(self) -> list[int]:
         """The nodes that have said that they are there, ascending."""
@@ -151,32 +172,48 @@ class Meeting:
         said = {node: self.said(node) for node in self.numbers()}
         return {node: values for node, values in said.items() if values is not None}
 
-    # -------------------------------------------------------------- the key
+    # -------------------------------------------------------------- who is alive
 
-    def make_key(self) -> bytes:
-        """The run's key, which the node that leads makes, once. Raises OSError."""
-        key = self.key()
-        if key is None:
-            key = secrets.token_bytes(KEY_BYTES)
-            self._write("key", key)
-        return key
-
-    def key(self) -> bytes | None:
-        """The run's key, if it is there: whoever cannot read this directory does not have it."""
+    def is_fresh(self, node: int) -> bool:
+        """Whether a node has said something in the last GONE_SECONDS before this one last did, or
+        left, by the file server's clock."""
+        own = self.path / f"node-{self.node}.json"
         try:
-            key = (self.path / "key").read_bytes()
+            now = (own if own.exists() else self.path).stat().st_mtime
+            return now - (self.path / f"node-{node}.json").stat().st_mtime < GONE_SECONDS
         except OSError:
-            return None
-        return key if len(key) == KEY_BYTES else None
+            return False
+
+    def ask(self, node: int, asker: str) -> str:
+        """Have a node say that it is alive: it takes this note, whose name this is. Raises
+        OSError."""
+        name = f"{WHO}{node}-{asker}"
+        self.post(name, {})
+        return name
+
+    def is_asked(self, names: Sequence[str]) -> bool:
+        """Whether anybody has asked that of this node: they have their answer."""
+        asked = [name for name in names if name.startswith(f"{WHO}{self.node}-")]
+        return any([self.take(name) is not None for name in asked])
 
     # -------------------------------------------------------------- the end
 
     def end(self) -> None:
-        """This node has left; who is the last clears. Never raises."""
+        """This node has left; who is the last that lives clears. Never raises."""
+        others = [node for node in self.numbers() if node != self.node and self._may_live(node)]
         with contextlib.suppress(OSError):
             self.leave()
-        if not self.numbers():
+        if not others:
             self.clear()
+
+    def _may_live(self, node: int) -> bool:
+        """As far as is known without asking it: who shares is in the last generation, and who waits
+        says so."""
+        said = self.said(node) or {}
+        if said.get("joined"):
+            last = self.note("generation") or {}
+            return bool(said["joined"] == last.get("generation"))
+        return self.is_fresh(node)
 
     def clear(self) -> None:
         """The run has ended: nothing of it is left, unless a summary still has to be taken (then
@@ -191,20 +228,67 @@ class Meeting:
         except OSError:
             pass  # another node is just writing: whoever is last does it
 
-    def keep(self) -> None:
-        """It is in use, in case that nothing else shows that for a long time. Never raises."""
-        with contextlib.suppress(OSError):
-            os.utime(self.path)
 
-    def sweep(self) -> None:
-        """Remove what runs have left behind that were killed as a whole. Never raises."""
+class Sweep:
+    """Of what runs have left beside a meeting that were killed as a whole: theirs is what none of
+    their nodes answers for."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._since: float | None = None
+        self._own = meeting.path
+        self._asked: dict[Path, tuple[set[str], Signs, bool]] = {}
+
+    def turn(self, now: float) -> None:
+        """Ask, and later look at the answers. Never raises."""
+        if self._since is None:
+            self._since = now
+            with contextlib.suppress(OSError):
+                for path in self._own.parent.glob(f"{PREFIX}*"):
+                    if path != self._own:
+                        self._ask(path)
+        elif self._asked and now - self._since > GONE_SECONDS:
+            for path, (asked, signs, is_old) in self._asked.items():
+                self._judge(path, asked, signs, is_old)
+            self._asked = {}
+
+    def _ask(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            uid, now = os.geteuid(), self.path.stat().st_mtime  # the file server's clock, as theirs
-            for other in self.path.parent.glob(f"{PREFIX}*"):
-                with contextlib.suppress(OSError):
-                    status = other.lstat()
-                    if status.st_uid == uid and now - status.st_mtime > LEFT_SECONDS:
-                        shutil.rmtree(other, ignore_errors=True)
+            if path.lstat().st_uid != os.geteuid() or not path.is_dir() or path.is_symlink():
+                return
+            now = self._own.stat().st_mtime  # the file server's clock, as theirs
+            is_old = now - path.stat().st_mtime > LEFT_SECONDS
+            other = Meeting.at(path)
+            names = other.names()
+            found = [match[2] for name in names if (match := _ANSWERS.fullmatch(name))]
+            if OVER in names:
+                found = []  # they have ended, and who has started them takes their summaries
+            asker = f"sweep{os.getpid()}x{secrets.token_hex(4)}"
+            signs = _signs(path)
+            self._asked[path] = (
+                {other.ask(int(n), asker) for n in found[:ASKED_MOST]},
+                signs,
+                is_old,
+            )
+
+    def _judge(self, path: Path, asked: set[str], signs: Signs, is_old: bool) -> None:
+        other = Meeting.at(path)
+        with contextlib.suppress(OSError):
+            silent = asked <= set(other.names()) and _signs(path) == signs
+            if silent and (asked or is_old):
+                shutil.rmtree(path, ignore_errors=True)
+        for name in asked:
+            with contextlib.suppress(OSError):
+                (path / f"{name}.json").unlink(missing_ok=True)
+
+
+def _signs(path: Path) -> Signs:
+    """What changes of a directory as long as a node of it lives."""
+    found = set()
+    for one in path.iterdir():
+        if _ANSWERS.fullmatch(one.stem):
+            with contextlib.suppress(OSError):
+                found.add((one.name, one.stat().st_mtime_ns))
+    return found
 
 
 def path_of(base: Path, run: str) -> Path:

@@ -53,11 +53,13 @@ class Host(NamedTuple):
 
 
 class Way(NamedTuple):
-    """``command``: of the hosts, the rsh agent and the program's words."""
+    """``command``: of the hosts, the rsh agent and the program's words; ``everywhere``: whether
+    the environment is that of the programs on all nodes."""
 
     name: str
     command: Callable[[Sequence[Host], str, Sequence[str]], list[str]]
     environ: Mapping[str, str]
+    everywhere: bool = False
 
 
 def kind_of(text: str) -> tuple[str, tuple[int, ...]] | None:
@@ -165,7 +167,7 @@ def _step(
         names = [host.slurm or host.name for host in hosts]
         return slurm.step(len(hosts), words, environ, mpi=kind, hosts=names, own=own, srun=srun)
 
-    return Way(f"srun --mpi={kind}" if kind else "srun", argv, environ)
+    return Way(f"srun --mpi={kind}" if kind else "srun", argv, environ, everywhere=True)
 
 
 def _by_rsh(mpi: Mpi, environ: Mapping[str, str]) -> Way:

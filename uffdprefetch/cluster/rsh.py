@@ -38,7 +38,11 @@ def main(argv: list[str]) -> int:
         print(f"uffdprefetch rsh: {host} is not in {directory}", file=sys.stderr)
         return EXIT_OURS
     number = secrets.token_hex(8)
-    meeting.post(f"start-{node}-{number}", {"command": " ".join(command), "number": number})
+    generation = (meeting.note("generation") or {}).get("generation", 0)
+    meeting.post(
+        f"start-{node}-{number}",
+        {"command": " ".join(command), "number": number, "generation": generation},
+    )
     pause = POLL_SECONDS
     given_up = time.monotonic() + TAKEN_SECONDS
     while directory.exists():

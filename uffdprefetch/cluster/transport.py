@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.cluster.fabric import Fabric
 from uffdprefetch.cluster.homes import Answer, Home, Word, homes
+from uffdprefetch.cluster.shortage import Shortage
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Message, Ring
 
@@ -72,6 +73,7 @@ class Peer:
     heard_ns: int = 0
     concerned_ns: int = 0  # when one of the two last asked the other
     room: int = net.ROOM
+    short: bool = False  # of processors
     unsent: int = 0
 
 
@@ -90,13 +92,15 @@ class Transport:
     def __init__(
         self, ring: Ring, to_fd: int, from_fd: int, fabric: Fabric, *, node: int, key: bytes,
         generation: int, spins: bool = True, clock: Clock = CLOCK,
+        shortage: Shortage | None = None,
     ) -> None:  # fmt: skip
         """``to_fd``: counts the service's messages; ``from_fd``: is to count ours; ``spins``:
-        whether a core is free for that."""
+        whether a core is free for that; ``shortage``: None: of the thread that calls this."""
         self._ring, self._to_fd, self._from_fd, self._fabric = ring, to_fd, from_fd, fabric
         self._node, self._key, self._generation = node, key, generation
         self._spins, self._clock = spins, clock
         self._home = Home()
+        self._shortage, self._short = shortage or Shortage(), False
         self._peers = {r: Peer(r) for r in range(fabric.size) if r != fabric.rank}
         self._by_node: dict[int, Peer] = {}
         self._asked: dict[int, Asked] = {}
@@ -160,6 +164,9 @@ class Transport:
         message.node = peer.node  # whatever it says
         if message.kind == BEAT:
             peer.room = message.room
+            if peer.short != bool(message.cpu_short):
+                peer.short = bool(message.cpu_short)
+                self._tell_of(peer)
             if not message.status:  # it has taken us for lost
                 self._send(peer, self._sign_of_life(peer))
         elif message.kind == net.REQUEST:
@@ -183,14 +190,19 @@ class Transport:
         peer.heard_ns = now
         if not peer.here:
             peer.here = True
-            self._tell(Message(net.NODE, node=peer.node, status=1))
+            self._tell_of(peer)
 
     def _lose(self, peer: Peer) -> None:
         """It is there no more, as far as is known."""
         if peer.here:
             peer.here = False
             self._home.forget_node(peer.node)
-            self._tell(Message(net.NODE, node=peer.node, status=0))
+            self._tell_of(peer)
+
+    def _tell_of(self, peer: Peer) -> None:
+        self._tell(
+            Message(net.NODE, node=peer.node, status=int(peer.here), cpu_short=int(peer.short))
+        )
 
     # -------------------------------------------------------------- as a home
 
@@ -320,10 +332,16 @@ class Transport:
 
     def _sign_of_life(self, peer: Peer) -> Message:
         """``status``: whether the other one is there, as far as this one knows."""
-        return Message(BEAT, room=self._room, status=int(peer.here))
+        return Message(
+            BEAT, room=self._room, status=int(peer.here), cpu_short=int(self._short)
+        )  # fmt: skip
 
     def _beat(self, now: int) -> None:
         self._beat_ns = now
+        short = self._shortage.look()
+        if short != self._short:
+            self._short = short
+            self._tell(Message(net.NODE, node=self._node, cpu_short=int(short)))
         order = self.members
         at = order.index(self._node)
         neighbours = {order[at - 1], order[(at + 1) % len(order)]}

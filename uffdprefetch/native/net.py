@@ -92,6 +92,7 @@ class Message:
     length: int = 0
     together: int = 0
     due_ms: int = 0
+    cpu_short: int = 0
     part: int = 0
     word: dict[int, int] = field(default_factory=dict)  # by place, of HINTS
 
@@ -103,7 +104,8 @@ class Message:
 
 _SCALARS = (
     "kind", "node", "slot", "theirs", "first", "count", "mask", "class_", "status", "useful_ms",
-    "serial", "missing_at", "room", "copy", "length", "together", "due_ms", "part",
+    "serial", "missing_at", "room", "copy", "length", "together", "due_ms", "cpu_short",
+    "part",
 )  # fmt: skip
 
 
@@ -248,7 +250,7 @@ class Counts:
 
 
 class NodeCounts(NamedTuple):
-    """Of one other node."""
+    """Of one other node; of this one, ``cpu_short``."""
 
     from_bytes: int
     to_bytes: int
@@ -258,6 +260,7 @@ class NodeCounts(NamedTuple):
     here: int
     failures: int
     out: int
+    cpu_short: int
 
 
 class Net:

@@ -25,9 +25,11 @@ LOCK = ".lock"
 #: Held by the launcher that has started the recorder; by the one that shows the live view.
 TRACE, LIVE = ".trace", ".live"
 LOG = ".log"
+#: Of a cluster's convener: temporary files of the MPI that it starts, and what that takes for ssh.
+MPI, AGENT = ".mpi", ".rsh"
 #: The socket while its launcher looks whether anybody uses it (launch/service.py).
 AWAY = ".away"
-_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG)
+_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG, MPI, AGENT)
 #: A log with words in it is there to be read: so long.
 LOG_SECONDS = 24 * 3600.0
 
@@ -91,9 +93,19 @@ def remove_plan(socket: str) -> None:
 def remove_names(socket: str, lock_fd: int) -> None:
     """What a service has by name, by who holds its lock: the lock is let go."""
     remove_plan(socket)
+    remove_mpi(socket)
     _unlink(socket)
     _unlink(socket + AWAY)
     release(socket + LOCK, lock_fd)
+
+
+def remove_mpi(socket: str) -> None:
+    """Remove what a convener that was killed has left."""
+    _unlink(socket + AGENT)
+    if os.path.lexists(socket + MPI):
+        import shutil
+
+        shutil.rmtree(socket + MPI, ignore_errors=True)
 
 
 def say_ready(lock_fd: int) -> None:

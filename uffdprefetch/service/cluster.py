@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from uffdprefetch.state.opening import Opener
 
 LINE_MOST_BYTES = 1 << 16
-END_SECONDS = 1.5
+#: The convener's own bounds (END_SECONDS of cluster/convene.py, twice), and some.
+END_SECONDS = 3.5
 #: How long what is read ahead of a file waits until it is known whether other nodes have it: some
 #: pages of it are read, and its servers are asked.
 PENDING_MS = 500
@@ -89,6 +90,7 @@ class Cluster:
         #: Messages count in chunks: who has others calls the same file by another name.
         self._units = {"chunk size (--huge-pages, --budget)": chunk_bytes}
         self.link: Link | None = None
+        self._key_of = 0  # the generation whose key it has
         self.present: list[int] = []
         self._named: set[int] = set()  # who has sent other bytes than it was asked for
         self.mpi: str | None = None
@@ -139,7 +141,11 @@ class Cluster:
         return True
 
     def _heard(self, said: dict[str, Any]) -> None:
-        if "key" in said and self.link is None:
+        if "key" in said:
+            self._key_of = int(said.get("generation", 0))
+        if "key" in said and self.link is not None:
+            self.link.key = bytes.fromhex(said["key"])
+        elif "key" in said:
             self.link = self._make_link(bytes.fromhex(said["key"]))
             self.link.present = self.present
             for number, one in self._files.items():
@@ -174,7 +180,9 @@ class Cluster:
     def join(self, sock: socket.socket, pid: int, generation: int) -> bool:
         """A transport has come; whether it is let in."""
         joined = self.link.joined if self.link is not None else None
-        if self.link is None or (joined is not None and joined.generation > generation):
+        if self.link is None or generation != self._key_of:
+            return False
+        if joined is not None and joined.generation > generation:
             return False
         try:
             self.link.join(sock, pid, generation)

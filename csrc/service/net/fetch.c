@@ -13,11 +13,8 @@
 
 #include "service/net/net.h"
 
-/* An answer is waited for so long at the least, and so many times as long as answers took lately. */
+/* What others do is waited for so long at the least. */
 #define PATIENCE_LEAST_NS (20 * NET_MS)
-#define PATIENCE_TIMES 4u
-/* Bytes that a node has to read first are waited for no longer than this, beyond what storage takes. */
-#define PATIENCE_MOST_NS (1500 * NET_MS)
 /* After so many requests in vain, one after the other, a node is passed over: for a second, then for two ... */
 #define FAILURES 3u
 #define PASS_OVER_NS (1000 * NET_MS)
@@ -39,6 +36,11 @@ static uint64_t least_ns(const struct up_net *n)
 	return n->options.patience_ms ? n->options.patience_ms * NET_MS : PATIENCE_LEAST_NS;
 }
 
+int net_is_short_of_cpu(const struct up_net *n, uint32_t node)
+{
+	return n->node[n->options.me].cpu_short || n->node[node].cpu_short;
+}
+
 /* ------------------------------------------------------------------ what is asked of a node */
 
 static void failed(struct up_net *n, uint32_t node, uint64_t now_ns)
@@ -58,13 +60,7 @@ static void failed(struct up_net *n, uint32_t node, uint64_t now_ns)
 /* How long an answer of a node may take that has the bytes. */
 static uint64_t patience_ns(const struct up_net *n, uint32_t node)
 {
-	uint64_t longest = net_longest(&n->node[node].answers);
-
-	if (!longest)
-		return PATIENCE_FIRST_NS > least_ns(n) ? PATIENCE_FIRST_NS : least_ns(n);
-	longest *= PATIENCE_TIMES;
-	longest = longest > least_ns(n) ? longest : least_ns(n);
-	return longest < PATIENCE_MOST_NS ? longest : PATIENCE_MOST_NS;
+	return net_patience(&n->node[node].answers, least_ns(n));
 }
 
 static int free_slot(const struct up_net *n)
@@ -176,7 +172,8 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 			return AWAITED_IN_VAIN;
 		if (pool_now_ns() >= until) {
 			n->count.late++;
-			if (!s->word_ns) /* else it is there, and its storage is slow */
+			/* else it is there, and its storage is slow, or it has too much to do */
+			if (!s->word_ns && n->node[s->node].heard_ns < s->asked_ns)
 				failed(n, s->node, pool_now_ns());
 			return AWAITED_IN_VAIN;
 		}
@@ -265,7 +262,7 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 	struct piece piece[WINDOW];
 	uint64_t asked = 0, done = 0, pieces = (r->count + each - 1) / each;
 	enum up_net_status status = UP_NET_OK;
-	uint64_t began = pool_now_ns(), until = began + least_ns(n);
+	uint64_t began = pool_now_ns(), until = began + patience_ns(n, net_node_of(word));
 	int had_it = 1;
 
 	while (done < pieces && status == UP_NET_OK) {
@@ -297,18 +294,19 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 	}
 	for (; done < asked; done++)
 		leave_slot(n, piece[done % WINDOW].slot);
-	if (status == UP_NET_OK && had_it)
+	if (status == UP_NET_OK && had_it && !net_is_short_of_cpu(n, net_node_of(word)))
 		net_note_rate(&n->network, r->length, pool_now_ns() - began);
 	return status;
 }
 
-/* Whether storage would be quicker. */
-static int storage_is_quicker(struct up_net *n, uint64_t length)
+/* Whether storage would be quicker than the network. Where processors are short it is not asked: what a node reads again for
+ * want of them, all of them read again, from the storage that they share. */
+static int storage_is_quicker(struct up_net *n, uint32_t node, uint64_t length)
 {
 	uint64_t network = net_expected_ns(&n->network, length);
 	uint64_t storage = net_expected_ns(&n->storage, length);
 
-	if (!network || !storage || storage * FAVOUR >= network)
+	if (!network || !storage || storage * FAVOUR >= network || net_is_short_of_cpu(n, node))
 		return 0;
 	return ++n->passed % TRY_AGAIN != 0;
 }
@@ -330,7 +328,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	uint64_t block = range->first / n->options.chunks_per_block;
 	uint64_t last = range->expected / n->options.chunks_per_block;
 	struct net_fetching this = { .file = file, .first = range->first, .count = range->count,
-				     .demand = range->demand, .until_ns = pool_now_ns() + least_ns(n) };
+				     .demand = range->demand };
 	uint64_t came = 0;
 	enum up_net_status status = UP_NET_OK;
 	struct net_file *f = &n->file[file];
@@ -338,11 +336,12 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	struct net_fetching **at;
 	uint16_t w;
 
-	/* what nobody waits for yet may rather come late than twice */
-	if (!range->demand && least_ns(n) < PATIENCE_FIRST_NS)
-		this.until_ns = pool_now_ns() + PATIENCE_FIRST_NS;
 	*keep = 0;
 	pthread_mutex_lock(&n->lock);
+	this.until_ns = pool_now_ns() + net_patience(&n->hints, least_ns(n));
+	/* what nobody waits for yet may rather come late than twice */
+	if (!range->demand && this.until_ns < pool_now_ns() + PATIENCE_FIRST_NS)
+		this.until_ns = pool_now_ns() + PATIENCE_FIRST_NS;
 	this.next = n->fetching;
 	n->fetching = &this;
 	while (!f->used && !this.demand && !n->stop && pool_now_ns() < f->pending_ns)
@@ -355,7 +354,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 			struct up_net_range rest = *range;
 			uint64_t until;
 
-			if (storage_is_quicker(n, rest.length - came)) {
+			if (storage_is_quicker(n, net_node_of(w), rest.length - came)) {
 				n->count.quicker_bytes += rest.length - came;
 				w = UP_NET_READ;
 				break;
@@ -367,7 +366,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
 			net_question(n, file, block, block, net_node_of(w), part);
-			until = pool_now_ns() + least_ns(n);
+			until = pool_now_ns() + net_patience(&n->hints, least_ns(n));
 			w = net_word_of(n, file, block, block, &until, part);
 		}
 		*keep = net_keeps(w);
@@ -386,7 +385,7 @@ void net_hurry(struct up_net *n, int file, uint64_t chunk)
 	uint64_t soon;
 
 	pthread_mutex_lock(&n->lock);
-	soon = pool_now_ns() + least_ns(n);
+	soon = pool_now_ns() + net_patience(&n->hints, least_ns(n));
 	for (struct net_fetching *f = n->fetching; f; f = f->next) {
 		if (f->file != file || f->demand || chunk < f->first || chunk >= f->first + f->count)
 			continue;

@@ -210,7 +210,7 @@ enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint6
 				net_question(n, file, b, last < b + AHEAD_BLOCKS ? last : b + AHEAD_BLOCKS,
 					 UP_NET_NONE, 0);
 			if (f->word[b] == NET_ASKED &&
-			    (now_ms(n) - f->asked_ms[b]) * NET_MS < PATIENCE_FIRST_NS)
+			    (now_ms(n) - f->asked_ms[b]) * NET_MS < net_patience(&n->hints, PATIENCE_FIRST_NS))
 				found = UP_NET_AHEAD_SOON;
 			else if (!net_is_passing(f->word[b]) && net_is_here(n, net_node_of(f->word[b]), now) &&
 				 found == UP_NET_AHEAD_NOW)

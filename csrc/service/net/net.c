@@ -13,8 +13,10 @@
 
 /* An answer that has not come by then is not on its way: nodes that are overloaded give theirs late. */
 #define LOST_NS (3000 * NET_MS)
-/* An answer that is later than this tells of a node that stood still, not of how long answers take. */
+/* An answer that is later than this tells of a node that stood still, not of how long answers take; where processors are
+ * short it may be theirs. */
 #define LATE_MOST_NS (100 * NET_MS)
+#define LATE_SHORT_NS (PATIENCE_MOST_NS / PATIENCE_TIMES)
 
 int net_tell(struct up_net *n, struct up_net_message *m)
 {
@@ -57,12 +59,15 @@ int net_find_file(const struct up_net *n, const uint64_t id[2])
 static void came(struct up_net *n, const struct up_net_message *m)
 {
 	struct net_slot *s;
+	struct net_node *d;
 
 	if (m->slot >= n->layout.ask_slots)
 		return;
 	s = &n->slot[m->slot];
+	d = &n->node[s->node];
 	if (s->state == SLOT_ASKED || s->state == SLOT_LOST) {
-		n->node[s->node].out--;
+		d->out--;
+		d->heard_ns = pool_now_ns();
 		up_net_note_out(n->ring, -1);
 	}
 	if (s->state == SLOT_ASKED) {
@@ -71,9 +76,9 @@ static void came(struct up_net *n, const struct up_net_message *m)
 		/* so long do answers take now, or nobody answered for a while */
 		if (!s->word_ns) {
 			uint64_t took = pool_now_ns() - s->asked_ns;
+			uint64_t most = net_is_short_of_cpu(n, s->node) ? LATE_SHORT_NS : LATE_MOST_NS;
 
-			net_note_time(&n->node[s->node].answers,
-				      took < LATE_MOST_NS ? took : LATE_MOST_NS);
+			net_note_time(&d->answers, took < most ? took : most);
 		}
 		s->state = SLOT_FREE;
 		n->lost--;
@@ -83,6 +88,7 @@ static void came(struct up_net *n, const struct up_net_message *m)
 static void hints(struct up_net *n, const struct up_net_message *m)
 {
 	int file = net_find_file(n, m->file);
+	uint64_t asked_ns = 0, now;
 
 	for (uint64_t i = 0; file >= 0 && i < UP_NET_BLOCKS; i++) {
 		struct net_file *f = &n->file[file];
@@ -90,8 +96,12 @@ static void hints(struct up_net *n, const struct up_net_message *m)
 
 		if (!(m->mask & 1ull << i) || b >= f->blocks || f->word[b] != NET_ASKED)
 			continue;
+		asked_ns = n->began_ns + (uint64_t)f->asked_ms[b] * NET_MS;
 		net_set_word(n, f, b, m->word[i] == NET_ASKED ? UP_NET_UNKNOWN : m->word[i]);
 	}
+	now = pool_now_ns();
+	if (asked_ns)
+		net_note_time(&n->hints, now > asked_ns ? now - asked_ns : NET_MS);
 }
 
 int net_queue(struct net_queue *q, const struct net_request *r)
@@ -141,6 +151,25 @@ static void hurried(struct up_net *n, const struct up_net_message *m)
 		move_up(&n->wants[UP_NET_AHEAD], &n->wants[UP_NET_DEMAND], m);
 }
 
+/* An answer has gone, and its slot is free. */
+static void sent(struct up_net *n, uint32_t slot)
+{
+	if (n->serving[slot])
+		net_note_time(&n->sends, pool_now_ns() - n->serving_ns[slot]);
+	n->serving[slot] = 0;
+}
+
+static void node_said(struct up_net *n, const struct up_net_message *m)
+{
+	struct net_node *d = &n->node[m->node];
+
+	d->cpu_short = !!m->cpu_short;
+	if (m->node == n->options.me)
+		return;
+	n->others += (uint32_t)(m->status == 1) - (uint32_t)d->here;
+	d->here = m->status == 1;
+}
+
 static void heard(struct up_net *n, const struct up_net_message *m)
 {
 	switch (m->kind) {
@@ -150,12 +179,12 @@ static void heard(struct up_net *n, const struct up_net_message *m)
 	case UP_NET_WORD:
 		if (m->slot < n->layout.ask_slots && n->slot[m->slot].state == SLOT_ASKED &&
 		    !n->slot[m->slot].word_ns)
-			n->slot[m->slot].word_ns = pool_now_ns();
+			n->slot[m->slot].word_ns = n->node[n->slot[m->slot].node].heard_ns = pool_now_ns();
 		break;
 	case UP_NET_SENT:
 		if (m->slot >= n->layout.ask_slots &&
 		    m->slot < n->layout.ask_slots + n->layout.serve_slots)
-			n->serving[m->slot - n->layout.ask_slots] = 0;
+			sent(n, m->slot - n->layout.ask_slots);
 		up_cond_broadcast(&n->sent);
 		break;
 	case UP_NET_REQUEST:
@@ -169,10 +198,8 @@ static void heard(struct up_net *n, const struct up_net_message *m)
 		hints(n, m);
 		break;
 	case UP_NET_NODE:
-		if (m->node < UP_NET_NODES) {
-			n->others += (uint32_t)(m->status == 1) - (uint32_t)n->node[m->node].here;
-			n->node[m->node].here = m->status == 1;
-		}
+		if (m->node < UP_NET_NODES)
+			node_said(n, m);
 		break;
 	default:
 		break; /* of a later transport */
@@ -296,6 +323,7 @@ void up_net_node_counts(struct up_net *n, uint32_t node, struct up_net_node_coun
 		.here = (uint32_t)n->node[node].here,
 		.failures = n->node[node].failures,
 		.out = n->node[node].out,
+		.cpu_short = (uint32_t)n->node[node].cpu_short,
 		.late = n->node[node].late,
 		.corrupt = n->node[node].corrupt,
 	};

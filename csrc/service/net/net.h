@@ -20,7 +20,10 @@
 #define NET_MS 1000000ull
 /* As a block's word: a question about it is on its way. */
 #define NET_ASKED 0xfffbu
-/* Where none has come yet. */
+/* How long is waited for what others do: so many times as long as it took lately, and no longer than this, beside what
+ * storage takes, but where none has come yet, this. */
+#define PATIENCE_TIMES 4u
+#define PATIENCE_MOST_NS (1500 * NET_MS)
 #define PATIENCE_FIRST_NS (200 * NET_MS)
 /* What nobody keeps another node may be reading, or have read, just now (SENT_NS of cluster/homes.py): that is known so long. */
 #define NET_PASSING_MS 1000u
@@ -55,10 +58,12 @@ struct net_slot {
 
 struct net_node {
 	int here;
+	int cpu_short;            /* its transport waits for processors longer than it runs on them */
 	uint32_t failures;        /* one after the other */
 	uint64_t until_ns;        /* passed over until then */
 	uint32_t out;             /* requests */
 	struct net_times answers; /* of what was there */
+	uint64_t heard_ns;        /* when it last answered anything */
 	uint64_t from_bytes, to_bytes, late, corrupt;
 };
 
@@ -128,6 +133,7 @@ struct up_net {
 	uint64_t credited_ns;      /* when that was reckoned */
 	struct net_rate network, storage;
 	struct net_times storage_times;
+	struct net_times hints, sends; /* from a question to its answer; of a slot for an answer, until it is free again */
 	uint32_t passed; /* requests that went to storage since it is quicker: some try again */
 	uint64_t block_bytes, claims;
 	struct up_net_counts count;
@@ -180,6 +186,11 @@ static inline void net_set_word(struct up_net *n, struct net_file *f, uint64_t b
 }
 
 uint64_t net_longest(const struct net_times *t);
+/* PATIENCE_TIMES the longest, PATIENCE_MOST_NS at the most; where there is none yet PATIENCE_FIRST_NS; but never less than
+ * `least_ns`. */
+uint64_t net_patience(const struct net_times *t, uint64_t least_ns);
+/* Whether what comes from a node is slow for want of processors, here or there: that says nothing of the network. */
+int net_is_short_of_cpu(const struct up_net *n, uint32_t node);
 void net_note_time(struct net_times *t, uint64_t ns);
 /* So many bytes took so long; with the lock. */
 void net_note_rate(struct net_rate *r, uint64_t bytes, uint64_t ns);

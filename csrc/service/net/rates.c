@@ -20,6 +20,14 @@ uint64_t net_longest(const struct net_times *t)
 	return most;
 }
 
+uint64_t net_patience(const struct net_times *t, uint64_t least_ns)
+{
+	uint64_t longest = net_longest(t), patience = longest ? PATIENCE_TIMES * longest : PATIENCE_FIRST_NS;
+
+	patience = patience < PATIENCE_MOST_NS ? patience : PATIENCE_MOST_NS;
+	return patience > least_ns ? patience : least_ns;
+}
+
 void net_note_time(struct net_times *t, uint64_t ns)
 {
 	t->ns[t->count++ % NET_TIMES] = ns;

@@ -19,8 +19,6 @@
 #define PER_NODE_PART 4u
 /* Threads that read storage for others; the rest answers what is there meanwhile. */
 #define READ_THREADS 2u
-/* An answer waits so long for a slot: its asker does no longer for its first one (PATIENCE_FIRST_NS). */
-#define SLOT_WAIT_NS PATIENCE_FIRST_NS
 /* What may be served at once after a while in which nothing was: so much of a core's time. */
 #define BURST_NS (50 * (int64_t)NET_MS)
 
@@ -90,10 +88,11 @@ static int take_slot(struct up_net *n, uint32_t node)
 /* A slot for an answer, or -1: none became free in time. */
 static int wait_for_slot(struct up_net *n, uint32_t node)
 {
-	uint64_t until = pool_now_ns() + SLOT_WAIT_NS;
+	uint64_t until;
 	int slot;
 
 	pthread_mutex_lock(&n->lock);
+	until = pool_now_ns() + net_patience(&n->sends, PATIENCE_FIRST_NS);
 	while ((slot = take_slot(n, node)) < 0 && !n->stop && pool_now_ns() < until)
 		up_cond_wait_until(&n->sent, &n->lock, until);
 	pthread_mutex_unlock(&n->lock);

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.cluster.meeting import KEY_BYTES, Meeting
+from uffdprefetch.cluster.meeting import LEFT_SECONDS, OVER, Meeting, Sweep
+from uffdprefetch.cluster.sealed import KEY_BYTES, Pair, _prime
 
 
 def test_those_who_have_arrived_are_there_with_what_they_say(tmp_path: Path) -> None:
@@ -35,7 +37,7 @@ def test_runs_do_not_meet_each_other(tmp_path: Path) -> None:
 def test_what_is_there_is_nobody_elses(tmp_path: Path) -> None:
     meeting = Meeting(tmp_path, "run", 0)
     meeting.arrive({})
-    meeting.make_key()
+    meeting.post("generation", {})
     assert stat.S_IMODE(meeting.path.stat().st_mode) == 0o700
     assert {stat.S_IMODE(p.stat().st_mode) for p in meeting.path.iterdir()} == {0o600}
 
@@ -93,20 +95,33 @@ def test_a_note_is_taken_once(tmp_path: Path) -> None:
     assert two.take("start-1") is None and one.note("start-1") is None
 
 
-def test_the_key_is_made_once_and_is_the_same_for_all(tmp_path: Path) -> None:
-    one, two = (Meeting(tmp_path, "run", node) for node in (0, 1))
-    assert two.key() is None
-    key = one.make_key()
-    assert len(key) == KEY_BYTES and key == two.key() == one.make_key()
-    (one.path / "key").write_bytes(b"short")
-    assert two.key() is None
+def test_what_is_sealed_is_opened_by_who_it_is_for_and_by_nobody_else() -> None:
+    leader, node, stranger = Pair(), Pair(), Pair()
+    key = bytes(range(KEY_BYTES))
+    sealed = leader.seal(key, node.public, "1 2")
+    assert key.hex() not in sealed and node.open(sealed, leader.public, "1 2") == key
+    assert (
+        stranger.open(sealed, leader.public, "1 2")
+        != key
+        != node.open(sealed, stranger.public, "1 2")
+    )
+    assert node.open(sealed, leader.public, "1 3") != key, "of another generation"
+    for public in ("0", "1", f"{_prime() - 1:x}", f"{_prime():x}", "None", ""):
+        with pytest.raises(ValueError):
+            leader.seal(key, public, "")
+
+
+def test_the_group_is_that_of_rfc_3526() -> None:
+    prime = _prime()
+    assert (prime.bit_length(), f"{prime:X}"[:32]) == (2048, "FFFFFFFFFFFFFFFFC90FDAA22168C234")
+    assert all(pow(2, p - 1, p) == 1 for p in (prime, (prime - 1) // 2)), "a safe prime"
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:
     one, two = (Meeting(tmp_path, "run", node) for node in (0, 1))
     for meeting in (one, two):
         meeting.arrive({})
-    one.make_key()
+    one.post("generation", {})
     one.clear()
     two.clear()
     assert os.listdir(tmp_path) == []
@@ -126,17 +141,47 @@ def test_a_full_file_system_leaves_nothing_half(
     assert os.listdir(meeting.path) == []
 
 
-def test_what_a_run_that_was_killed_has_left_is_removed_after_two_days(tmp_path: Path) -> None:
-    old, new = (Meeting(tmp_path, name, 0) for name in ("old", "new"))
+def test_what_a_dead_run_has_left_is_removed_and_nothing_of_one_that_lives(tmp_path: Path) -> None:
+    own = Meeting(tmp_path, "own", 0)
+    own.post("node-0", {})
+    dead, alive, held, moving = (Meeting(tmp_path, name, 1) for name in ("a", "b", "c", "d"))
+    for meeting in (dead, alive, moving):
+        meeting.arrive({"joined": 3})
+        meeting.post("generation", {"generation": 3})
+    held.post("held-1", {})
+    begins, ends = Meeting(tmp_path, "begins", 0), Meeting(tmp_path, "ends", 0)
+    ends.post("held-0", {})
+    ends.post(OVER, {})
     (tmp_path / "other").mkdir()
-    for path in (old.path, tmp_path / "other"):
-        os.utime(path, (1, 1))
-    old.post("node-0", {})
-    os.utime(old.path, (1, 1))
-    new.sweep()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", new.path.name]
-    new.clear()
-    new.sweep()  # it has gone itself
+    sweep = Sweep(own)
+    sweep.turn(100.0)
+    for meeting in (alive, held):
+        assert meeting.is_asked(meeting.names())
+    moving.arrive({"joined": 0})
+    sweep.turn(103.0)
+    assert dead.path.exists(), "it may still answer"
+    sweep.turn(105.0)
+    left = {path for path in tmp_path.iterdir()} - {tmp_path / "other", own.path}
+    assert left == {one.path for one in (alive, held, moving, begins, ends)}
+    for meeting in (begins, ends):
+        os.utime(meeting.path, (time.time() - LEFT_SECONDS - 60,) * 2)
+    sweep = Sweep(own)
+    sweep.turn(110.0)
+    alive.is_asked(alive.names())
+    sweep.turn(115.0)
+    assert not begins.path.exists() and not ends.path.exists() and not moving.path.exists()
+    assert alive.names() == ["generation", "node-1"], "what was asked is gone"
+
+
+def test_what_another_run_of_the_same_name_said_of_a_node_is_forgotten(tmp_path: Path) -> None:
+    one, two = Meeting(tmp_path, "run", 1), Meeting(tmp_path, "run", 11)
+    notes = ("node-%d", "again-%d", "files-%d", "key-%d", "start-%d-ab", "summary-%d", "who-3-%d")
+    for number in (1, 11):
+        for note in notes:
+            one.post(note % number, {})
+    one.post("who-1-3", {})
+    one.begin()
+    assert two.names() == sorted([*(note % 11 for note in notes), "who-1-3"])
 
 
 def test_a_summary_that_nobody_has_taken_keeps_the_directory(tmp_path: Path) -> None:

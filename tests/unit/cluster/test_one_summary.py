@@ -32,7 +32,7 @@ def test_who_is_not_heard_by_the_first_node_takes_its_own_back_and_all_else_away
     tmp_path: Path,
 ) -> None:
     meeting = Meeting(tmp_path, "run", 1)
-    meeting.make_key()
+    meeting.post("generation", {})
     assert one_summary(config(tmp_path, 1), document(1), 0.1) == document(1)
     assert not list(tmp_path.iterdir())
 
