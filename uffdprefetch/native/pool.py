@@ -107,12 +107,17 @@ class Pool:
         *,
         huge: bool = False,
         run_bytes: int = 0,
+        keeper: bool = False,
     ) -> None:
-        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. Raises OSError."""
+        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. ``keeper``: a process of its
+        own, which outlives this one, holds the userfaultfds, too (csrc/service/pool/keeper.c).
+
+        Raises OSError.
+        """
         options = _ffi.new("struct up_pool_options *")
         options.budget_bytes, options.chunk_bytes = budget_bytes, chunk_bytes
         options.run_bytes, options.threads = run_bytes, threads
-        options.huge, options.event_fd = huge, event_fd
+        options.huge, options.event_fd, options.keeper = huge, event_fd, keeper
         pointer = _ffi.new("struct up_pool **")
         _checked(_lib.up_pool_create(pointer, options), "page pool")
         self._pointer = pointer[0]
@@ -207,6 +212,10 @@ class Pool:
     def orphan(self, slot: int) -> None:
         """Close its ring; its faults are still resolved."""
         _lib.up_pool_orphan(self._pointer, slot)
+
+    def is_gone(self, slot: int) -> bool:
+        """Whether nobody has the address space of a process any more."""
+        return bool(_lib.up_pool_is_gone(self._pointer, slot))
 
     def map(
         self, slot: int, region: int, file: int, address: int, length: int, offset: int

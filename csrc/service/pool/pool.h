@@ -22,6 +22,7 @@
 
 #include "service/cond.h"
 #include "service/helper.h"
+#include "service/pool/keeper.h"
 #include "service/pool/source.h"
 #include "common/vma.h"
 
@@ -65,6 +66,14 @@ struct pool_region {
 	uint32_t miss_run;
 };
 
+/* keeper_link.c: the process that holds what is held here, too. */
+struct pool_keeper {
+	int fd, pid; /* fd -1: none; pid: until it has been waited for */
+	struct keeper_shared *shared;
+	uint64_t again_ns;                  /* when another one is started */
+	uint64_t stand_ins, stand_in_bytes; /* as known */
+};
+
 #define STUCK_PLACES 64
 
 struct pool_client {
@@ -79,6 +88,7 @@ struct pool_client {
 	 * another mapping's only after those that were begun before. */
 	uint32_t turn, mapping[2];
 	int leaving;
+	int former; /* its process runs another program now: it gets no huge pages */
 	struct up_ring *ring;
 	uint64_t stand_ins, stand_in_bytes; /* of its ring, as known */
 	struct pool_region *region;
@@ -167,6 +177,7 @@ struct up_pool {
 	int rung; /* the main thread has been called for the events that wait */
 	struct up_pool_counts count;
 
+	struct pool_keeper keeper;
 	pthread_t fault_thread;
 	uint32_t threads;
 	pthread_t thread[];
@@ -283,6 +294,20 @@ enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t cou
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
+
+/* keeper_link.c, with the lock. 0 or -errno: without one the next keeper_beat() tries again. */
+int keeper_begin(struct up_pool *p);
+/* `used`: processes may still have the pool mapped. */
+void keeper_end(struct up_pool *p, int used);
+void keeper_beat(struct up_pool *p, uint64_t alive_ns);
+/* As pool_is_stood_in_for(). */
+int keeper_stands_in(const struct up_pool *p);
+void keeper_joined(struct up_pool *p, uint32_t client);
+void keeper_left(struct up_pool *p, uint32_t client);
+void keeper_has_file(struct up_pool *p, uint32_t file);
+void keeper_lost_file(struct up_pool *p, uint32_t file);
+void keeper_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r);
+void keeper_unmapped(struct up_pool *p, uint32_t client, uint32_t region);
 
 /* net/net.c: it is not freed while it is held; taken with the pool's lock, given back without one. */
 void net_hold(struct up_net *n);

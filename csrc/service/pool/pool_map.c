@@ -110,8 +110,8 @@ static int map_huge(const struct up_pool *p, struct pool_client *c, uint64_t add
 	uint64_t began = cpu_ns();
 	long n = syscall(SYS_process_madvise, c->pidfd, &range, 1ul, MADV_COLLAPSE, 0ul);
 
-	if (n < 0 && (errno == EPERM || errno == ENOSYS)) {
-		/* not for us, or not here */
+	if (n < 0 && (errno == EPERM || errno == ENOSYS || errno == ESRCH)) {
+		/* not for us, or not here, or its process has ended and another one shares its memory */
 		__atomic_store_n(&c->small_until_ms, UINT32_MAX, __ATOMIC_RELAXED);
 		return 0;
 	}
@@ -127,7 +127,8 @@ static int map_huge(const struct up_pool *p, struct pool_client *c, uint64_t add
 
 int pool_maps_huge(const struct up_pool *p, const struct pool_client *c, const struct pool_region *r)
 {
-	return c->pidfd >= 0 && (r->address - r->offset) % HUGE_BYTES == 0 &&
+	return c->pidfd >= 0 && !__atomic_load_n(&c->former, __ATOMIC_RELAXED) &&
+	       (r->address - r->offset) % HUGE_BYTES == 0 &&
 	       pool_now_ms(p) >= __atomic_load_n(&c->small_until_ms, __ATOMIC_RELAXED);
 }
 

@@ -1,0 +1,594 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * keeper.c - a process beside the service that holds the pool's userfaultfds, too, and answers where nobody else can.
+ *
+ * A hole of the pool is read as zeros once the last descriptor of its userfaultfd is closed. The registration belongs to
+ * the address space, which may outlive the process whose thread holds one (clone(2) with CLONE_VM and without
+ * CLONE_THREAD), and the service, which holds the other, may be killed. So a third is held here. A process with an
+ * agent needs nothing of this one: where the service dies, the agent puts the file in the pool's place. Where there is
+ * no agent any more and the service is silent, faults are answered here, as csrc/job/standin.c does it: from the file,
+ * by whole pages of the pool's memory, through the registration.
+ *
+ * It ends when the service has, and nobody has any of the pool's memory mapped or open.
+ *
+ * It is forked from a process with threads, and gives back what it has inherited (shed()), malloc's memory and what libc
+ * has there included: only system calls and mem*() here, and no call that the linker still has to look up
+ * (tools/cffi_build.py).
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "service/pool/keeper.h"
+#include "service/pool/pool.h"
+
+/* The pool says every 10 ms that it is alive; silent for two looks it counts as dead, as in csrc/job/pooled.c. Looks
+ * are made only while some process has no agent, or there is no service. */
+#define LOOK_MS 20
+#define SILENT_LOOKS 2
+/* Looks at which the same fault has waited: its agent is dead, or it would have read it. */
+#define LYING_LOOKS 3
+/* One of so many looks asks whether the pool's memory is still mapped: two system calls for each file. */
+#define USE_LOOKS 10
+/* As in csrc/job/standin.c: what is read for one touch, and how much of that stays once the service is dead. */
+#define FILL_BYTES (64u << 10)
+#define FILLS_KEPT 256
+#define TRIES 1000
+
+#ifndef UFFDIO_POISON
+struct uffdio_poison {
+	struct uffdio_range range;
+	uint64_t mode;
+	int64_t updated;
+};
+#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
+#endif
+
+struct kept_client {
+	int uffd, pidfd, maps_fd;
+	int dead;    /* the process has ended: so has its agent */
+	int lying;   /* looks at which a fault waited */
+	int serving; /* its faults are answered here */
+};
+
+struct kept_file {
+	int memfd, fd;
+	uint64_t size;
+	struct up_vma memory; /* its number and device */
+};
+
+struct kept_region {
+	uint32_t client, id;
+	int file;
+	uint64_t address, length, offset;
+};
+
+static struct {
+	int socket, epoll_fd;
+	struct keeper_shared *shared;
+	uint64_t page_bytes, beat_ns;
+	int missed, alone; /* looks without a beat; there is no service any more */
+	uint32_t looks;
+	struct kept_client client[POOL_CLIENTS];
+	struct kept_file file[POOL_FILES];
+	struct kept_region *region;
+	size_t regions, room;
+	struct {
+		int file;
+		uint64_t offset, length;
+	} filled[FILLS_KEPT];
+	uint32_t fills;
+} k;
+
+static _Alignas(4096) char buffer[FILL_BYTES];
+
+#define SOCKET_EVENT UINT64_MAX
+#define PIDFD_EVENT (1ull << 32)
+
+static void drop(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void watch(int fd, uint64_t who)
+{
+	struct epoll_event e = { .events = EPOLLIN, .data.u64 = who };
+
+	epoll_ctl(k.epoll_fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+/* Closing is not enough: others have what it names open. */
+static void unwatch(int fd)
+{
+	epoll_ctl(k.epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* ------------------------------------------------------------------ what the pool says */
+
+static void forget_regions(uint32_t client, int whole, uint32_t id)
+{
+	for (size_t i = k.regions; i-- > 0;)
+		if (k.region[i].client == client && (whole || k.region[i].id == id))
+			k.region[i] = k.region[--k.regions];
+}
+
+static void forget_client(uint32_t number)
+{
+	struct kept_client *c = &k.client[number];
+
+	forget_regions(number, 1, 0);
+	if (c->serving)
+		unwatch(c->uffd);
+	if (c->pidfd >= 0)
+		unwatch(c->pidfd);
+	drop(&c->uffd);
+	drop(&c->pidfd);
+	drop(&c->maps_fd);
+	*c = (struct kept_client){ -1, -1, -1, 0, 0, 0 };
+}
+
+static void forget_file(struct kept_file *f)
+{
+	drop(&f->memfd);
+	drop(&f->fd);
+}
+
+static void add_region(const struct keeper_note *n)
+{
+	if (k.regions == k.room) {
+		size_t room = k.room ? 2 * k.room : 1024;
+		void *p = k.region ? mremap(k.region, k.room * sizeof(*k.region), room * sizeof(*k.region),
+					    MREMAP_MAYMOVE)
+				   : mmap(NULL, room * sizeof(*k.region), PROT_READ | PROT_WRITE,
+					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (p == MAP_FAILED)
+			return; /* where the kernel says what lies there it is not needed */
+		k.region = p;
+		k.room = room;
+	}
+	k.region[k.regions++] = (struct kept_region){ n->client, n->region, (int)n->file, n->address, n->length,
+						      n->offset };
+}
+
+static void add_file(const struct keeper_note *n, int *fd)
+{
+	struct kept_file *f = &k.file[n->file];
+	struct stat st;
+
+	forget_file(f);
+	*f = (struct kept_file){ .memfd = fd[0], .fd = fd[1], .size = n->length };
+	if (!fstat(f->memfd, &st))
+		f->memory = (struct up_vma){ .inode = st.st_ino, .device_major = major(st.st_dev),
+					     .device_minor = minor(st.st_dev) };
+	fd[0] = fd[1] = -1;
+}
+
+static void add_client(const struct keeper_note *n, int *fd)
+{
+	struct kept_client *c = &k.client[n->client];
+
+	forget_client(n->client);
+	*c = (struct kept_client){ .uffd = fd[0], .pidfd = fd[1], .maps_fd = fd[2], .dead = fd[1] < 0 };
+	if (c->pidfd >= 0)
+		watch(c->pidfd, PIDFD_EVENT | n->client);
+	fd[0] = fd[1] = fd[2] = -1;
+}
+
+static void on_note(const struct keeper_note *n, int *fd)
+{
+	if (n->client >= POOL_CLIENTS || n->file >= POOL_FILES)
+		return;
+	switch (n->kind) {
+	case KEEPER_JOIN:
+		add_client(n, fd);
+		break;
+	case KEEPER_LEAVE:
+		forget_client(n->client);
+		break;
+	case KEEPER_FILE:
+		add_file(n, fd);
+		break;
+	case KEEPER_FORGET:
+		forget_file(&k.file[n->file]);
+		break;
+	case KEEPER_MAP:
+		add_region(n);
+		break;
+	case KEEPER_UNMAP:
+		forget_regions(n->client, 0, n->region);
+		break;
+	}
+}
+
+/* What is leased would be so as long as we have it open, and nobody is there to let a writer in. */
+static void note_end(void)
+{
+	k.alone = 1;
+	unwatch(k.socket);
+	for (int i = 0; i < POOL_FILES; i++)
+		if (k.file[i].fd >= 0)
+			fcntl(k.file[i].fd, F_SETLEASE, F_UNLCK);
+}
+
+/* Whether there was one. */
+static int take_note(void)
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(KEEPER_FDS * sizeof(int))];
+	} control;
+	struct keeper_note n;
+	struct iovec iov = { &n, sizeof(n) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.space,
+			    .msg_controllen = sizeof(control.space) };
+	ssize_t got = recvmsg(k.socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	int fd[KEEPER_FDS] = { -1, -1, -1 }, next = 0, come = 0;
+
+	if (got < 0)
+		return 0;
+	if (got != sizeof(n)) {
+		note_end();
+		return 0;
+	}
+	if (m.msg_controllen >= CMSG_LEN(sizeof(int)) && control.header.cmsg_type == SCM_RIGHTS)
+		come = (int)((control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int));
+	for (int i = 0; i < KEEPER_FDS; i++)
+		if (n.has >> i & 1 && next < come)
+			fd[i] = ((int *)CMSG_DATA(&control.header))[next++];
+	on_note(&n, fd);
+	for (int i = 0; i < KEEPER_FDS; i++)
+		drop(&fd[i]);
+	return 1;
+}
+
+/* ------------------------------------------------------------------ answering */
+
+struct place {
+	struct kept_file *file;
+	uint64_t start, offset, length; /* of the pages that lie together there */
+};
+
+/* By the kernel: they may have been moved. Before Linux 6.11 it does not tell of an address space whose process has
+ * ended; then as it was mapped. */
+static int find_place(uint32_t client, uint64_t address, struct place *at)
+{
+	struct up_vma v;
+
+	if (k.client[client].maps_fd >= 0 && !up_vma_at(k.client[client].maps_fd, address, &v))
+		for (int i = 0; i < POOL_FILES; i++)
+			if (k.file[i].memfd >= 0 && up_vma_of_one_file(&k.file[i].memory, &v)) {
+				*at = (struct place){ &k.file[i], v.start, v.offset, v.end - v.start };
+				return 1;
+			}
+	for (size_t i = 0; i < k.regions; i++) {
+		const struct kept_region *r = &k.region[i];
+
+		if (r->client != client || address - r->address >= r->length || k.file[r->file].memfd < 0)
+			continue;
+		*at = (struct place){ &k.file[r->file], r->address, r->offset, r->length };
+		return 1;
+	}
+	return 0;
+}
+
+static int read_file(const struct kept_file *f, uint64_t offset, uint64_t length)
+{
+	for (uint64_t done = 0; done < length;) {
+		ssize_t n = f->fd < 0 ? -1 : pread(f->fd, buffer + done, length - done, (off_t)(offset + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return -EIO;
+		done += (uint64_t)n;
+	}
+	return 0;
+}
+
+static int write_memory(const struct kept_file *f, uint64_t offset, uint64_t length)
+{
+	for (uint64_t done = 0; done < length;) {
+		ssize_t n = pwrite(f->memfd, buffer + done, length - done, (off_t)(offset + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return -EIO;
+		done += (uint64_t)n;
+	}
+	return 0;
+}
+
+/* Not while the service lives: its books must be true. */
+static void make_room(const struct kept_file *f, uint64_t offset, uint64_t length)
+{
+	uint32_t oldest = k.fills % FILLS_KEPT;
+	int file = k.filled[oldest].file;
+
+	if (!k.alone)
+		return;
+	if (k.fills >= FILLS_KEPT && k.file[file].memfd >= 0)
+		fallocate(k.file[file].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			  (off_t)k.filled[oldest].offset, (off_t)k.filled[oldest].length);
+	k.filled[oldest].file = (int)(f - k.file);
+	k.filled[oldest].offset = offset;
+	k.filled[oldest].length = length;
+	k.fills++;
+}
+
+static int continue_page(int uffd, uint64_t address)
+{
+	struct uffdio_continue cont;
+
+	for (int i = 0; i < TRIES; i++) {
+		cont = (struct uffdio_continue){ .range = { address, k.page_bytes } };
+		if (!ioctl(uffd, UFFDIO_CONTINUE, &cont))
+			return 0;
+		if (errno != EAGAIN) /* it changes its address space just now */
+			break;
+		sched_yield();
+	}
+	return -errno;
+}
+
+static void answer(uint32_t client, uint64_t address)
+{
+	struct uffdio_poison poison = { .range = { address, k.page_bytes } };
+	int uffd = k.client[client].uffd;
+	uint64_t first, end, limit;
+	struct place at;
+	int ret;
+
+	if (!find_place(client, address, &at)) {
+		pool_wake(uffd, address, k.page_bytes);
+		return;
+	}
+	limit = at.offset + at.length < at.file->size ? at.offset + at.length : at.file->size;
+	first = (at.offset + (address - at.start)) & ~(uint64_t)(FILL_BYTES - 1);
+	end = first + FILL_BYTES < limit ? first + FILL_BYTES : limit;
+	if (first < at.offset)
+		first = at.offset;
+	make_room(at.file, first, end - first);
+	__atomic_fetch_add(&k.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
+	ret = read_file(at.file, first, end - first);
+	if (!ret)
+		ret = write_memory(at.file, first, end - first);
+	if (!ret) /* the page that is waited for first */
+		ret = continue_page(uffd, address);
+	else if (!ioctl(uffd, UFFDIO_POISON, &poison)) /* as storage that fails (Linux 6.6) */
+		ret = 0;
+	if (ret)
+		pool_wake(uffd, address, k.page_bytes);
+	for (uint64_t next = first; !ret && next < end; next += k.page_bytes)
+		continue_page(uffd, at.start + (next - at.offset));
+	__atomic_fetch_add(&k.shared->stand_in_bytes, end - first, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&k.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
+}
+
+static void on_faults(uint32_t client)
+{
+	struct uffd_msg m[16];
+	ssize_t n = read(k.client[client].uffd, m, sizeof(m));
+
+	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
+		for (size_t j = 0; m[i].event == UFFD_EVENT_REMAP && j < k.regions; j++)
+			if (k.region[j].client == client && k.region[j].address == m[i].arg.remap.from)
+				k.region[j].address = m[i].arg.remap.to;
+	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
+		if (m[i].event == UFFD_EVENT_PAGEFAULT)
+			answer(client, m[i].arg.pagefault.address & ~(k.page_bytes - 1));
+}
+
+/* ------------------------------------------------------------------ who needs it */
+
+static void serve(uint32_t number)
+{
+	struct kept_client *c = &k.client[number];
+
+	c->serving = 1;
+	watch(c->uffd, number);
+	for (size_t i = 0; i < k.regions; i++) /* whose touch was read and never answered asks again */
+		if (k.region[i].client == number)
+			pool_wake(c->uffd, k.region[i].address, k.region[i].length);
+}
+
+static void look_at(uint32_t number, int silent)
+{
+	struct kept_client *c = &k.client[number];
+	struct pollfd p = { c->uffd, POLLIN, 0 };
+
+	if (c->serving && !silent) {
+		c->serving = c->lying = 0;
+		unwatch(c->uffd);
+	}
+	if (c->serving || !silent)
+		return;
+	/* A process that lives has its agent, which answers at once. */
+	if (k.alone && !c->dead)
+		c->lying = poll(&p, 1, 0) == 1 && p.revents & POLLIN ? c->lying + 1 : 0;
+	if (c->dead || c->lying >= LYING_LOOKS)
+		serve(number);
+}
+
+/* A write lease is granted only on a file that nobody else has open, and a mapping counts as open; the memfd's first
+ * description, ours, does not. */
+static int is_in_use(const struct kept_file *f)
+{
+	char path[32] = "/proc/self/fd/", digit[12];
+	int fd = f->memfd, n = 0, at = 14, ret;
+
+	do
+		digit[n++] = (char)('0' + fd % 10);
+	while (fd /= 10);
+	while (n)
+		path[at++] = digit[--n];
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return 1;
+	ret = fcntl(fd, F_SETLEASE, F_WRLCK);
+	close(fd);
+	return ret != 0;
+}
+
+static void end_when_unused(void)
+{
+	int used = 0;
+
+	for (int i = 0; i < POOL_FILES; i++) {
+		if (k.file[i].memfd >= 0 && !is_in_use(&k.file[i]))
+			forget_file(&k.file[i]);
+		used |= k.file[i].memfd >= 0;
+	}
+	if (!used)
+		_exit(0);
+}
+
+static void look(void)
+{
+	uint64_t beat = __atomic_load_n(&k.shared->beat_ns, __ATOMIC_RELAXED);
+	int silent;
+
+	k.missed = beat == k.beat_ns ? k.missed + 1 : 0;
+	k.beat_ns = beat;
+	silent = k.alone || k.missed >= SILENT_LOOKS;
+	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
+		if (k.client[i].uffd >= 0)
+			look_at(i, silent);
+	if (k.alone && k.looks++ % USE_LOOKS == 0)
+		end_when_unused();
+}
+
+static int must_look(void)
+{
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		if (k.client[i].uffd >= 0 && k.client[i].dead)
+			return 1;
+	return k.alone;
+}
+
+/* ------------------------------------------------------------------ its start */
+
+/* What a process that never returns from here has no use for: the interpreter's memory, which would be copied page by
+ * page as the service writes its own. Kept are this stack, this thread's block (errno), and what follows an object's
+ * pages of a file, its .bss. */
+static void shed(void)
+{
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+	int maps_fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+	uintptr_t at = 0, here = (uintptr_t)__builtin_frame_address(0), own = (uintptr_t)&errno;
+	uintptr_t shared = (uintptr_t)k.shared;
+	uint64_t file_end = 0;
+	struct up_vma v;
+
+	while (maps_fd >= 0 && !up_vma_from(maps_fd, at, &v)) {
+		int kept = v.inode || v.shared || !v.writable || v.start == file_end ||
+			   here - v.start < v.end - v.start || own - v.start < v.end - v.start ||
+			   shared - v.start < v.end - v.start;
+
+		if (!kept)
+			munmap((void *)(uintptr_t)v.start, v.end - v.start);
+		if (v.inode)
+			file_end = v.end;
+		at = v.end;
+	}
+	if (maps_fd >= 0)
+		close(maps_fd);
+#endif
+}
+
+/* The number in a field of /proc/self/stat; 0: there is none. */
+static uintptr_t stat_field(const char *text, ssize_t length, int field)
+{
+	uintptr_t number = 0;
+	int at = 0;
+
+	for (ssize_t i = 0; i < length; i++) {
+		if (text[i] == ')') /* the last one ends the second field: a name may have some */
+			at = 2;
+		else if (text[i] == ' ')
+			at++;
+		else if (at == field && text[i] >= '0' && text[i] <= '9')
+			number = number * 10 + (uintptr_t)(text[i] - '0');
+	}
+	return number;
+}
+
+/* So that ps(1) tells the two apart: over the arguments, which are this process's own copy. */
+static void take_name(void)
+{
+	static const char name[] = "uffdprefetch keeper";
+	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+	char text[1024];
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
+	uintptr_t start = stat_field(text, n, 48), end = stat_field(text, n, 49);
+
+	prctl(PR_SET_NAME, "uffdprefetch/k");
+	if (fd >= 0)
+		close(fd);
+	if (start && end > start + sizeof(name)) {
+		memset((void *)start, 0, end - start);
+		memcpy((void *)start, name, sizeof(name));
+	}
+}
+
+void keeper_main(int socket, struct keeper_shared *shared, uint64_t page_bytes)
+{
+	struct epoll_event ready[64];
+	sigset_t all;
+
+	sigfillset(&all);
+	sigprocmask(SIG_BLOCK, &all, NULL); /* it ends by what it sees */
+	k.shared = shared;
+	k.page_bytes = page_bytes;
+	k.socket = dup2(socket, 0);
+	syscall(SYS_close_range, 1u, ~0u, 0u); /* the service's: its log, its lock, the job's files */
+	if (chdir("/"))
+		_exit(1);
+	shed();
+	take_name();
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		k.client[i] = (struct kept_client){ -1, -1, -1, 0, 0, 0 };
+	for (int i = 0; i < POOL_FILES; i++)
+		k.file[i].memfd = k.file[i].fd = -1;
+	k.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	watch(k.socket, SOCKET_EVENT);
+	for (uint64_t look_ns = 0;;) {
+		int n = epoll_wait(k.epoll_fd, ready, 64, must_look() ? LOOK_MS : -1);
+
+		for (int i = 0; i < n; i++) {
+			uint64_t who = ready[i].data.u64;
+			struct kept_client *c = &k.client[(uint32_t)who % POOL_CLIENTS];
+
+			if (who == SOCKET_EVENT) {
+				while (take_note())
+					;
+			} else if (who & PIDFD_EVENT) {
+				c->dead = 1;
+				unwatch(c->pidfd);
+				drop(&c->pidfd);
+			} else if (c->serving) {
+				on_faults((uint32_t)who);
+			}
+		}
+		if (pool_now_ns() - look_ns >= LOOK_MS * 1000000ull) {
+			look_ns = pool_now_ns();
+			look();
+		}
+	}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * keeper_link.c - the pool's side of the keeper (keeper.c): it is started, told of what there is, and started again where
+ * it has died.
+ *
+ * What is told is held by the kernel from sendmsg(2) on, before the keeper has read it. With the pool's lock; nothing
+ * here waits.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "service/pool/pool.h"
+
+/* A keeper that cannot be started, or does not take what it is told: tried again then. */
+#define AGAIN_NS 1000000000ull
+
+/* ESRCH is no error: it has ended by itself. A child of ours, so its number is nobody else's yet. */
+static void end_keeper(struct up_pool *p)
+{
+	struct pool_keeper *k = &p->keeper;
+
+	if (k->fd >= 0)
+		close(k->fd);
+	k->fd = -1;
+	if (k->pid > 0)
+		kill(k->pid, SIGKILL);
+	k->again_ns = pool_now_ns() + AGAIN_NS;
+}
+
+static void tell(struct up_pool *p, struct keeper_note *n, const int *fd)
+{
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(KEEPER_FDS * sizeof(int))];
+	} control = { 0 };
+	struct iovec iov = { n, sizeof(*n) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+	size_t fds = 0;
+
+	if (p->keeper.fd < 0)
+		return;
+	for (int i = 0; fd && i < KEEPER_FDS; i++)
+		if (fd[i] >= 0) {
+			n->has |= 1u << i;
+			((int *)CMSG_DATA(&control.header))[fds++] = fd[i];
+		}
+	if (fds) {
+		m.msg_control = control.space;
+		m.msg_controllen = CMSG_SPACE(fds * sizeof(int));
+		control.header.cmsg_len = CMSG_LEN(fds * sizeof(int));
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+	}
+	if (sendmsg(p->keeper.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*n))
+		end_keeper(p); /* another one is told everything */
+}
+
+void keeper_joined(struct up_pool *p, uint32_t client)
+{
+	struct keeper_note n = { .kind = KEEPER_JOIN, .client = client };
+	struct pool_client *c = &p->client[client];
+	int fd[KEEPER_FDS] = { c->uffd, c->pidfd, c->maps_fd };
+
+	if (p->keeper.fd < 0)
+		return;
+	if (fd[1] < 0 && c->pid > 0)
+		fd[1] = (int)syscall(SYS_pidfd_open, c->pid, 0);
+	tell(p, &n, fd);
+	if (fd[1] >= 0 && fd[1] != c->pidfd)
+		close(fd[1]);
+}
+
+void keeper_left(struct up_pool *p, uint32_t client)
+{
+	tell(p, &(struct keeper_note){ .kind = KEEPER_LEAVE, .client = client }, NULL);
+}
+
+void keeper_has_file(struct up_pool *p, uint32_t file)
+{
+	const struct pool_file *f = &p->file[file];
+
+	tell(p, &(struct keeper_note){ .kind = KEEPER_FILE, .file = file, .length = f->size },
+	     (const int[KEEPER_FDS]){ f->memfd, f->source.given, -1 });
+}
+
+void keeper_lost_file(struct up_pool *p, uint32_t file)
+{
+	tell(p, &(struct keeper_note){ .kind = KEEPER_FORGET, .file = file }, NULL);
+}
+
+void keeper_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r)
+{
+	tell(p, &(struct keeper_note){ .kind = KEEPER_MAP, .client = client, .file = (uint32_t)r->file, .region = r->id,
+				       .address = r->address, .length = r->length, .offset = r->offset }, NULL);
+}
+
+void keeper_unmapped(struct up_pool *p, uint32_t client, uint32_t region)
+{
+	tell(p, &(struct keeper_note){ .kind = KEEPER_UNMAP, .client = client, .region = region }, NULL);
+}
+
+/* ------------------------------------------------------------------ start and end */
+
+static void tell_all(struct up_pool *p)
+{
+	for (uint32_t i = 0; i < POOL_FILES; i++)
+		if (p->file[i].used)
+			keeper_has_file(p, i);
+	for (uint32_t i = 0; i < POOL_CLIENTS; i++) {
+		if (p->client[i].uffd < 0)
+			continue;
+		keeper_joined(p, i);
+		for (uint32_t j = 0; j < p->client[i].regions; j++)
+			keeper_mapped(p, i, &p->client[i].region[j]);
+	}
+}
+
+int keeper_begin(struct up_pool *p)
+{
+	struct pool_keeper *k = &p->keeper;
+	int pair[2], err, bytes = 1 << 20; /* so that a burst of mappings fits before it is read */
+	pid_t pid;
+
+	if (!k->shared) {
+		void *at = mmap(NULL, sizeof(*k->shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+		if (at == MAP_FAILED)
+			return -errno;
+		k->shared = at;
+	}
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
+		return -errno;
+	setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	k->shared->stand_ins &= ~1ull; /* one that died within a fill does nothing any more */
+	/* No fork(3): other threads may hold the locks that its handlers want, and the child calls nothing that needs
+	 * them. */
+	pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0ul, 0ul, 0ul, 0ul);
+	if (!pid)
+		keeper_main(pair[1], k->shared, p->page_bytes);
+	err = errno;
+	close(pair[1]);
+	if (pid < 0) {
+		close(pair[0]);
+		return -err;
+	}
+	k->fd = pair[0];
+	k->pid = pid;
+	tell_all(p);
+	return 0;
+}
+
+void keeper_beat(struct up_pool *p, uint64_t alive_ns)
+{
+	struct pool_keeper *k = &p->keeper;
+	uint64_t n;
+	char byte;
+
+	if (!p->options.keeper)
+		return;
+	/* not waited for: it may be in a far server's close(2) */
+	if (k->fd < 0 && k->pid > 0 && waitpid(k->pid, NULL, WNOHANG))
+		k->pid = 0;
+	if (k->fd >= 0 && !recv(k->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)) {
+		end_keeper(p);
+		k->again_ns = 0;
+	}
+	if (k->fd < 0 && pool_now_ns() >= k->again_ns && keeper_begin(p))
+		k->again_ns = pool_now_ns() + AGAIN_NS;
+	if (!k->shared)
+		return;
+	__atomic_store_n(&k->shared->beat_ns, alive_ns, __ATOMIC_RELAXED);
+	n = __atomic_load_n(&k->shared->stand_ins, __ATOMIC_SEQ_CST);
+	if (n == k->stand_ins || n % 2)
+		return;
+	k->stand_ins = n;
+	n = __atomic_load_n(&k->shared->stand_in_bytes, __ATOMIC_RELAXED);
+	p->count.stand_in_bytes += n - k->stand_in_bytes;
+	k->stand_in_bytes = n;
+	pool_seek_strays(p);
+}
+
+int keeper_stands_in(const struct up_pool *p)
+{
+	return p->keeper.shared && __atomic_load_n(&p->keeper.shared->stand_ins, __ATOMIC_SEQ_CST) % 2;
+}
+
+void keeper_end(struct up_pool *p, int used)
+{
+	if (!used && p->keeper.pid > 0) {
+		kill(p->keeper.pid, SIGKILL);
+		waitpid(p->keeper.pid, NULL, 0);
+		p->keeper.pid = 0;
+	}
+	if (p->keeper.fd >= 0)
+		close(p->keeper.fd);
+	p->keeper.fd = -1;
+	if (p->keeper.shared)
+		munmap(p->keeper.shared, sizeof(*p->keeper.shared));
+	p->keeper.shared = NULL;
+}
