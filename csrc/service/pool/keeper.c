@@ -484,34 +484,6 @@ static int must_look(void)
 
 /* ------------------------------------------------------------------ its start */
 
-/* What a process that never returns from here has no use for: the interpreter's memory, which would be copied page by
- * page as the service writes its own. Kept are this stack, this thread's block (errno), and what follows an object's
- * pages of a file, its .bss. */
-static void shed(void)
-{
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-	int maps_fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	uintptr_t at = 0, here = (uintptr_t)__builtin_frame_address(0), own = (uintptr_t)&errno;
-	uintptr_t shared = (uintptr_t)k.shared;
-	uint64_t file_end = 0;
-	struct up_vma v;
-
-	while (maps_fd >= 0 && !up_vma_from(maps_fd, at, &v)) {
-		int kept = v.inode || v.shared || !v.writable || v.start == file_end ||
-			   here - v.start < v.end - v.start || own - v.start < v.end - v.start ||
-			   shared - v.start < v.end - v.start;
-
-		if (!kept)
-			munmap((void *)(uintptr_t)v.start, v.end - v.start);
-		if (v.inode)
-			file_end = v.end;
-		at = v.end;
-	}
-	if (maps_fd >= 0)
-		close(maps_fd);
-#endif
-}
-
 /* The number in a field of /proc/self/stat; 0: there is none. */
 static uintptr_t stat_field(const char *text, ssize_t length, int field)
 {
@@ -529,8 +501,8 @@ static uintptr_t stat_field(const char *text, ssize_t length, int field)
 	return number;
 }
 
-/* So that ps(1) tells the two apart: over the arguments, which are this process's own copy. */
-static void take_name(void)
+/* So that ps(1) tells the two apart: over the arguments, which are this process's own copy. Where they lie. */
+static uintptr_t take_name(void)
 {
 	static const char name[] = "uffdprefetch keeper";
 	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -545,6 +517,34 @@ static void take_name(void)
 		memset((void *)start, 0, end - start);
 		memcpy((void *)start, name, sizeof(name));
 	}
+	return start;
+}
+
+/* What a process that never returns from here has no use for: the interpreter's memory, which would be copied page by
+ * page as the service writes its own. Kept are this stack, this thread's block (errno), the arguments, and what
+ * follows an object's pages of a file, its .bss. */
+static void shed(uintptr_t arguments)
+{
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+	int maps_fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+	uintptr_t at = 0, here = (uintptr_t)__builtin_frame_address(0), own = (uintptr_t)&errno;
+	uint64_t file_end = 0;
+	struct up_vma v;
+
+	while (maps_fd >= 0 && !up_vma_from(maps_fd, at, &v)) {
+		int kept = v.inode || v.shared || !v.writable || v.start == file_end ||
+			   here - v.start < v.end - v.start || own - v.start < v.end - v.start ||
+			   arguments - v.start < v.end - v.start;
+
+		if (!kept)
+			munmap((void *)(uintptr_t)v.start, v.end - v.start);
+		if (v.inode)
+			file_end = v.end;
+		at = v.end;
+	}
+	if (maps_fd >= 0)
+		close(maps_fd);
+#endif
 }
 
 void keeper_main(int socket, struct keeper_shared *shared, uint64_t page_bytes)
@@ -560,8 +560,7 @@ void keeper_main(int socket, struct keeper_shared *shared, uint64_t page_bytes)
 	syscall(SYS_close_range, 1u, ~0u, 0u); /* the service's: its log, its lock, the job's files */
 	if (chdir("/"))
 		_exit(1);
-	shed();
-	take_name();
+	shed(take_name());
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		k.client[i] = (struct kept_client){ -1, -1, -1, 0, 0, 0 };
 	for (int i = 0; i < POOL_FILES; i++)

@@ -19,7 +19,7 @@
 
 #include "service/pool/pool.h"
 
-/* A keeper that cannot be started, or does not take what it is told: tried again then. */
+/* One that cannot be started, or does not take what it is told: another is tried then. Nor is one started more often. */
 #define AGAIN_NS 1000000000ull
 
 /* ESRCH is no error: it has ended by itself. A child of ours, so its number is nobody else's yet. */
@@ -151,6 +151,7 @@ int keeper_begin(struct up_pool *p)
 		close(pair[0]);
 		return -err;
 	}
+	k->begun_ns = pool_now_ns();
 	k->fd = pair[0];
 	k->pid = pid;
 	tell_all(p);
@@ -170,7 +171,7 @@ void keeper_beat(struct up_pool *p, uint64_t alive_ns)
 		k->pid = 0;
 	if (k->fd >= 0 && !recv(k->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)) {
 		end_keeper(p);
-		k->again_ns = 0;
+		k->again_ns = k->begun_ns + AGAIN_NS;
 	}
 	if (k->fd < 0 && pool_now_ns() >= k->again_ns && keeper_begin(p))
 		k->again_ns = pool_now_ns() + AGAIN_NS;

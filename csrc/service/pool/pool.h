@@ -70,7 +70,7 @@ struct pool_region {
 struct pool_keeper {
 	int fd, pid; /* fd -1: none; pid: until it has been waited for */
 	struct keeper_shared *shared;
-	uint64_t again_ns;                  /* when another one is started */
+	uint64_t begun_ns, again_ns;        /* again: when another one is started */
 	uint64_t stand_ins, stand_in_bytes; /* as known */
 };
 
