@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import process_gone, wait_until
+from conftest import process_gone, require, wait_until
 from harness import MIB, Job, Start, programs
+
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow
@@ -94,6 +96,26 @@ def test_who_outlives_the_mapper_reads_the_file_from_the_pool(
         os.kill(service, signal.SIGCONT)
     work.finish()
     wait_until(lambda: all(map(process_gone, held)), "the end of the keeper")
+
+
+@pytest.mark.parametrize("fate", (goes_on, is_killed))
+def test_who_outlives_the_mapper_dies_as_without_us_where_the_file_cannot_be_read(
+    job: Start, words: Path, outlive: str, fate: Callable[[Job], None]
+) -> None:
+    require(why_no_bed() is None, why_no_bed() or "")
+    bed = SlowBed(words.parent)
+    bed.mount()
+    try:
+        work = job([outlive, str(bed.path(words.name))], options=POOL)
+        assert work.line()["pooled"]
+        fate(work)
+        os.kill(bed.pid, signal.SIGKILL)
+        wait_until(lambda: process_gone(bed.pid), "the server's end")
+        work.tell()
+        assert work.line() == dict.fromkeys(WAYS, -signal.SIGBUS)
+        work.finish()
+    finally:
+        bed.unmount()
 
 
 @pytest.mark.parametrize("fate", (goes_on, is_killed))

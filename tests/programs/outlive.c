@@ -3,8 +3,8 @@
  * outlive.c - processes that share the memory of one that has mapped a file, and go on when that has ended.
  *
  * outlive FILE: one such process for each way to make it. Then {"ready": true, "pooled": N}, N makers of which the pool
- * served the mapping; a line on stdin; and {"NAME": wrong words, ...}, all words of FILE read by each. The file's words
- * are what write_words() of the test has written.
+ * served the mapping; a line on stdin; and {"NAME": wrong words, ...}, all words of FILE read by each, or minus the
+ * signal that has ended it. The word at each offset of FILE is the offset ^ 0x5151.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -29,7 +29,7 @@ enum way { BY_LIBC, BY_INSTRUCTION, BY_CLONE3, BY_VFORK, MAPS_AFTERWARDS, WAYS }
 static const char *const name[] = { "libc", "instruction", "clone3", "vfork", "maps_afterwards" };
 
 static struct {
-	volatile int started, pooled;
+	volatile int pid, pooled; /* pid: once it runs */
 	volatile long wrong;
 } *said; /* one a way; all share it */
 static const uint64_t *map;
@@ -44,7 +44,7 @@ static int child(void *unused)
 	char byte;
 
 	(void)unused;
-	said[way].started = 1;
+	said[way].pid = (int)syscall(SYS_getpid);
 	if (read(go, &byte, 1) != 1)
 		_exit(2);
 	for (size_t i = 0; i < words; i++)
@@ -150,7 +150,7 @@ static void make(const char *path, int which)
 	pid = fork();
 	if (!pid)
 		maker(path);
-	while (!said[which].started && waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT | WNOHANG) == 0)
+	while (!said[which].pid && waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT | WNOHANG) == 0)
 		usleep(1000);
 	if (which == BY_VFORK)
 		kill(pid, SIGKILL);
@@ -160,7 +160,8 @@ static void make(const char *path, int which)
 int main(int argc, char **argv)
 {
 	struct stat st;
-	int ends[2], pooled = 0, asked = 0;
+	int ends[2], pooled = 0, asked = 0, status;
+	pid_t pid;
 
 	if (argc != 2 || stat(argv[1], &st) || pipe(ends) || prctl(PR_SET_CHILD_SUBREAPER, 1))
 		return 2;
@@ -168,7 +169,6 @@ int main(int argc, char **argv)
 	go = ends[0];
 	said = mmap(NULL, sizeof(*said) * WAYS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	for (int i = 0; i < WAYS; i++) {
-		said[i].wrong = -1;
 		make(argv[1], i);
 		pooled += said[i].pooled;
 	}
@@ -178,8 +178,10 @@ int main(int argc, char **argv)
 		asked = getchar();
 	if (write(ends[1], name, WAYS) != WAYS)
 		return 3;
-	while (wait(NULL) > 0)
-		;
+	while ((pid = wait(&status)) > 0)
+		for (int i = 0; i < WAYS; i++)
+			if (said[i].pid == pid && status)
+				said[i].wrong = WIFSIGNALED(status) ? -WTERMSIG(status) : -1000 - WEXITSTATUS(status);
 	for (int i = 0; i < WAYS; i++)
 		printf("%s\"%s\": %ld", i ? ", " : "{", name[i], said[i].wrong);
 	puts("}");

@@ -76,6 +76,8 @@ VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
 #: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
+#: First interval between two looks whether an orphan's memory is gone.
+ORPHAN_LOOK_NS = 2_000_000
 #: Greatest age of a list of victims.
 PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -143,8 +145,8 @@ class NodePool:
     make: Callable[..., uffd_pool.Pool] = uffd_pool.Pool
     files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
     slots: dict[int, Client] = field(default_factory=dict)
-    #: Of processes without an agent, whose faults are still ours to answer.
-    orphans: list[int] = field(default_factory=list)
+    #: Processes without an agent, whose faults are still ours to answer: their slots, since when.
+    orphans: dict[int, int] = field(default_factory=dict)
     detached: int = 0  # regions given back because of an error of the pool
     limited_by: Limit | None = None
     places: int = 1  # distinct positions at which files are read
@@ -269,7 +271,7 @@ class NodePool:
         del self.slots[slot]
         if any(r.verdict == ServingMode.POOL for r in client.regions.values()):
             self.pool.orphan(slot)
-            self.orphans.append(slot)
+            self.orphans[slot] = self.clock.now_ns()
             self.look_for_orphans()
         else:
             self.pool.leave(slot)
@@ -278,7 +280,12 @@ class NodePool:
         """Release orphans whose address space is gone."""
         for slot in [slot for slot in self.orphans if self.pool.is_gone(slot)]:
             self.pool.leave(slot)
-            self.orphans.remove(slot)
+            del self.orphans[slot]
+
+    def orphans_due_ns(self, now: int) -> int:
+        """When to look for the end of orphans again: most are processes that are just ending."""
+        ages = [now - since for since in self.orphans.values()]
+        return now + min(uffd_pool.TICK_NS, max(ORPHAN_LOOK_NS, min(ages, default=0) // 8))
 
     def walked(
         self, part: PoolFile | None, stream: Stream, start: int, end: int, forward: int

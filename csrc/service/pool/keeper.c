@@ -38,24 +38,17 @@
 /* The pool says every 10 ms that it is alive; silent for two looks it counts as dead, as in csrc/job/pooled.c. Looks
  * are made only while some process has no agent, or there is no service. */
 #define LOOK_MS 20
+/* Where there is no service, and each process has its agent as far as is known. */
+#define SLOW_LOOK_MS 100
 #define SILENT_LOOKS 2
 /* Looks at which the same fault has waited: its agent is dead, or it would have read it. */
 #define LYING_LOOKS 3
 /* One of so many looks asks whether the pool's memory is still mapped: two system calls for each file. */
-#define USE_LOOKS 10
+#define USE_LOOKS 5
 /* As in csrc/job/standin.c: what is read for one touch, and how much of that stays once the service is dead. */
 #define FILL_BYTES (64u << 10)
 #define FILLS_KEPT 256
 #define TRIES 1000
-
-#ifndef UFFDIO_POISON
-struct uffdio_poison {
-	struct uffdio_range range;
-	uint64_t mode;
-	int64_t updated;
-};
-#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
-#endif
 
 struct kept_client {
 	int uffd, pidfd, maps_fd;
@@ -216,6 +209,14 @@ static void on_note(const struct keeper_note *n, int *fd)
 	}
 }
 
+/* Whose touch was read, and never answered, asks again. */
+static void wake(uint32_t client)
+{
+	for (size_t i = 0; i < k.regions; i++)
+		if (k.region[i].client == client)
+			pool_wake(k.client[client].uffd, k.region[i].address, k.region[i].length);
+}
+
 /* What is leased would be so as long as we have it open, and nobody is there to let a writer in. */
 static void note_end(void)
 {
@@ -224,6 +225,9 @@ static void note_end(void)
 	for (int i = 0; i < POOL_FILES; i++)
 		if (k.file[i].fd >= 0)
 			fcntl(k.file[i].fd, F_SETLEASE, F_UNLCK);
+	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
+		if (k.client[i].uffd >= 0)
+			wake(i);
 }
 
 /* Whether there was one. */
@@ -349,7 +353,6 @@ static int continue_page(int uffd, uint64_t address)
 
 static void answer(uint32_t client, uint64_t address)
 {
-	struct uffdio_poison poison = { .range = { address, k.page_bytes } };
 	int uffd = k.client[client].uffd;
 	uint64_t first, end, limit;
 	struct place at;
@@ -371,8 +374,8 @@ static void answer(uint32_t client, uint64_t address)
 		ret = write_memory(at.file, first, end - first);
 	if (!ret) /* the page that is waited for first */
 		ret = continue_page(uffd, address);
-	else if (!ioctl(uffd, UFFDIO_POISON, &poison)) /* as storage that fails (Linux 6.6) */
-		ret = 0;
+	else if (!pool_poison(uffd, address, k.page_bytes))
+		end = first;
 	if (ret)
 		pool_wake(uffd, address, k.page_bytes);
 	for (uint64_t next = first; !ret && next < end; next += k.page_bytes)
@@ -403,9 +406,7 @@ static void serve(uint32_t number)
 
 	c->serving = 1;
 	watch(c->uffd, number);
-	for (size_t i = 0; i < k.regions; i++) /* whose touch was read and never answered asks again */
-		if (k.region[i].client == number)
-			pool_wake(c->uffd, k.region[i].address, k.region[i].length);
+	wake(number);
 }
 
 static void look_at(uint32_t number, int silent)
@@ -441,9 +442,14 @@ static int is_in_use(const struct kept_file *f)
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0)
 		return 1;
-	ret = fcntl(fd, F_SETLEASE, F_WRLCK);
+	ret = fcntl(fd, F_SETLEASE, F_WRLCK) ? errno : 0;
 	close(fd);
-	return ret != 0;
+	if (!ret || ret == EAGAIN)
+		return ret;
+	for (int i = 0; i < POOL_CLIENTS; i++) /* no leases here (fs.leases-enable) */
+		if (k.client[i].uffd >= 0 && !pool_is_gone(k.client[i].uffd, k.page_bytes))
+			return 1;
+	return 0;
 }
 
 static void end_when_unused(void)
@@ -474,12 +480,13 @@ static void look(void)
 		end_when_unused();
 }
 
-static int must_look(void)
+/* How soon the next look must be; -1: somebody tells us first. */
+static int look_ms(void)
 {
 	for (int i = 0; i < POOL_CLIENTS; i++)
-		if (k.client[i].uffd >= 0 && k.client[i].dead)
-			return 1;
-	return k.alone;
+		if (k.client[i].uffd >= 0 && (k.client[i].dead || k.client[i].lying))
+			return LOOK_MS;
+	return k.alone ? SLOW_LOOK_MS : -1;
 }
 
 /* ------------------------------------------------------------------ its start */
@@ -568,7 +575,7 @@ void keeper_main(int socket, struct keeper_shared *shared, uint64_t page_bytes)
 	k.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	watch(k.socket, SOCKET_EVENT);
 	for (uint64_t look_ns = 0;;) {
-		int n = epoll_wait(k.epoll_fd, ready, 64, must_look() ? LOOK_MS : -1);
+		int n = epoll_wait(k.epoll_fd, ready, 64, look_ms());
 
 		for (int i = 0; i < n; i++) {
 			uint64_t who = ready[i].data.u64;

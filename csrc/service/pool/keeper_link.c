@@ -22,7 +22,19 @@
 /* One that cannot be started, or does not take what it is told: another is tried then. Nor is one started more often. */
 #define AGAIN_NS 1000000000ull
 
-/* ESRCH is no error: it has ended by itself. A child of ours, so its number is nobody else's yet. */
+/* How long its end is waited for: it may be in a far server's close(2). */
+#define END_LOOKS 50
+
+/* Whether it has been waited for, so that its number may be another's. It sends no signal when it ends: whoever looks
+ * for children, or has SIGCHLD ignored, does not take it for his. */
+static int reap(struct pool_keeper *k)
+{
+	if (k->pid > 0 && waitpid(k->pid, NULL, WNOHANG | __WALL))
+		k->pid = 0;
+	return !k->pid;
+}
+
+
 static void end_keeper(struct up_pool *p)
 {
 	struct pool_keeper *k = &p->keeper;
@@ -142,7 +154,7 @@ int keeper_begin(struct up_pool *p)
 	k->shared->stand_ins &= ~1ull; /* one that died within a fill does nothing any more */
 	/* No fork(3): other threads may hold the locks that its handlers want, and the child calls nothing that needs
 	 * them. */
-	pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0ul, 0ul, 0ul, 0ul);
+	pid = (pid_t)syscall(SYS_clone, 0ul, 0ul, 0ul, 0ul, 0ul);
 	if (!pid)
 		keeper_main(pair[1], k->shared, p->page_bytes);
 	err = errno;
@@ -166,9 +178,8 @@ void keeper_beat(struct up_pool *p, uint64_t alive_ns)
 
 	if (!p->options.keeper)
 		return;
-	/* not waited for: it may be in a far server's close(2) */
-	if (k->fd < 0 && k->pid > 0 && waitpid(k->pid, NULL, WNOHANG))
-		k->pid = 0;
+	if (k->fd < 0)
+		reap(k);
 	if (k->fd >= 0 && !recv(k->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)) {
 		end_keeper(p);
 		k->again_ns = k->begun_ns + AGAIN_NS;
@@ -195,11 +206,10 @@ int keeper_stands_in(const struct up_pool *p)
 
 void keeper_end(struct up_pool *p, int used)
 {
-	if (!used && p->keeper.pid > 0) {
+	if (!used && p->keeper.pid > 0)
 		kill(p->keeper.pid, SIGKILL);
-		waitpid(p->keeper.pid, NULL, 0);
-		p->keeper.pid = 0;
-	}
+	for (int i = 0; !used && !reap(&p->keeper) && i < END_LOOKS; i++)
+		usleep(1000);
 	if (p->keeper.fd >= 0)
 		close(p->keeper.fd);
 	p->keeper.fd = -1;

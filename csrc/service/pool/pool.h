@@ -221,6 +221,10 @@ int pool_maps_huge(const struct up_pool *p, const struct pool_client *c,
 /* With the lock. */
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m);
 void pool_wake(int uffd, uint64_t address, uint64_t length);
+/* A touch there is SIGBUS, as of storage that fails. 0 or -errno (before Linux 6.6). */
+int pool_poison(int uffd, uint64_t address, uint64_t length);
+/* Whether nobody has the address space any more. */
+int pool_is_gone(int uffd, uint64_t page_bytes);
 /* pool_clients.c: the job has moved [from, +length) past its interposers (UFFD_EVENT_REMAP). */
 void pool_move_region(struct up_pool *p, uint32_t client, uint64_t from, uint64_t to, uint64_t length);
 /* The region of an address, or of a number; NULL. */

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -195,10 +194,7 @@ int pool_is_stood_in_for(const struct up_pool *p)
 
 int up_pool_is_gone(struct up_pool *p, int client)
 {
-	/* Write protection is registered for nowhere: this does nothing, in whatever lies there. */
-	struct uffdio_writeprotect nothing = { .range = { 1u << 20, p->page_bytes } };
-
-	return ioctl(p->client[client].uffd, UFFDIO_WRITEPROTECT, &nothing) && errno == ESRCH;
+	return pool_is_gone(p->client[client].uffd, p->page_bytes);
 }
 
 void up_pool_orphan(struct up_pool *p, int client)

@@ -20,6 +20,14 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
+#ifndef UFFDIO_POISON
+struct uffdio_poison {
+	struct uffdio_range range;
+	uint64_t mode;
+	int64_t updated;
+};
+#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
+#endif
 #define HUGE_BYTES ((uint64_t)2 << 20)
 /* EAGAIN of an ioctl: the process changes its mappings just now. */
 #define TRIES 100
@@ -34,6 +42,21 @@ void pool_wake(int uffd, uint64_t address, uint64_t length)
 	struct uffdio_range range = { .start = address, .len = length };
 
 	ioctl(uffd, UFFDIO_WAKE, &range);
+}
+
+int pool_poison(int uffd, uint64_t address, uint64_t length)
+{
+	struct uffdio_poison poison = { .range = { .start = address, .len = length } };
+
+	return ioctl(uffd, UFFDIO_POISON, &poison) ? -errno : 0;
+}
+
+int pool_is_gone(int uffd, uint64_t page_bytes)
+{
+	/* Write protection is registered for nowhere: this does nothing, whatever lies there. */
+	struct uffdio_writeprotect nothing = { .range = { .start = 1u << 20, .len = page_bytes } };
+
+	return ioctl(uffd, UFFDIO_WRITEPROTECT, &nothing) && errno == ESRCH;
 }
 
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m)
