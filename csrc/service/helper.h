@@ -187,7 +187,7 @@ struct up_pool_options {
 	uint32_t run_bytes;   /* what one fill reads: fixed, or 0 for 64 KiB to 4 MiB as it goes */
 	uint32_t threads, huge;
 	int32_t event_fd;
-	uint32_t keeper; /* a second process holds the userfaultfds (keeper.c) */
+	uint32_t guardian; /* a second process holds the userfaultfds (guardian.c) */
 };
 
 #define UP_HISTOGRAM_BINS 512

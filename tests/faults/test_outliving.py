@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that shares the memory of one that has mapped a file, and goes on when that has ended (clone(2) with
-CLONE_VM and without CLONE_THREAD): the mapping is the address space's, our threads are the process's."""
+"""A process that shares the memory of one that has mapped a file, and goes on when that has ended
+(clone(2) with CLONE_VM, without CLONE_THREAD): the mapping is the address space's, our threads are
+the process's."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ def outlive(tmp_path_factory: pytest.TempPathFactory) -> str:
     return programs(tmp_path_factory.mktemp("outlive"), "outlive")
 
 
-def keepers(service: int) -> list[int]:
+def guardians(service: int) -> list[int]:
     """The processes that hold the pool's userfaultfds beside the service."""
     tasks = Path(f"/proc/{service}/task").glob("*/children")  # of a thread each
     children = [int(pid) for task in tasks for pid in task.read_text().split()]
-    return [pid for pid in children if _name(pid) == "uffdprefetch/k"]
+    return [pid for pid in children if _name(pid) == "uffdprefetch/g"]
 
 
 def _name(pid: int) -> str:
@@ -69,14 +70,14 @@ def is_killed(work: Job) -> None:
     work.kill_service()
 
 
-def loses_its_keeper_and_is_killed(work: Job) -> None:
-    (keeper,) = keepers(work.service())
-    os.kill(keeper, signal.SIGKILL)
-    wait_until(lambda: keepers(work.service()) not in ([], [keeper]), "another keeper")
+def loses_its_guardian_and_is_killed(work: Job) -> None:
+    (guardian,) = guardians(work.service())
+    os.kill(guardian, signal.SIGKILL)
+    wait_until(lambda: guardians(work.service()) not in ([], [guardian]), "another guardian")
     work.kill_service()
 
 
-FATES = (goes_on, stops, is_killed, stops_and_is_killed, loses_its_keeper_and_is_killed)
+FATES = (goes_on, stops, is_killed, stops_and_is_killed, loses_its_guardian_and_is_killed)
 
 
 @pytest.mark.parametrize("fate", FATES)
@@ -88,14 +89,14 @@ def test_who_outlives_the_mapper_reads_the_file_from_the_pool(
     # not what was told to libc before: that is the file's
     assert said["pooled"] == len(WAYS) - 1, said
     service = work.service()
-    held = keepers(service)
+    held = guardians(service)
     fate(work)
     work.tell()
     assert work.line() == dict.fromkeys(WAYS, 0)
     if fate is stops:
         os.kill(service, signal.SIGCONT)
     work.finish()
-    wait_until(lambda: all(map(process_gone, held)), "the end of the keeper")
+    wait_until(lambda: all(map(process_gone, held)), "the end of the guardian")
 
 
 @pytest.mark.parametrize("fate", (goes_on, is_killed))

@@ -107,17 +107,17 @@ class Pool:
         *,
         huge: bool = False,
         run_bytes: int = 0,
-        keeper: bool = False,
+        guardian: bool = False,
     ) -> None:
-        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. ``keeper``: a process of its
-        own, which outlives this one, holds the userfaultfds, too (csrc/service/pool/keeper.c).
+        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. ``guardian``: a process that
+        outlives this one holds the userfaultfds, too (csrc/service/pool/guardian.c).
 
         Raises OSError.
         """
         options = _ffi.new("struct up_pool_options *")
         options.budget_bytes, options.chunk_bytes = budget_bytes, chunk_bytes
         options.run_bytes, options.threads = run_bytes, threads
-        options.huge, options.event_fd, options.keeper = huge, event_fd, keeper
+        options.huge, options.event_fd, options.guardian = huge, event_fd, guardian
         pointer = _ffi.new("struct up_pool **")
         _checked(_lib.up_pool_create(pointer, options), "page pool")
         self._pointer = pointer[0]

@@ -178,7 +178,7 @@ class NodePool:
         self._buffer_bytes = threads * BUFFER_BYTES
         self.pool = self.make(
             self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
-            huge=self.huge, run_bytes=run, keeper=True,
+            huge=self.huge, run_bytes=run, guardian=True,
         )  # fmt: skip
         self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
         self.budget_bytes, self.keep_bytes = self.config.budget_bytes, 0

@@ -22,7 +22,7 @@
 
 #include "service/cond.h"
 #include "service/helper.h"
-#include "service/pool/keeper.h"
+#include "service/pool/guardian.h"
 #include "service/pool/source.h"
 #include "common/vma.h"
 
@@ -66,10 +66,10 @@ struct pool_region {
 	uint32_t miss_run;
 };
 
-/* keeper_link.c: the process that holds what is held here, too. */
-struct pool_keeper {
+/* guardian_link.c: the process that holds what is held here, too. */
+struct pool_guardian {
 	int fd, pid; /* fd -1: none; pid: until it has been waited for */
-	struct keeper_shared *shared;
+	struct guardian_shared *shared;
 	uint64_t begun_ns, again_ns;        /* again: when another one is started */
 	uint64_t stand_ins, stand_in_bytes; /* as known */
 };
@@ -177,7 +177,7 @@ struct up_pool {
 	int rung; /* the main thread has been called for the events that wait */
 	struct up_pool_counts count;
 
-	struct pool_keeper keeper;
+	struct pool_guardian guardian;
 	pthread_t fault_thread;
 	uint32_t threads;
 	pthread_t thread[];
@@ -299,19 +299,19 @@ void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
 
-/* keeper_link.c, with the lock. 0 or -errno: without one the next keeper_beat() tries again. */
-int keeper_begin(struct up_pool *p);
+/* guardian_link.c, with the lock. 0 or -errno: without one the next guardian_beat() tries again. */
+int guardian_begin(struct up_pool *p);
 /* `used`: processes may still have the pool mapped. */
-void keeper_end(struct up_pool *p, int used);
-void keeper_beat(struct up_pool *p, uint64_t alive_ns);
+void guardian_end(struct up_pool *p, int used);
+void guardian_beat(struct up_pool *p, uint64_t alive_ns);
 /* As pool_is_stood_in_for(). */
-int keeper_stands_in(const struct up_pool *p);
-void keeper_joined(struct up_pool *p, uint32_t client);
-void keeper_left(struct up_pool *p, uint32_t client);
-void keeper_has_file(struct up_pool *p, uint32_t file);
-void keeper_lost_file(struct up_pool *p, uint32_t file);
-void keeper_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r);
-void keeper_unmapped(struct up_pool *p, uint32_t client, uint32_t region);
+int guardian_stands_in(const struct up_pool *p);
+void guardian_joined(struct up_pool *p, uint32_t client);
+void guardian_left(struct up_pool *p, uint32_t client);
+void guardian_has_file(struct up_pool *p, uint32_t file);
+void guardian_lost_file(struct up_pool *p, uint32_t file);
+void guardian_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r);
+void guardian_unmapped(struct up_pool *p, uint32_t client, uint32_t region);
 
 /* net/net.c: it is not freed while it is held; taken with the pool's lock, given back without one. */
 void net_hold(struct up_net *n);

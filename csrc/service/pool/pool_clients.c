@@ -121,7 +121,7 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 			if (c->pidfd >= 0)
 				close(c->pidfd);
 		} else {
-			keeper_joined(p, (uint32_t)slot);
+			guardian_joined(p, (uint32_t)slot);
 		}
 	}
 	pool_unlock(p);
@@ -163,7 +163,7 @@ void up_pool_leave(struct up_pool *p, int client)
 	if (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) != c->stand_ins)
 		pool_seek_strays(p);
 	pool_count_stand_ins(p, c);
-	keeper_left(p, (uint32_t)client);
+	guardian_left(p, (uint32_t)client);
 	uffd = c->uffd;
 	pidfd = c->pidfd;
 	maps_fd = c->maps_fd;
@@ -189,7 +189,7 @@ int pool_is_stood_in_for(const struct up_pool *p)
 		    (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) % 2))
 			return 1;
 	}
-	return keeper_stands_in(p);
+	return guardian_stands_in(p);
 }
 
 int up_pool_is_gone(struct up_pool *p, int client)
@@ -218,7 +218,7 @@ static void forget_region(struct up_pool *p, uint32_t client, uint32_t number)
 
 	memmove(&c->region[number], &c->region[number + 1], (--c->regions - number) * sizeof(r));
 	p->file[r.file].regions--;
-	keeper_unmapped(p, client, r.id);
+	guardian_unmapped(p, client, r.id);
 	for (struct pool_waiter **at = &p->waiting; *at;)
 		if ((*at)->client == client && (*at)->address - r.address < r.length)
 			pool_drop_waiter(p, at);
@@ -273,7 +273,7 @@ int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64
 	r = new_region(c);
 	if (r) {
 		set_region(p, r, region, file, address, length, offset);
-		keeper_mapped(p, (uint32_t)client, r);
+		guardian_mapped(p, (uint32_t)client, r);
 	} else {
 		ret = -ENOMEM;
 	}

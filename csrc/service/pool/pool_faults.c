@@ -357,7 +357,7 @@ static void beat(struct up_pool *p)
 			__atomic_store_n(&p->client[i].ring->beat_ns, alive_ns, __ATOMIC_RELAXED);
 			note_stand_ins(p, &p->client[i]);
 		}
-	keeper_beat(p, alive_ns);
+	guardian_beat(p, alive_ns);
 	pool_unlock(p);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * keeper_link.c - the pool's side of the keeper (keeper.c): it is started, told of what there is, and started again where
+ * guardian_link.c - the pool's side of the guardian (guardian.c): it is started, told of what there is, and started again where
  * it has died.
  *
- * What is told is held by the kernel from sendmsg(2) on, before the keeper has read it. With the pool's lock; nothing
+ * What is told is held by the kernel from sendmsg(2) on, before the guardian has read it. With the pool's lock; nothing
  * here waits.
  */
 #define _GNU_SOURCE
@@ -27,17 +27,16 @@
 
 /* Whether it has been waited for, so that its number may be another's. It sends no signal when it ends: whoever looks
  * for children, or has SIGCHLD ignored, does not take it for his. */
-static int reap(struct pool_keeper *k)
+static int reap(struct pool_guardian *k)
 {
 	if (k->pid > 0 && waitpid(k->pid, NULL, WNOHANG | __WALL))
 		k->pid = 0;
 	return !k->pid;
 }
 
-
-static void end_keeper(struct up_pool *p)
+static void end_guardian(struct up_pool *p)
 {
-	struct pool_keeper *k = &p->keeper;
+	struct pool_guardian *k = &p->guardian;
 
 	if (k->fd >= 0)
 		close(k->fd);
@@ -47,19 +46,19 @@ static void end_keeper(struct up_pool *p)
 	k->again_ns = pool_now_ns() + AGAIN_NS;
 }
 
-static void tell(struct up_pool *p, struct keeper_note *n, const int *fd)
+static void tell(struct up_pool *p, struct guardian_note *n, const int *fd)
 {
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(KEEPER_FDS * sizeof(int))];
+		char space[CMSG_SPACE(GUARDIAN_FDS * sizeof(int))];
 	} control = { 0 };
 	struct iovec iov = { n, sizeof(*n) };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
 	size_t fds = 0;
 
-	if (p->keeper.fd < 0)
+	if (p->guardian.fd < 0)
 		return;
-	for (int i = 0; fd && i < KEEPER_FDS; i++)
+	for (int i = 0; fd && i < GUARDIAN_FDS; i++)
 		if (fd[i] >= 0) {
 			n->has |= 1u << i;
 			((int *)CMSG_DATA(&control.header))[fds++] = fd[i];
@@ -71,17 +70,17 @@ static void tell(struct up_pool *p, struct keeper_note *n, const int *fd)
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
 	}
-	if (sendmsg(p->keeper.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*n))
-		end_keeper(p); /* another one is told everything */
+	if (sendmsg(p->guardian.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*n))
+		end_guardian(p); /* another one is told everything */
 }
 
-void keeper_joined(struct up_pool *p, uint32_t client)
+void guardian_joined(struct up_pool *p, uint32_t client)
 {
-	struct keeper_note n = { .kind = KEEPER_JOIN, .client = client };
+	struct guardian_note n = { .kind = GUARDIAN_JOIN, .client = client };
 	struct pool_client *c = &p->client[client];
-	int fd[KEEPER_FDS] = { c->uffd, c->pidfd, c->maps_fd };
+	int fd[GUARDIAN_FDS] = { c->uffd, c->pidfd, c->maps_fd };
 
-	if (p->keeper.fd < 0)
+	if (p->guardian.fd < 0)
 		return;
 	if (fd[1] < 0 && c->pid > 0)
 		fd[1] = (int)syscall(SYS_pidfd_open, c->pid, 0);
@@ -90,33 +89,33 @@ void keeper_joined(struct up_pool *p, uint32_t client)
 		close(fd[1]);
 }
 
-void keeper_left(struct up_pool *p, uint32_t client)
+void guardian_left(struct up_pool *p, uint32_t client)
 {
-	tell(p, &(struct keeper_note){ .kind = KEEPER_LEAVE, .client = client }, NULL);
+	tell(p, &(struct guardian_note){ .kind = GUARDIAN_LEAVE, .client = client }, NULL);
 }
 
-void keeper_has_file(struct up_pool *p, uint32_t file)
+void guardian_has_file(struct up_pool *p, uint32_t file)
 {
 	const struct pool_file *f = &p->file[file];
 
-	tell(p, &(struct keeper_note){ .kind = KEEPER_FILE, .file = file, .length = f->size },
-	     (const int[KEEPER_FDS]){ f->memfd, f->source.given, -1 });
+	tell(p, &(struct guardian_note){ .kind = GUARDIAN_FILE, .file = file, .length = f->size },
+	     (const int[GUARDIAN_FDS]){ f->memfd, f->source.given, -1 });
 }
 
-void keeper_lost_file(struct up_pool *p, uint32_t file)
+void guardian_lost_file(struct up_pool *p, uint32_t file)
 {
-	tell(p, &(struct keeper_note){ .kind = KEEPER_FORGET, .file = file }, NULL);
+	tell(p, &(struct guardian_note){ .kind = GUARDIAN_FORGET, .file = file }, NULL);
 }
 
-void keeper_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r)
+void guardian_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r)
 {
-	tell(p, &(struct keeper_note){ .kind = KEEPER_MAP, .client = client, .file = (uint32_t)r->file, .region = r->id,
+	tell(p, &(struct guardian_note){ .kind = GUARDIAN_MAP, .client = client, .file = (uint32_t)r->file, .region = r->id,
 				       .address = r->address, .length = r->length, .offset = r->offset }, NULL);
 }
 
-void keeper_unmapped(struct up_pool *p, uint32_t client, uint32_t region)
+void guardian_unmapped(struct up_pool *p, uint32_t client, uint32_t region)
 {
-	tell(p, &(struct keeper_note){ .kind = KEEPER_UNMAP, .client = client, .region = region }, NULL);
+	tell(p, &(struct guardian_note){ .kind = GUARDIAN_UNMAP, .client = client, .region = region }, NULL);
 }
 
 /* ------------------------------------------------------------------ start and end */
@@ -125,19 +124,19 @@ static void tell_all(struct up_pool *p)
 {
 	for (uint32_t i = 0; i < POOL_FILES; i++)
 		if (p->file[i].used)
-			keeper_has_file(p, i);
+			guardian_has_file(p, i);
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++) {
 		if (p->client[i].uffd < 0)
 			continue;
-		keeper_joined(p, i);
+		guardian_joined(p, i);
 		for (uint32_t j = 0; j < p->client[i].regions; j++)
-			keeper_mapped(p, i, &p->client[i].region[j]);
+			guardian_mapped(p, i, &p->client[i].region[j]);
 	}
 }
 
-int keeper_begin(struct up_pool *p)
+int guardian_begin(struct up_pool *p)
 {
-	struct pool_keeper *k = &p->keeper;
+	struct pool_guardian *k = &p->guardian;
 	int pair[2], err, bytes = 1 << 20; /* so that a burst of mappings fits before it is read */
 	pid_t pid;
 
@@ -156,7 +155,7 @@ int keeper_begin(struct up_pool *p)
 	 * them. */
 	pid = (pid_t)syscall(SYS_clone, 0ul, 0ul, 0ul, 0ul, 0ul);
 	if (!pid)
-		keeper_main(pair[1], k->shared, p->page_bytes);
+		guardian_main(pair[1], k->shared, p->page_bytes);
 	err = errno;
 	close(pair[1]);
 	if (pid < 0) {
@@ -170,21 +169,21 @@ int keeper_begin(struct up_pool *p)
 	return 0;
 }
 
-void keeper_beat(struct up_pool *p, uint64_t alive_ns)
+void guardian_beat(struct up_pool *p, uint64_t alive_ns)
 {
-	struct pool_keeper *k = &p->keeper;
+	struct pool_guardian *k = &p->guardian;
 	uint64_t n;
 	char byte;
 
-	if (!p->options.keeper)
+	if (!p->options.guardian)
 		return;
 	if (k->fd < 0)
 		reap(k);
 	if (k->fd >= 0 && !recv(k->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)) {
-		end_keeper(p);
+		end_guardian(p);
 		k->again_ns = k->begun_ns + AGAIN_NS;
 	}
-	if (k->fd < 0 && pool_now_ns() >= k->again_ns && keeper_begin(p))
+	if (k->fd < 0 && pool_now_ns() >= k->again_ns && guardian_begin(p))
 		k->again_ns = pool_now_ns() + AGAIN_NS;
 	if (!k->shared)
 		return;
@@ -199,21 +198,21 @@ void keeper_beat(struct up_pool *p, uint64_t alive_ns)
 	pool_seek_strays(p);
 }
 
-int keeper_stands_in(const struct up_pool *p)
+int guardian_stands_in(const struct up_pool *p)
 {
-	return p->keeper.shared && __atomic_load_n(&p->keeper.shared->stand_ins, __ATOMIC_SEQ_CST) % 2;
+	return p->guardian.shared && __atomic_load_n(&p->guardian.shared->stand_ins, __ATOMIC_SEQ_CST) % 2;
 }
 
-void keeper_end(struct up_pool *p, int used)
+void guardian_end(struct up_pool *p, int used)
 {
-	if (!used && p->keeper.pid > 0)
-		kill(p->keeper.pid, SIGKILL);
-	for (int i = 0; !used && !reap(&p->keeper) && i < END_LOOKS; i++)
+	if (!used && p->guardian.pid > 0)
+		kill(p->guardian.pid, SIGKILL);
+	for (int i = 0; !used && !reap(&p->guardian) && i < END_LOOKS; i++)
 		usleep(1000);
-	if (p->keeper.fd >= 0)
-		close(p->keeper.fd);
-	p->keeper.fd = -1;
-	if (p->keeper.shared)
-		munmap(p->keeper.shared, sizeof(*p->keeper.shared));
-	p->keeper.shared = NULL;
+	if (p->guardian.fd >= 0)
+		close(p->guardian.fd);
+	p->guardian.fd = -1;
+	if (p->guardian.shared)
+		munmap(p->guardian.shared, sizeof(*p->guardian.shared));
+	p->guardian.shared = NULL;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * keeper.c - a process beside the service that holds the pool's userfaultfds, too, and answers where nobody else can.
+ * guardian.c - a process beside the service that holds the pool's userfaultfds, too, and answers where nobody else can.
  *
  * A hole of the pool is read as zeros once the last descriptor of its userfaultfd is closed. The registration belongs to
  * the address space, which may outlive the process whose thread holds one (clone(2) with CLONE_VM and without
@@ -32,7 +32,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "service/pool/keeper.h"
+#include "service/pool/guardian.h"
 #include "service/pool/pool.h"
 
 /* The pool says every 10 ms that it is alive; silent for two looks it counts as dead, as in csrc/job/pooled.c. Looks
@@ -50,20 +50,20 @@
 #define FILLS_KEPT 256
 #define TRIES 1000
 
-struct kept_client {
+struct held_client {
 	int uffd, pidfd, maps_fd;
 	int dead;    /* the process has ended: so has its agent */
 	int lying;   /* looks at which a fault waited */
 	int serving; /* its faults are answered here */
 };
 
-struct kept_file {
+struct held_file {
 	int memfd, fd;
 	uint64_t size;
 	struct up_vma memory; /* its number and device */
 };
 
-struct kept_region {
+struct held_region {
 	uint32_t client, id;
 	int file;
 	uint64_t address, length, offset;
@@ -71,20 +71,20 @@ struct kept_region {
 
 static struct {
 	int socket, epoll_fd;
-	struct keeper_shared *shared;
+	struct guardian_shared *shared;
 	uint64_t page_bytes, beat_ns;
 	int missed, alone; /* looks without a beat; there is no service any more */
 	uint32_t looks;
-	struct kept_client client[POOL_CLIENTS];
-	struct kept_file file[POOL_FILES];
-	struct kept_region *region;
+	struct held_client client[POOL_CLIENTS];
+	struct held_file file[POOL_FILES];
+	struct held_region *region;
 	size_t regions, room;
 	struct {
 		int file;
 		uint64_t offset, length;
 	} filled[FILLS_KEPT];
 	uint32_t fills;
-} k;
+} g;
 
 static _Alignas(4096) char buffer[FILL_BYTES];
 
@@ -102,27 +102,27 @@ static void watch(int fd, uint64_t who)
 {
 	struct epoll_event e = { .events = EPOLLIN, .data.u64 = who };
 
-	epoll_ctl(k.epoll_fd, EPOLL_CTL_ADD, fd, &e);
+	epoll_ctl(g.epoll_fd, EPOLL_CTL_ADD, fd, &e);
 }
 
 /* Closing is not enough: others have what it names open. */
 static void unwatch(int fd)
 {
-	epoll_ctl(k.epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+	epoll_ctl(g.epoll_fd, EPOLL_CTL_DEL, fd, NULL);
 }
 
 /* ------------------------------------------------------------------ what the pool says */
 
 static void forget_regions(uint32_t client, int whole, uint32_t id)
 {
-	for (size_t i = k.regions; i-- > 0;)
-		if (k.region[i].client == client && (whole || k.region[i].id == id))
-			k.region[i] = k.region[--k.regions];
+	for (size_t i = g.regions; i-- > 0;)
+		if (g.region[i].client == client && (whole || g.region[i].id == id))
+			g.region[i] = g.region[--g.regions];
 }
 
 static void forget_client(uint32_t number)
 {
-	struct kept_client *c = &k.client[number];
+	struct held_client *c = &g.client[number];
 
 	forget_regions(number, 1, 0);
 	if (c->serving)
@@ -132,78 +132,78 @@ static void forget_client(uint32_t number)
 	drop(&c->uffd);
 	drop(&c->pidfd);
 	drop(&c->maps_fd);
-	*c = (struct kept_client){ -1, -1, -1, 0, 0, 0 };
+	*c = (struct held_client){ -1, -1, -1, 0, 0, 0 };
 }
 
-static void forget_file(struct kept_file *f)
+static void forget_file(struct held_file *f)
 {
 	drop(&f->memfd);
 	drop(&f->fd);
 }
 
-static void add_region(const struct keeper_note *n)
+static void add_region(const struct guardian_note *n)
 {
-	if (k.regions == k.room) {
-		size_t room = k.room ? 2 * k.room : 1024;
-		void *p = k.region ? mremap(k.region, k.room * sizeof(*k.region), room * sizeof(*k.region),
+	if (g.regions == g.room) {
+		size_t room = g.room ? 2 * g.room : 1024;
+		void *p = g.region ? mremap(g.region, g.room * sizeof(*g.region), room * sizeof(*g.region),
 					    MREMAP_MAYMOVE)
-				   : mmap(NULL, room * sizeof(*k.region), PROT_READ | PROT_WRITE,
+				   : mmap(NULL, room * sizeof(*g.region), PROT_READ | PROT_WRITE,
 					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 		if (p == MAP_FAILED)
 			return; /* where the kernel says what lies there it is not needed */
-		k.region = p;
-		k.room = room;
+		g.region = p;
+		g.room = room;
 	}
-	k.region[k.regions++] = (struct kept_region){ n->client, n->region, (int)n->file, n->address, n->length,
+	g.region[g.regions++] = (struct held_region){ n->client, n->region, (int)n->file, n->address, n->length,
 						      n->offset };
 }
 
-static void add_file(const struct keeper_note *n, int *fd)
+static void add_file(const struct guardian_note *n, int *fd)
 {
-	struct kept_file *f = &k.file[n->file];
+	struct held_file *f = &g.file[n->file];
 	struct stat st;
 
 	forget_file(f);
-	*f = (struct kept_file){ .memfd = fd[0], .fd = fd[1], .size = n->length };
+	*f = (struct held_file){ .memfd = fd[0], .fd = fd[1], .size = n->length };
 	if (!fstat(f->memfd, &st))
 		f->memory = (struct up_vma){ .inode = st.st_ino, .device_major = major(st.st_dev),
 					     .device_minor = minor(st.st_dev) };
 	fd[0] = fd[1] = -1;
 }
 
-static void add_client(const struct keeper_note *n, int *fd)
+static void add_client(const struct guardian_note *n, int *fd)
 {
-	struct kept_client *c = &k.client[n->client];
+	struct held_client *c = &g.client[n->client];
 
 	forget_client(n->client);
-	*c = (struct kept_client){ .uffd = fd[0], .pidfd = fd[1], .maps_fd = fd[2], .dead = fd[1] < 0 };
+	*c = (struct held_client){ .uffd = fd[0], .pidfd = fd[1], .maps_fd = fd[2], .dead = fd[1] < 0 };
 	if (c->pidfd >= 0)
 		watch(c->pidfd, PIDFD_EVENT | n->client);
 	fd[0] = fd[1] = fd[2] = -1;
 }
 
-static void on_note(const struct keeper_note *n, int *fd)
+static void on_note(const struct guardian_note *n, int *fd)
 {
 	if (n->client >= POOL_CLIENTS || n->file >= POOL_FILES)
 		return;
 	switch (n->kind) {
-	case KEEPER_JOIN:
+	case GUARDIAN_JOIN:
 		add_client(n, fd);
 		break;
-	case KEEPER_LEAVE:
+	case GUARDIAN_LEAVE:
 		forget_client(n->client);
 		break;
-	case KEEPER_FILE:
+	case GUARDIAN_FILE:
 		add_file(n, fd);
 		break;
-	case KEEPER_FORGET:
-		forget_file(&k.file[n->file]);
+	case GUARDIAN_FORGET:
+		forget_file(&g.file[n->file]);
 		break;
-	case KEEPER_MAP:
+	case GUARDIAN_MAP:
 		add_region(n);
 		break;
-	case KEEPER_UNMAP:
+	case GUARDIAN_UNMAP:
 		forget_regions(n->client, 0, n->region);
 		break;
 	}
@@ -212,21 +212,21 @@ static void on_note(const struct keeper_note *n, int *fd)
 /* Whose touch was read, and never answered, asks again. */
 static void wake(uint32_t client)
 {
-	for (size_t i = 0; i < k.regions; i++)
-		if (k.region[i].client == client)
-			pool_wake(k.client[client].uffd, k.region[i].address, k.region[i].length);
+	for (size_t i = 0; i < g.regions; i++)
+		if (g.region[i].client == client)
+			pool_wake(g.client[client].uffd, g.region[i].address, g.region[i].length);
 }
 
 /* What is leased would be so as long as we have it open, and nobody is there to let a writer in. */
 static void note_end(void)
 {
-	k.alone = 1;
-	unwatch(k.socket);
+	g.alone = 1;
+	unwatch(g.socket);
 	for (int i = 0; i < POOL_FILES; i++)
-		if (k.file[i].fd >= 0)
-			fcntl(k.file[i].fd, F_SETLEASE, F_UNLCK);
+		if (g.file[i].fd >= 0)
+			fcntl(g.file[i].fd, F_SETLEASE, F_UNLCK);
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
-		if (k.client[i].uffd >= 0)
+		if (g.client[i].uffd >= 0)
 			wake(i);
 }
 
@@ -235,14 +235,14 @@ static int take_note(void)
 {
 	union {
 		struct cmsghdr header;
-		char space[CMSG_SPACE(KEEPER_FDS * sizeof(int))];
+		char space[CMSG_SPACE(GUARDIAN_FDS * sizeof(int))];
 	} control;
-	struct keeper_note n;
+	struct guardian_note n;
 	struct iovec iov = { &n, sizeof(n) };
 	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.space,
 			    .msg_controllen = sizeof(control.space) };
-	ssize_t got = recvmsg(k.socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	int fd[KEEPER_FDS] = { -1, -1, -1 }, next = 0, come = 0;
+	ssize_t got = recvmsg(g.socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	int fd[GUARDIAN_FDS] = { -1, -1, -1 }, next = 0, come = 0;
 
 	if (got < 0)
 		return 0;
@@ -252,11 +252,11 @@ static int take_note(void)
 	}
 	if (m.msg_controllen >= CMSG_LEN(sizeof(int)) && control.header.cmsg_type == SCM_RIGHTS)
 		come = (int)((control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int));
-	for (int i = 0; i < KEEPER_FDS; i++)
+	for (int i = 0; i < GUARDIAN_FDS; i++)
 		if (n.has >> i & 1 && next < come)
 			fd[i] = ((int *)CMSG_DATA(&control.header))[next++];
 	on_note(&n, fd);
-	for (int i = 0; i < KEEPER_FDS; i++)
+	for (int i = 0; i < GUARDIAN_FDS; i++)
 		drop(&fd[i]);
 	return 1;
 }
@@ -264,7 +264,7 @@ static int take_note(void)
 /* ------------------------------------------------------------------ answering */
 
 struct place {
-	struct kept_file *file;
+	struct held_file *file;
 	uint64_t start, offset, length; /* of the pages that lie together there */
 };
 
@@ -274,24 +274,24 @@ static int find_place(uint32_t client, uint64_t address, struct place *at)
 {
 	struct up_vma v;
 
-	if (k.client[client].maps_fd >= 0 && !up_vma_at(k.client[client].maps_fd, address, &v))
+	if (g.client[client].maps_fd >= 0 && !up_vma_at(g.client[client].maps_fd, address, &v))
 		for (int i = 0; i < POOL_FILES; i++)
-			if (k.file[i].memfd >= 0 && up_vma_of_one_file(&k.file[i].memory, &v)) {
-				*at = (struct place){ &k.file[i], v.start, v.offset, v.end - v.start };
+			if (g.file[i].memfd >= 0 && up_vma_of_one_file(&g.file[i].memory, &v)) {
+				*at = (struct place){ &g.file[i], v.start, v.offset, v.end - v.start };
 				return 1;
 			}
-	for (size_t i = 0; i < k.regions; i++) {
-		const struct kept_region *r = &k.region[i];
+	for (size_t i = 0; i < g.regions; i++) {
+		const struct held_region *r = &g.region[i];
 
-		if (r->client != client || address - r->address >= r->length || k.file[r->file].memfd < 0)
+		if (r->client != client || address - r->address >= r->length || g.file[r->file].memfd < 0)
 			continue;
-		*at = (struct place){ &k.file[r->file], r->address, r->offset, r->length };
+		*at = (struct place){ &g.file[r->file], r->address, r->offset, r->length };
 		return 1;
 	}
 	return 0;
 }
 
-static int read_file(const struct kept_file *f, uint64_t offset, uint64_t length)
+static int read_file(const struct held_file *f, uint64_t offset, uint64_t length)
 {
 	for (uint64_t done = 0; done < length;) {
 		ssize_t n = f->fd < 0 ? -1 : pread(f->fd, buffer + done, length - done, (off_t)(offset + done));
@@ -305,7 +305,7 @@ static int read_file(const struct kept_file *f, uint64_t offset, uint64_t length
 	return 0;
 }
 
-static int write_memory(const struct kept_file *f, uint64_t offset, uint64_t length)
+static int write_memory(const struct held_file *f, uint64_t offset, uint64_t length)
 {
 	for (uint64_t done = 0; done < length;) {
 		ssize_t n = pwrite(f->memfd, buffer + done, length - done, (off_t)(offset + done));
@@ -320,20 +320,20 @@ static int write_memory(const struct kept_file *f, uint64_t offset, uint64_t len
 }
 
 /* Not while the service lives: its books must be true. */
-static void make_room(const struct kept_file *f, uint64_t offset, uint64_t length)
+static void make_room(const struct held_file *f, uint64_t offset, uint64_t length)
 {
-	uint32_t oldest = k.fills % FILLS_KEPT;
-	int file = k.filled[oldest].file;
+	uint32_t oldest = g.fills % FILLS_KEPT;
+	int file = g.filled[oldest].file;
 
-	if (!k.alone)
+	if (!g.alone)
 		return;
-	if (k.fills >= FILLS_KEPT && k.file[file].memfd >= 0)
-		fallocate(k.file[file].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-			  (off_t)k.filled[oldest].offset, (off_t)k.filled[oldest].length);
-	k.filled[oldest].file = (int)(f - k.file);
-	k.filled[oldest].offset = offset;
-	k.filled[oldest].length = length;
-	k.fills++;
+	if (g.fills >= FILLS_KEPT && g.file[file].memfd >= 0)
+		fallocate(g.file[file].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			  (off_t)g.filled[oldest].offset, (off_t)g.filled[oldest].length);
+	g.filled[oldest].file = (int)(f - g.file);
+	g.filled[oldest].offset = offset;
+	g.filled[oldest].length = length;
+	g.fills++;
 }
 
 static int continue_page(int uffd, uint64_t address)
@@ -341,7 +341,7 @@ static int continue_page(int uffd, uint64_t address)
 	struct uffdio_continue cont;
 
 	for (int i = 0; i < TRIES; i++) {
-		cont = (struct uffdio_continue){ .range = { address, k.page_bytes } };
+		cont = (struct uffdio_continue){ .range = { address, g.page_bytes } };
 		if (!ioctl(uffd, UFFDIO_CONTINUE, &cont))
 			return 0;
 		if (errno != EAGAIN) /* it changes its address space just now */
@@ -353,13 +353,13 @@ static int continue_page(int uffd, uint64_t address)
 
 static void answer(uint32_t client, uint64_t address)
 {
-	int uffd = k.client[client].uffd;
+	int uffd = g.client[client].uffd;
 	uint64_t first, end, limit;
 	struct place at;
 	int ret;
 
 	if (!find_place(client, address, &at)) {
-		pool_wake(uffd, address, k.page_bytes);
+		pool_wake(uffd, address, g.page_bytes);
 		return;
 	}
 	limit = at.offset + at.length < at.file->size ? at.offset + at.length : at.file->size;
@@ -368,41 +368,41 @@ static void answer(uint32_t client, uint64_t address)
 	if (first < at.offset)
 		first = at.offset;
 	make_room(at.file, first, end - first);
-	__atomic_fetch_add(&k.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
+	__atomic_fetch_add(&g.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
 	ret = read_file(at.file, first, end - first);
 	if (!ret)
 		ret = write_memory(at.file, first, end - first);
 	if (!ret) /* the page that is waited for first */
 		ret = continue_page(uffd, address);
-	else if (!pool_poison(uffd, address, k.page_bytes))
+	else if (!pool_poison(uffd, address, g.page_bytes))
 		end = first;
 	if (ret)
-		pool_wake(uffd, address, k.page_bytes);
-	for (uint64_t next = first; !ret && next < end; next += k.page_bytes)
+		pool_wake(uffd, address, g.page_bytes);
+	for (uint64_t next = first; !ret && next < end; next += g.page_bytes)
 		continue_page(uffd, at.start + (next - at.offset));
-	__atomic_fetch_add(&k.shared->stand_in_bytes, end - first, __ATOMIC_RELAXED);
-	__atomic_fetch_add(&k.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
+	__atomic_fetch_add(&g.shared->stand_in_bytes, end - first, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&g.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
 }
 
 static void on_faults(uint32_t client)
 {
 	struct uffd_msg m[16];
-	ssize_t n = read(k.client[client].uffd, m, sizeof(m));
+	ssize_t n = read(g.client[client].uffd, m, sizeof(m));
 
 	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
-		for (size_t j = 0; m[i].event == UFFD_EVENT_REMAP && j < k.regions; j++)
-			if (k.region[j].client == client && k.region[j].address == m[i].arg.remap.from)
-				k.region[j].address = m[i].arg.remap.to;
+		for (size_t j = 0; m[i].event == UFFD_EVENT_REMAP && j < g.regions; j++)
+			if (g.region[j].client == client && g.region[j].address == m[i].arg.remap.from)
+				g.region[j].address = m[i].arg.remap.to;
 	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
 		if (m[i].event == UFFD_EVENT_PAGEFAULT)
-			answer(client, m[i].arg.pagefault.address & ~(k.page_bytes - 1));
+			answer(client, m[i].arg.pagefault.address & ~(g.page_bytes - 1));
 }
 
 /* ------------------------------------------------------------------ who needs it */
 
 static void serve(uint32_t number)
 {
-	struct kept_client *c = &k.client[number];
+	struct held_client *c = &g.client[number];
 
 	c->serving = 1;
 	watch(c->uffd, number);
@@ -411,7 +411,7 @@ static void serve(uint32_t number)
 
 static void look_at(uint32_t number, int silent)
 {
-	struct kept_client *c = &k.client[number];
+	struct held_client *c = &g.client[number];
 	struct pollfd p = { c->uffd, POLLIN, 0 };
 
 	if (c->serving && !silent) {
@@ -421,7 +421,7 @@ static void look_at(uint32_t number, int silent)
 	if (c->serving || !silent)
 		return;
 	/* A process that lives has its agent, which answers at once. */
-	if (k.alone && !c->dead)
+	if (g.alone && !c->dead)
 		c->lying = poll(&p, 1, 0) == 1 && p.revents & POLLIN ? c->lying + 1 : 0;
 	if (c->dead || c->lying >= LYING_LOOKS)
 		serve(number);
@@ -429,7 +429,7 @@ static void look_at(uint32_t number, int silent)
 
 /* A write lease is granted only on a file that nobody else has open, and a mapping counts as open; the memfd's first
  * description, ours, does not. */
-static int is_in_use(const struct kept_file *f)
+static int is_in_use(const struct held_file *f)
 {
 	char path[32] = "/proc/self/fd/", digit[12];
 	int fd = f->memfd, n = 0, at = 14, ret;
@@ -447,7 +447,7 @@ static int is_in_use(const struct kept_file *f)
 	if (!ret || ret == EAGAIN)
 		return ret;
 	for (int i = 0; i < POOL_CLIENTS; i++) /* no leases here (fs.leases-enable) */
-		if (k.client[i].uffd >= 0 && !pool_is_gone(k.client[i].uffd, k.page_bytes))
+		if (g.client[i].uffd >= 0 && !pool_is_gone(g.client[i].uffd, g.page_bytes))
 			return 1;
 	return 0;
 }
@@ -457,9 +457,9 @@ static void end_when_unused(void)
 	int used = 0;
 
 	for (int i = 0; i < POOL_FILES; i++) {
-		if (k.file[i].memfd >= 0 && !is_in_use(&k.file[i]))
-			forget_file(&k.file[i]);
-		used |= k.file[i].memfd >= 0;
+		if (g.file[i].memfd >= 0 && !is_in_use(&g.file[i]))
+			forget_file(&g.file[i]);
+		used |= g.file[i].memfd >= 0;
 	}
 	if (!used)
 		_exit(0);
@@ -467,16 +467,16 @@ static void end_when_unused(void)
 
 static void look(void)
 {
-	uint64_t beat = __atomic_load_n(&k.shared->beat_ns, __ATOMIC_RELAXED);
+	uint64_t beat = __atomic_load_n(&g.shared->beat_ns, __ATOMIC_RELAXED);
 	int silent;
 
-	k.missed = beat == k.beat_ns ? k.missed + 1 : 0;
-	k.beat_ns = beat;
-	silent = k.alone || k.missed >= SILENT_LOOKS;
+	g.missed = beat == g.beat_ns ? g.missed + 1 : 0;
+	g.beat_ns = beat;
+	silent = g.alone || g.missed >= SILENT_LOOKS;
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
-		if (k.client[i].uffd >= 0)
+		if (g.client[i].uffd >= 0)
 			look_at(i, silent);
-	if (k.alone && k.looks++ % USE_LOOKS == 0)
+	if (g.alone && g.looks++ % USE_LOOKS == 0)
 		end_when_unused();
 }
 
@@ -484,9 +484,9 @@ static void look(void)
 static int look_ms(void)
 {
 	for (int i = 0; i < POOL_CLIENTS; i++)
-		if (k.client[i].uffd >= 0 && (k.client[i].dead || k.client[i].lying))
+		if (g.client[i].uffd >= 0 && (g.client[i].dead || g.client[i].lying))
 			return LOOK_MS;
-	return k.alone ? SLOW_LOOK_MS : -1;
+	return g.alone ? SLOW_LOOK_MS : -1;
 }
 
 /* ------------------------------------------------------------------ its start */
@@ -511,13 +511,13 @@ static uintptr_t stat_field(const char *text, ssize_t length, int field)
 /* So that ps(1) tells the two apart: over the arguments, which are this process's own copy. Where they lie. */
 static uintptr_t take_name(void)
 {
-	static const char name[] = "uffdprefetch keeper";
+	static const char name[] = "uffdprefetch guardian";
 	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
 	char text[1024];
 	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
 	uintptr_t start = stat_field(text, n, 48), end = stat_field(text, n, 49);
 
-	prctl(PR_SET_NAME, "uffdprefetch/k");
+	prctl(PR_SET_NAME, "uffdprefetch/g");
 	if (fd >= 0)
 		close(fd);
 	if (start && end > start + sizeof(name)) {
@@ -554,32 +554,32 @@ static void shed(uintptr_t arguments)
 #endif
 }
 
-void keeper_main(int socket, struct keeper_shared *shared, uint64_t page_bytes)
+void guardian_main(int socket, struct guardian_shared *shared, uint64_t page_bytes)
 {
 	struct epoll_event ready[64];
 	sigset_t all;
 
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, NULL); /* it ends by what it sees */
-	k.shared = shared;
-	k.page_bytes = page_bytes;
-	k.socket = dup2(socket, 0);
+	g.shared = shared;
+	g.page_bytes = page_bytes;
+	g.socket = dup2(socket, 0);
 	syscall(SYS_close_range, 1u, ~0u, 0u); /* the service's: its log, its lock, the job's files */
 	if (chdir("/"))
 		_exit(1);
 	shed(take_name());
 	for (int i = 0; i < POOL_CLIENTS; i++)
-		k.client[i] = (struct kept_client){ -1, -1, -1, 0, 0, 0 };
+		g.client[i] = (struct held_client){ -1, -1, -1, 0, 0, 0 };
 	for (int i = 0; i < POOL_FILES; i++)
-		k.file[i].memfd = k.file[i].fd = -1;
-	k.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	watch(k.socket, SOCKET_EVENT);
+		g.file[i].memfd = g.file[i].fd = -1;
+	g.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	watch(g.socket, SOCKET_EVENT);
 	for (uint64_t look_ns = 0;;) {
-		int n = epoll_wait(k.epoll_fd, ready, 64, look_ms());
+		int n = epoll_wait(g.epoll_fd, ready, 64, look_ms());
 
 		for (int i = 0; i < n; i++) {
 			uint64_t who = ready[i].data.u64;
-			struct kept_client *c = &k.client[(uint32_t)who % POOL_CLIENTS];
+			struct held_client *c = &g.client[(uint32_t)who % POOL_CLIENTS];
 
 			if (who == SOCKET_EVENT) {
 				while (take_note())
