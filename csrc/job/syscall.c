@@ -44,9 +44,10 @@ static int is_last_thread(void)
 	       tasks.st_nlink <= 2 + 2;
 }
 
-/* One with memory of its own finds holes where the pool lies. One that shares ours may go on when this process has
- * ended, and our threads with it. A thread ends with them; who waits in vfork(2) is there, as a rule, until its child
- * runs another program (what is killed meanwhile: csrc/service/pool/guardian.c). */
+/* One with memory of its own finds holes where the pool lies. One that shares ours may go on when this
+ * process has ended, and our threads with it. A thread ends with them; who waits in vfork(2) is there,
+ * as a rule, until its child runs another program (what is killed meanwhile:
+ * csrc/service/pool/guardian.c). */
 static void before_clone(unsigned long flags)
 {
 	if (flags & CLONE_VM && flags & (CLONE_THREAD | CLONE_VFORK))

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * guardian.c - a process beside the service that holds the pool's userfaultfds, too, and answers where nobody else can.
+ * guardian.c - a process beside the service that holds the pool's userfaultfds, too, and answers where
+ * nobody else can.
  *
- * A hole of the pool is read as zeros once the last descriptor of its userfaultfd is closed. The registration belongs to
- * the address space, which may outlive the process whose thread holds one (clone(2) with CLONE_VM and without
- * CLONE_THREAD), and the service, which holds the other, may be killed. So a third is held here. A process with an
- * agent needs nothing of this one: where the service dies, the agent puts the file in the pool's place. Where there is
- * no agent any more and the service is silent, faults are answered here, as csrc/job/standin.c does it: from the file,
- * by whole pages of the pool's memory, through the registration.
+ * A hole of the pool is read as zeros once the last descriptor of its userfaultfd is closed. The
+ * registration belongs to the address space, which may outlive the process whose thread holds one (clone(2)
+ * with CLONE_VM and without CLONE_THREAD), and the service, which holds the other, may be killed. So a
+ * third is held here. A process with an agent needs nothing of this one: where the service dies, the agent
+ * puts the file in the pool's place. Where there is no agent any more and the service is silent, faults are
+ * answered here, as csrc/job/standin.c does it: from the file, by whole pages of the pool's memory, through
+ * the registration.
  *
  * It ends when the service has, and nobody has any of the pool's memory mapped or open.
  *
- * It is forked from a process with threads, and gives back what it has inherited (shed()), malloc's memory and what libc
- * has there included: only system calls and mem*() here, and no call that the linker still has to look up
- * (tools/cffi_build.py).
+ * It is forked from a process with threads, and gives back what it has inherited (guardian_start.c),
+ * malloc's memory and what libc has there included: only system calls and mem*() here, and no call that the
+ * linker still has to look up (tools/cffi_build.py).
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -32,11 +33,10 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "service/pool/guardian.h"
-#include "service/pool/pool.h"
+#include "service/pool/guardian_inside.h"
 
-/* The pool says every 10 ms that it is alive; silent for two looks it counts as dead, as in csrc/job/pooled.c. Looks
- * are made only while some process has no agent, or there is no service. */
+/* The pool says every 10 ms that it is alive; silent for two looks it counts as dead, as in
+ * csrc/job/pooled.c. Looks are made only while some process has no agent, or there is no service. */
 #define LOOK_MS 20
 /* Where there is no service, and each process has its agent as far as is known. */
 #define SLOW_LOOK_MS 100
@@ -45,51 +45,10 @@
 #define LYING_LOOKS 3
 /* One of so many looks asks whether the pool's memory is still mapped: two system calls for each file. */
 #define USE_LOOKS 5
-/* As in csrc/job/standin.c: what is read for one touch, and how much of that stays once the service is dead. */
-#define FILL_BYTES (64u << 10)
-#define FILLS_KEPT 256
-#define TRIES 1000
-
-struct held_client {
-	int uffd, pidfd, maps_fd;
-	int dead;    /* the process has ended: so has its agent */
-	int lying;   /* looks at which a fault waited */
-	int serving; /* its faults are answered here */
-};
-
-struct held_file {
-	int memfd, fd;
-	uint64_t size;
-	struct up_vma memory; /* its number and device */
-};
-
-struct held_region {
-	uint32_t client, id;
-	int file;
-	uint64_t address, length, offset;
-};
-
-static struct {
-	int socket, epoll_fd;
-	struct guardian_shared *shared;
-	uint64_t page_bytes, beat_ns;
-	int missed, alone; /* looks without a beat; there is no service any more */
-	uint32_t looks;
-	struct held_client client[POOL_CLIENTS];
-	struct held_file file[POOL_FILES];
-	struct held_region *region;
-	size_t regions, room;
-	struct {
-		int file;
-		uint64_t offset, length;
-	} filled[FILLS_KEPT];
-	uint32_t fills;
-} g;
-
-static _Alignas(4096) char buffer[FILL_BYTES];
-
 #define SOCKET_EVENT UINT64_MAX
 #define PIDFD_EVENT (1ull << 32)
+
+struct guardian g;
 
 static void drop(int *fd)
 {
@@ -261,143 +220,6 @@ static int take_note(void)
 	return 1;
 }
 
-/* ------------------------------------------------------------------ answering */
-
-struct place {
-	struct held_file *file;
-	uint64_t start, offset, length; /* of the pages that lie together there */
-};
-
-/* By the kernel: they may have been moved. Before Linux 6.11 it does not tell of an address space whose process has
- * ended; then as it was mapped. */
-static int find_place(uint32_t client, uint64_t address, struct place *at)
-{
-	struct up_vma v;
-
-	if (g.client[client].maps_fd >= 0 && !up_vma_at(g.client[client].maps_fd, address, &v))
-		for (int i = 0; i < POOL_FILES; i++)
-			if (g.file[i].memfd >= 0 && up_vma_of_one_file(&g.file[i].memory, &v)) {
-				*at = (struct place){ &g.file[i], v.start, v.offset, v.end - v.start };
-				return 1;
-			}
-	for (size_t i = 0; i < g.regions; i++) {
-		const struct held_region *r = &g.region[i];
-
-		if (r->client != client || address - r->address >= r->length || g.file[r->file].memfd < 0)
-			continue;
-		*at = (struct place){ &g.file[r->file], r->address, r->offset, r->length };
-		return 1;
-	}
-	return 0;
-}
-
-static int read_file(const struct held_file *f, uint64_t offset, uint64_t length)
-{
-	for (uint64_t done = 0; done < length;) {
-		ssize_t n = f->fd < 0 ? -1 : pread(f->fd, buffer + done, length - done, (off_t)(offset + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -EIO;
-		done += (uint64_t)n;
-	}
-	return 0;
-}
-
-static int write_memory(const struct held_file *f, uint64_t offset, uint64_t length)
-{
-	for (uint64_t done = 0; done < length;) {
-		ssize_t n = pwrite(f->memfd, buffer + done, length - done, (off_t)(offset + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -EIO;
-		done += (uint64_t)n;
-	}
-	return 0;
-}
-
-/* Not while the service lives: its books must be true. */
-static void make_room(const struct held_file *f, uint64_t offset, uint64_t length)
-{
-	uint32_t oldest = g.fills % FILLS_KEPT;
-	int file = g.filled[oldest].file;
-
-	if (!g.alone)
-		return;
-	if (g.fills >= FILLS_KEPT && g.file[file].memfd >= 0)
-		fallocate(g.file[file].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-			  (off_t)g.filled[oldest].offset, (off_t)g.filled[oldest].length);
-	g.filled[oldest].file = (int)(f - g.file);
-	g.filled[oldest].offset = offset;
-	g.filled[oldest].length = length;
-	g.fills++;
-}
-
-static int continue_page(int uffd, uint64_t address)
-{
-	struct uffdio_continue cont;
-
-	for (int i = 0; i < TRIES; i++) {
-		cont = (struct uffdio_continue){ .range = { address, g.page_bytes } };
-		if (!ioctl(uffd, UFFDIO_CONTINUE, &cont))
-			return 0;
-		if (errno != EAGAIN) /* it changes its address space just now */
-			break;
-		sched_yield();
-	}
-	return -errno;
-}
-
-static void answer(uint32_t client, uint64_t address)
-{
-	int uffd = g.client[client].uffd;
-	uint64_t first, end, limit;
-	struct place at;
-	int ret;
-
-	if (!find_place(client, address, &at)) {
-		pool_wake(uffd, address, g.page_bytes);
-		return;
-	}
-	limit = at.offset + at.length < at.file->size ? at.offset + at.length : at.file->size;
-	first = (at.offset + (address - at.start)) & ~(uint64_t)(FILL_BYTES - 1);
-	end = first + FILL_BYTES < limit ? first + FILL_BYTES : limit;
-	if (first < at.offset)
-		first = at.offset;
-	make_room(at.file, first, end - first);
-	__atomic_fetch_add(&g.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
-	ret = read_file(at.file, first, end - first);
-	if (!ret)
-		ret = write_memory(at.file, first, end - first);
-	if (!ret) /* the page that is waited for first */
-		ret = continue_page(uffd, address);
-	else if (!pool_poison(uffd, address, g.page_bytes))
-		end = first;
-	if (ret)
-		pool_wake(uffd, address, g.page_bytes);
-	for (uint64_t next = first; !ret && next < end; next += g.page_bytes)
-		continue_page(uffd, at.start + (next - at.offset));
-	__atomic_fetch_add(&g.shared->stand_in_bytes, end - first, __ATOMIC_RELAXED);
-	__atomic_fetch_add(&g.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
-}
-
-static void on_faults(uint32_t client)
-{
-	struct uffd_msg m[16];
-	ssize_t n = read(g.client[client].uffd, m, sizeof(m));
-
-	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
-		for (size_t j = 0; m[i].event == UFFD_EVENT_REMAP && j < g.regions; j++)
-			if (g.region[j].client == client && g.region[j].address == m[i].arg.remap.from)
-				g.region[j].address = m[i].arg.remap.to;
-	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
-		if (m[i].event == UFFD_EVENT_PAGEFAULT)
-			answer(client, m[i].arg.pagefault.address & ~(g.page_bytes - 1));
-}
-
 /* ------------------------------------------------------------------ who needs it */
 
 static void serve(uint32_t number)
@@ -427,8 +249,8 @@ static void look_at(uint32_t number, int silent)
 		serve(number);
 }
 
-/* A write lease is granted only on a file that nobody else has open, and a mapping counts as open; the memfd's first
- * description, ours, does not. */
+/* A write lease is granted only on a file that nobody else has open, and a mapping counts as open; the
+ * memfd's first description, ours, does not. */
 static int is_in_use(const struct held_file *f)
 {
 	char path[32] = "/proc/self/fd/", digit[12];
@@ -489,70 +311,7 @@ static int look_ms(void)
 	return g.alone ? SLOW_LOOK_MS : -1;
 }
 
-/* ------------------------------------------------------------------ its start */
-
-/* The number in a field of /proc/self/stat; 0: there is none. */
-static uintptr_t stat_field(const char *text, ssize_t length, int field)
-{
-	uintptr_t number = 0;
-	int at = 0;
-
-	for (ssize_t i = 0; i < length; i++) {
-		if (text[i] == ')') /* the last one ends the second field: a name may have some */
-			at = 2;
-		else if (text[i] == ' ')
-			at++;
-		else if (at == field && text[i] >= '0' && text[i] <= '9')
-			number = number * 10 + (uintptr_t)(text[i] - '0');
-	}
-	return number;
-}
-
-/* So that ps(1) tells the two apart: over the arguments, which are this process's own copy. Where they lie. */
-static uintptr_t take_name(void)
-{
-	static const char name[] = "uffdprefetch guardian";
-	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-	char text[1024];
-	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
-	uintptr_t start = stat_field(text, n, 48), end = stat_field(text, n, 49);
-
-	prctl(PR_SET_NAME, "uffdprefetch/g");
-	if (fd >= 0)
-		close(fd);
-	if (start && end > start + sizeof(name)) {
-		memset((void *)start, 0, end - start);
-		memcpy((void *)start, name, sizeof(name));
-	}
-	return start;
-}
-
-/* What a process that never returns from here has no use for: the interpreter's memory, which would be copied page by
- * page as the service writes its own. Kept are this stack, this thread's block (errno), the arguments, and what
- * follows an object's pages of a file, its .bss. */
-static void shed(uintptr_t arguments)
-{
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-	int maps_fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	uintptr_t at = 0, here = (uintptr_t)__builtin_frame_address(0), own = (uintptr_t)&errno;
-	uint64_t file_end = 0;
-	struct up_vma v;
-
-	while (maps_fd >= 0 && !up_vma_from(maps_fd, at, &v)) {
-		int kept = v.inode || v.shared || !v.writable || v.start == file_end ||
-			   here - v.start < v.end - v.start || own - v.start < v.end - v.start ||
-			   arguments - v.start < v.end - v.start;
-
-		if (!kept)
-			munmap((void *)(uintptr_t)v.start, v.end - v.start);
-		if (v.inode)
-			file_end = v.end;
-		at = v.end;
-	}
-	if (maps_fd >= 0)
-		close(maps_fd);
-#endif
-}
+/* ------------------------------------------------------------------ the process */
 
 void guardian_main(int socket, struct guardian_shared *shared, uint64_t page_bytes)
 {
@@ -567,7 +326,7 @@ void guardian_main(int socket, struct guardian_shared *shared, uint64_t page_byt
 	syscall(SYS_close_range, 1u, ~0u, 0u); /* the service's: its log, its lock, the job's files */
 	if (chdir("/"))
 		_exit(1);
-	shed(take_name());
+	guardian_shed(guardian_take_name());
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		g.client[i] = (struct held_client){ -1, -1, -1, 0, 0, 0 };
 	for (int i = 0; i < POOL_FILES; i++)
@@ -589,7 +348,7 @@ void guardian_main(int socket, struct guardian_shared *shared, uint64_t page_byt
 				unwatch(c->pidfd);
 				drop(&c->pidfd);
 			} else if (c->serving) {
-				on_faults((uint32_t)who);
+				guardian_on_faults((uint32_t)who);
 			}
 		}
 		if (pool_now_ns() - look_ns >= LOOK_MS * 1000000ull) {

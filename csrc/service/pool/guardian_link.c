@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * guardian_link.c - the pool's side of the guardian (guardian.c): it is started, told of what there is, and started again where
- * it has died.
+ * guardian_link.c - the pool's side of the guardian (guardian.c): it is started, told of what there is, and
+ * started again where it has died.
  *
- * What is told is held by the kernel from sendmsg(2) on, before the guardian has read it. With the pool's lock; nothing
- * here waits.
+ * What is told is held by the kernel from sendmsg(2) on, before the guardian has read it. With the pool's
+ * lock; nothing here waits.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -19,14 +19,15 @@
 
 #include "service/pool/pool.h"
 
-/* One that cannot be started, or does not take what it is told: another is tried then. Nor is one started more often. */
+/* One that cannot be started, or does not take what it is told: another is tried then. Nor is one
+ * started more often. */
 #define AGAIN_NS 1000000000ull
 
 /* How long its end is waited for: it may be in a far server's close(2). */
 #define END_LOOKS 50
 
-/* Whether it has been waited for, so that its number may be another's. It sends no signal when it ends: whoever looks
- * for children, or has SIGCHLD ignored, does not take it for his. */
+/* Whether it has been waited for, so that its number may be another's. It sends no signal when it ends:
+ * whoever looks for children, or has SIGCHLD ignored, does not take it for his. */
 static int reap(struct pool_guardian *k)
 {
 	if (k->pid > 0 && waitpid(k->pid, NULL, WNOHANG | __WALL))
@@ -109,8 +110,8 @@ void guardian_lost_file(struct up_pool *p, uint32_t file)
 
 void guardian_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r)
 {
-	tell(p, &(struct guardian_note){ .kind = GUARDIAN_MAP, .client = client, .file = (uint32_t)r->file, .region = r->id,
-				       .address = r->address, .length = r->length, .offset = r->offset }, NULL);
+	tell(p, &(struct guardian_note){ .kind = GUARDIAN_MAP, .client = client, .file = (uint32_t)r->file,
+				       .region = r->id, .address = r->address, .length = r->length, .offset = r->offset }, NULL);
 }
 
 void guardian_unmapped(struct up_pool *p, uint32_t client, uint32_t region)

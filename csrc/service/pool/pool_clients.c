@@ -68,9 +68,9 @@ void pool_await_mappings(struct up_pool *p, struct pool_client *c)
 
 /* ------------------------------------------------------------------ they come and go */
 
-/* It runs another program now (exec) and has said so before the old connection's end was seen. What it had may be
- * another process's still, that shares it: UFFDIO_CONTINUE is for that, but MADV_COLLAPSE acts on what the process
- * has now. */
+/* It runs another program now (exec) and has said so before the old connection's end was seen. What it
+ * had may be another process's still, that shares it: UFFDIO_CONTINUE is for that, but MADV_COLLAPSE
+ * acts on what the process has now. */
 static void end_former(struct up_pool *p, int pid)
 {
 	for (int i = 0; i < POOL_CLIENTS; i++) {
