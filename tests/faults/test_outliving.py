@@ -99,6 +99,19 @@ def test_who_outlives_the_mapper_reads_the_file_from_the_pool(
     wait_until(lambda: all(map(process_gone, held)), "the end of the guardian")
 
 
+def test_a_child_that_libc_is_asked_for_needs_nobody(job: Start, words: Path, outlive: str) -> None:
+    work = job([outlive, str(words)], options=POOL)
+    work.line()
+    (guardian,) = guardians(work.service())
+    work.kill_service(signal.SIGSTOP)
+    os.kill(guardian, signal.SIGKILL)
+    work.kill_service()
+    work.tell()
+    read = work.line()
+    assert (read["libc"], read["maps_afterwards"]) == (0, 0)
+    work.finish()
+
+
 @pytest.mark.parametrize("fate", (goes_on, is_killed))
 def test_who_outlives_the_mapper_dies_as_without_us_where_the_file_cannot_be_read(
     job: Start, words: Path, outlive: str, fate: Callable[[Job], None]

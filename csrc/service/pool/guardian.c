@@ -249,6 +249,18 @@ static void look_at(uint32_t number, int silent)
 		serve(number);
 }
 
+/* Its slot may have become another process's since the event. */
+static void note_death(struct held_client *c)
+{
+	struct pollfd p = { c->pidfd, POLLIN, 0 };
+
+	if (c->pidfd < 0 || poll(&p, 1, 0) != 1)
+		return;
+	c->dead = 1;
+	unwatch(c->pidfd);
+	drop(&c->pidfd);
+}
+
 /* A write lease is granted only on a file that nobody else has open, and a mapping counts as open; the
  * memfd's first description, ours, does not. */
 static int is_in_use(const struct held_file *f)
@@ -344,9 +356,7 @@ void guardian_main(int socket, struct guardian_shared *shared, uint64_t page_byt
 				while (take_note())
 					;
 			} else if (who & PIDFD_EVENT) {
-				c->dead = 1;
-				unwatch(c->pidfd);
-				drop(&c->pidfd);
+				note_death(c);
 			} else if (c->serving) {
 				guardian_on_faults((uint32_t)who);
 			}

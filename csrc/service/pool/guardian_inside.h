@@ -49,8 +49,9 @@ void guardian_on_faults(uint32_t client);
  * they lie. */
 uintptr_t guardian_take_name(void);
 /* Give back what a process that never returns has no use for: the interpreter's memory, which would be
- * copied page by page as the service writes its own. Kept are this stack, this thread's block (errno),
- * the arguments, and what follows an object's pages of a file, its .bss. */
+ * copied page by page as the service writes its own, and what is mapped of the pool and of files. Kept are
+ * this stack, this thread's block (errno), the arguments, and what follows an object's pages of a file, its
+ * .bss. */
 void guardian_shed(uintptr_t arguments);
 
 #endif

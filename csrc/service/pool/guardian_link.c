@@ -4,13 +4,12 @@
  * started again where it has died.
  *
  * What is told is held by the kernel from sendmsg(2) on, before the guardian has read it. With the pool's
- * lock; nothing here waits.
+ * lock; nothing here waits for longer than 20 ms.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -23,6 +22,9 @@
  * started more often. */
 #define AGAIN_NS 1000000000ull
 
+/* Some hundred notes fit. One that has not taken any for so long, less than the agents wait for us, does not run. */
+#define WAITS 4
+#define WAIT_MS 5
 /* How long its end is waited for: it may be in a far server's close(2). */
 #define END_LOOKS 50
 
@@ -45,6 +47,21 @@ static void end_guardian(struct up_pool *p)
 	if (k->pid > 0)
 		kill(k->pid, SIGKILL);
 	k->again_ns = pool_now_ns() + AGAIN_NS;
+}
+
+/* Whether it was taken. */
+static int send_note(int fd, const struct msghdr *m)
+{
+	struct pollfd p = { fd, POLLOUT, 0 };
+
+	for (int waits = 0;; waits++) {
+		if (sendmsg(fd, m, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+			return 1;
+		/* ETOOMANYREFS: too many descriptors of this user are on their way */
+		if ((errno != EAGAIN && errno != ETOOMANYREFS) || waits == WAITS)
+			return 0;
+		poll(&p, 1, WAIT_MS);
+	}
 }
 
 static void tell(struct up_pool *p, struct guardian_note *n, const int *fd)
@@ -71,7 +88,7 @@ static void tell(struct up_pool *p, struct guardian_note *n, const int *fd)
 		control.header.cmsg_level = SOL_SOCKET;
 		control.header.cmsg_type = SCM_RIGHTS;
 	}
-	if (sendmsg(p->guardian.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*n))
+	if (!send_note(p->guardian.fd, &m))
 		end_guardian(p); /* another one is told everything */
 }
 
@@ -110,8 +127,10 @@ void guardian_lost_file(struct up_pool *p, uint32_t file)
 
 void guardian_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r)
 {
-	tell(p, &(struct guardian_note){ .kind = GUARDIAN_MAP, .client = client, .file = (uint32_t)r->file,
-				       .region = r->id, .address = r->address, .length = r->length, .offset = r->offset }, NULL);
+	struct guardian_note n = { .kind = GUARDIAN_MAP, .client = client, .file = (uint32_t)r->file, .region = r->id,
+				   .address = r->address, .length = r->length, .offset = r->offset };
+
+	tell(p, &n, NULL);
 }
 
 void guardian_unmapped(struct up_pool *p, uint32_t client, uint32_t region)
@@ -138,7 +157,7 @@ static void tell_all(struct up_pool *p)
 int guardian_begin(struct up_pool *p)
 {
 	struct pool_guardian *k = &p->guardian;
-	int pair[2], err, bytes = 1 << 20; /* so that a burst of mappings fits before it is read */
+	int pair[2], err, bytes = 1 << 20; /* as many notes as may be before they are read */
 	pid_t pid;
 
 	if (!k->shared) {
@@ -173,19 +192,19 @@ int guardian_begin(struct up_pool *p)
 void guardian_beat(struct up_pool *p, uint64_t alive_ns)
 {
 	struct pool_guardian *k = &p->guardian;
-	uint64_t n;
+	uint64_t n, now;
 	char byte;
 
 	if (!p->options.guardian)
 		return;
-	if (k->fd < 0)
-		reap(k);
 	if (k->fd >= 0 && !recv(k->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)) {
 		end_guardian(p);
 		k->again_ns = k->begun_ns + AGAIN_NS;
 	}
-	if (k->fd < 0 && pool_now_ns() >= k->again_ns && guardian_begin(p))
-		k->again_ns = pool_now_ns() + AGAIN_NS;
+	now = pool_now_ns();
+	/* One that does not end, in a far server's close(2), is not waited for. */
+	if (k->fd < 0 && now >= k->again_ns && (reap(k) || now >= k->again_ns + AGAIN_NS) && guardian_begin(p))
+		k->again_ns = now + AGAIN_NS;
 	if (!k->shared)
 		return;
 	__atomic_store_n(&k->shared->beat_ns, alive_ns, __ATOMIC_RELAXED);

@@ -54,15 +54,16 @@ void guardian_shed(uintptr_t arguments)
 #else
 	int maps_fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
 	uintptr_t at = 0, here = (uintptr_t)__builtin_frame_address(0), own = (uintptr_t)&errno;
+	uintptr_t shared = (uintptr_t)g.shared;
 	uint64_t file_end = 0;
 	struct up_vma v;
 
 	while (maps_fd >= 0 && !up_vma_from(maps_fd, at, &v)) {
-		int kept = v.inode || v.shared || !v.writable || v.start == file_end ||
-			   here - v.start < v.end - v.start || own - v.start < v.end - v.start ||
-			   arguments - v.start < v.end - v.start;
+		uint64_t length = v.end - v.start;
+		int anybodys = v.shared || (!v.inode && v.writable && v.start != file_end);
 
-		if (!kept)
+		if (anybodys && here - v.start >= length && own - v.start >= length && shared - v.start >= length &&
+		    arguments - v.start >= length)
 			munmap((void *)(uintptr_t)v.start, v.end - v.start);
 		if (v.inode)
 			file_end = v.end;
