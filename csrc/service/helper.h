@@ -263,6 +263,8 @@ void up_pool_leave(struct up_pool *pool, int client);
 void up_pool_orphan(struct up_pool *pool, int client);
 /* Whether nobody has its address space any more, other processes included: no touch can come. */
 int up_pool_is_gone(struct up_pool *pool, int client);
+/* Whether the kernel says that no memory of the pool is mapped there. */
+int up_pool_has_nothing(struct up_pool *pool, int client);
 int up_pool_map(struct up_pool *pool, int client, uint32_t region, int file, uint64_t address,
 		uint64_t length, uint64_t offset);
 void up_pool_unmap(struct up_pool *pool, int client, uint32_t region);

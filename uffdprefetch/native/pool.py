@@ -217,6 +217,10 @@ class Pool:
         """Whether nobody has the address space of a process any more."""
         return bool(_lib.up_pool_is_gone(self._pointer, slot))
 
+    def has_nothing(self, slot: int) -> bool:
+        """Whether a process has none of the pool's memory mapped."""
+        return bool(_lib.up_pool_has_nothing(self._pointer, slot))
+
     def map(
         self, slot: int, region: int, file: int, address: int, length: int, offset: int
     ) -> None:

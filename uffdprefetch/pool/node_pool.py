@@ -241,9 +241,11 @@ class NodePool:
     def join(self, client: Client, number: int) -> None:
         """Take the userfaultfd that a process sent. Raises OSError.
 
-        Its agent is new: an orphan of the same pid has gone by exec, most often.
+        Its agent is new: an orphan of the same pid has gone by exec, or keeps what it has mapped.
         """
         self.look_for_orphans()
+        for slot in [slot for slot in self.orphans if self.pool.has_nothing(slot)]:
+            self._release(slot)
         client.pool_slot = self.pool.join(number, client.pid, client.ring)
         self.slots[client.pool_slot] = client
 
@@ -279,8 +281,11 @@ class NodePool:
     def look_for_orphans(self) -> None:
         """Release orphans whose address space is gone."""
         for slot in [slot for slot in self.orphans if self.pool.is_gone(slot)]:
-            self.pool.leave(slot)
-            del self.orphans[slot]
+            self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        self.pool.leave(slot)
+        del self.orphans[slot]
 
     def orphans_due_ns(self, now: int) -> int:
         """When to look for the end of orphans again: most are processes that are just ending."""

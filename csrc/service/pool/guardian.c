@@ -43,8 +43,8 @@
 #define SILENT_LOOKS 2
 /* Looks at which the same fault has waited: its agent is dead, or it would have read it. */
 #define LYING_LOOKS 3
-/* One of so many looks asks whether the pool's memory is still mapped: two system calls for each file. */
-#define USE_LOOKS 5
+/* So many looks after the service's end are quick: by then most agents have put the file back. */
+#define QUICK_LOOKS 50
 #define SOCKET_EVENT UINT64_MAX
 #define PIDFD_EVENT (1ull << 32)
 
@@ -310,8 +310,10 @@ static void look(void)
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
 		if (g.client[i].uffd >= 0)
 			look_at(i, silent);
-	if (g.alone && g.looks++ % USE_LOOKS == 0)
+	if (g.alone) {
+		g.looks++;
 		end_when_unused();
+	}
 }
 
 /* How soon the next look must be; -1: somebody tells us first. */
@@ -320,7 +322,9 @@ static int look_ms(void)
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		if (g.client[i].uffd >= 0 && (g.client[i].dead || g.client[i].lying))
 			return LOOK_MS;
-	return g.alone ? SLOW_LOOK_MS : -1;
+	if (!g.alone)
+		return -1;
+	return g.looks < QUICK_LOOKS ? LOOK_MS : SLOW_LOOK_MS;
 }
 
 /* ------------------------------------------------------------------ the process */

@@ -197,6 +197,26 @@ int up_pool_is_gone(struct up_pool *p, int client)
 	return pool_is_gone(p->client[client].uffd, p->page_bytes);
 }
 
+static int is_of_pool(const struct up_pool *p, const struct up_vma *v)
+{
+	for (int i = 0; i < POOL_FILES; i++)
+		if (p->file[i].used && up_vma_of_one_file(&p->file[i].memory, v))
+			return 1;
+	return 0;
+}
+
+int up_pool_has_nothing(struct up_pool *p, int client)
+{
+	struct up_vma v = { 0 };
+	int ret, found = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (!found && !(ret = up_vma_from(p->client[client].maps_fd, v.end, &v)))
+		found = is_of_pool(p, &v);
+	pool_unlock(p);
+	return !found && ret == -ENOENT;
+}
+
 void up_pool_orphan(struct up_pool *p, int client)
 {
 	struct pool_client *c = &p->client[client];

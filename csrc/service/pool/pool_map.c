@@ -53,10 +53,11 @@ int pool_poison(int uffd, uint64_t address, uint64_t length)
 
 int pool_is_gone(int uffd, uint64_t page_bytes)
 {
-	/* Write protection is registered for nowhere: this does nothing, whatever lies there. */
+	/* Write protection is registered for nowhere: this does nothing, whatever lies there. EINVAL: a userfaultfd that
+	 * nobody initialized, so that nothing is registered. */
 	struct uffdio_writeprotect nothing = { .range = { .start = 1u << 20, .len = page_bytes } };
 
-	return ioctl(uffd, UFFDIO_WRITEPROTECT, &nothing) && errno == ESRCH;
+	return ioctl(uffd, UFFDIO_WRITEPROTECT, &nothing) && (errno == ESRCH || errno == EINVAL);
 }
 
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m)
