@@ -27,5 +27,7 @@ ffi.set_source(
     sources=["csrc/uffd_helper.c", *sorted(glob("csrc/service/**/*.c", recursive=True))],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+    # now: csrc/service/pool/guardian.c gives back the memory in which the linker would look
+    extra_link_args=["-Wl,-z,now"],
     libraries=["pthread"],
 )

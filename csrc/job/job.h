@@ -158,6 +158,7 @@ struct up_job {
 	_Atomic uint32_t *own_page;
 	int patience; /* UP_WAIT_STEP_NS that a thread of the job waits for one of ours */
 	int awaits_start; /* and for a service that is just starting: with a test's patience */
+	_Atomic int shared;   /* by another process: the pool serves no mapping any more */
 	_Atomic int disabled; /* tried and failed, or given up: manage nothing more */
 	_Atomic uint32_t bypassed; /* enum up_bypass_reason: nothing is done by address any more */
 	_Atomic int live;     /* regions not FREE: the interposers' fast path */

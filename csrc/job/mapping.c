@@ -184,6 +184,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
 	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
 		prot == PROT_READ &&
+		!atomic_load(&up_job.shared) &&
 		(up_job.pool || (up_job.listen_bytes && length >= up_job.listen_bytes));
 	r = claim_region();
 	if (!r)

@@ -383,6 +383,11 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	r->left = r->length;
 	r->kept = 0;
 	atomic_store(&r->pooled, UP_POOLED); /* before it is: a fork between the two must know */
+	if (atomic_load(&up_job.shared)) { /* since then; who says so looks at ``pooled`` next */
+		atomic_store(&r->pooled, UP_POOLED_NOT);
+		up_hands_off();
+		return -ECANCELED;
+	}
 	a->pooled++;
 	/* Not readable until a touch of it is waited for: should somebody touch it all the same (a
 	 * raw mlockall(MCL_FUTURE) reads whatever is mapped), a fault is better than a zero. */

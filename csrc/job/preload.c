@@ -250,6 +250,7 @@ static void after_fork_in_child(void)
 	atomic_store(&up_job.left, 0);
 	atomic_store(&up_job.hands, 0);
 	atomic_store(&up_job.ending, 0);
+	atomic_store(&up_job.shared, 0);
 	if (up_job.own_page)
 		atomic_store(up_job.own_page, 1);
 	atomic_store(&up_job.responder_tid, 0);

@@ -44,6 +44,19 @@ static int is_last_thread(void)
 	       tasks.st_nlink <= 2 + 2;
 }
 
+/* One with memory of its own finds holes where the pool lies. One that shares ours may go on when this
+ * process has ended, and our threads with it. A thread ends with them; who waits in vfork(2) is there,
+ * as a rule, until its child runs another program (what is killed meanwhile:
+ * csrc/service/pool/guardian.c). */
+static void before_clone(unsigned long flags)
+{
+	if (flags & CLONE_VM && flags & (CLONE_THREAD | CLONE_VFORK))
+		return;
+	if (flags & CLONE_VM && up_job.pool && up_in_own_process())
+		atomic_store(&up_job.shared, 1);
+	up_give_back_pool();
+}
+
 /* Called by syscall() below. errno stays. */
 __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, long a, long b,
 								   long c, long d, long e)
@@ -96,8 +109,7 @@ __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, 
 			up_end_agent();
 		break;
 	case SYS_clone:
-		if (!(a & CLONE_VM))
-			up_give_back_pool();
+		before_clone((unsigned long)a);
 		break;
 	case SYS_clone3: /* with what flags is not looked at: programs probe for it with no memory there */
 		up_give_back_pool();
@@ -136,8 +148,7 @@ UP_EXPORT int clone(int (*fn)(void *), void *stack, int flags, void *argument, .
 	void *rest[3]; /* parent_tid, tls, child_tid, if flags say so */
 	va_list ap;
 
-	if (!(flags & CLONE_VM))
-		up_give_back_pool();
+	before_clone((unsigned int)flags);
 	errno = saved;
 	va_start(ap, argument);
 	for (int i = 0; i < 3; i++)

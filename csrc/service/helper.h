@@ -191,6 +191,7 @@ struct up_pool_options {
 	uint32_t run_bytes;   /* what one fill reads: fixed, or 0 for 64 KiB to 4 MiB as it goes */
 	uint32_t threads, huge;
 	int32_t event_fd;
+	uint32_t guardian; /* a second process holds the userfaultfds (guardian.c) */
 };
 
 #define UP_HISTOGRAM_BINS 512
@@ -262,8 +263,12 @@ int up_pool_copy(struct up_pool *pool, int file, uint64_t offset, uint64_t lengt
  * same number before (exec) is over. pid 0: not known; then its page table gets no huge pages. */
 int up_pool_join(struct up_pool *pool, int uffd, int pid, struct up_ring *ring);
 void up_pool_leave(struct up_pool *pool, int client);
-/* The process is without an agent now (it died): its ring is not ours to write any more. */
+/* The process is without an agent now: it or the agent died. Its ring is not ours to write any more. */
 void up_pool_orphan(struct up_pool *pool, int client);
+/* Whether nobody has its address space any more, other processes included: no touch can come. */
+int up_pool_is_gone(struct up_pool *pool, int client);
+/* Whether the kernel says that no memory of the pool is mapped there. */
+int up_pool_has_nothing(struct up_pool *pool, int client);
 int up_pool_map(struct up_pool *pool, int client, uint32_t region, int file, uint64_t address,
 		uint64_t length, uint64_t offset);
 void up_pool_unmap(struct up_pool *pool, int client, uint32_t region);

@@ -426,6 +426,30 @@ def test_nobody_hangs_whose_agent_ends_while_it_answers_for_a_silent_service(
     assert work.finish().status == 0
 
 
+def test_a_job_whose_agent_and_service_have_both_ended_reads_right_bytes(
+    job: Start, records: Records, tmp_path: Path
+) -> None:
+    code = """
+    m = Mapping(sys.argv[1])
+    log = os.environ["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"]
+    until(lambda: Mapping(sys.argv[1], length=4 << 20).unmap() or os.path.exists(log), "the exit")
+    until(lambda: not agents(), "the agent's end")
+    say(served=m.pooled())
+    hear()
+    say(digest=m.digest(), served=m.pooled())
+    """
+    variables = {
+        "UFFDPREFETCH_TEST_AGENT_EXIT": "20",
+        "UFFDPREFETCH_TEST_AGENT_EXIT_LOG": str(tmp_path / "exit"),
+    }
+    work = job(python(code, records.path), options=POOL, **variables)
+    assert work.line() == {"served": True}
+    work.kill_service()
+    work.tell()
+    assert work.line() == {"digest": records.digest, "served": True}
+    assert work.finish().status == 0
+
+
 def test_what_a_job_without_its_agent_does_with_its_mapping_is_done_to_the_file(
     job: Start, records: Records, tmp_path: Path
 ) -> None:

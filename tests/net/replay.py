@@ -364,19 +364,15 @@ def without_kernel(put: seams.Put) -> None:
     put(indexer_client.IndexerClient, "ready", lambda self: None)
     put(indexer_client.IndexerClient, "fd", property(lambda self: 0 if self._starts else -1))
     put(files.FileState, "checkpoint_fds", lambda self: (-1, -1))
-    put(os, "pidfd_open", _no_such_process)
 
     def no_pool(self: Any, *args: Any, **how: Any) -> None:
         self._pointer = None
 
     put(uffd_pool.Pool, "__init__", no_pool)
+    put(uffd_pool.Pool, "is_gone", lambda self, slot: True)
     for name in ("leave", "orphan", "map", "unmap", "hush_file", "drop_file", "unpark_file"):
         put(uffd_pool.Pool, name, lambda self, *args: None)
     put(node_pool.os, "close", _close)
-
-
-def _no_such_process(pid: int) -> int:
-    raise ProcessLookupError(pid)
 
 
 _real_close = os.close

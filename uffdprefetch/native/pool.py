@@ -112,12 +112,17 @@ class Pool:
         *,
         huge: bool = False,
         run_bytes: int = 0,
+        guardian: bool = False,
     ) -> None:
-        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. Raises OSError."""
+        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. ``guardian``: a process that
+        outlives this one holds the userfaultfds, too (csrc/service/pool/guardian.c).
+
+        Raises OSError.
+        """
         options = _ffi.new("struct up_pool_options *")
         options.budget_bytes, options.chunk_bytes = budget_bytes, chunk_bytes
         options.run_bytes, options.threads = run_bytes, threads
-        options.huge, options.event_fd = huge, event_fd
+        options.huge, options.event_fd, options.guardian = huge, event_fd, guardian
         pointer = _ffi.new("struct up_pool **")
         _checked(_lib.up_pool_create(pointer, options), "page pool")
         self._pointer = pointer[0]
@@ -216,6 +221,14 @@ class Pool:
     def orphan(self, slot: int) -> None:
         """Close its ring; its faults are still resolved."""
         _lib.up_pool_orphan(self._pointer, slot)
+
+    def is_gone(self, slot: int) -> bool:
+        """Whether nobody has the address space of a process any more."""
+        return bool(_lib.up_pool_is_gone(self._pointer, slot))
+
+    def has_nothing(self, slot: int) -> bool:
+        """Whether a process has none of the pool's memory mapped."""
+        return bool(_lib.up_pool_has_nothing(self._pointer, slot))
 
     def map(
         self, slot: int, region: int, file: int, address: int, length: int, offset: int

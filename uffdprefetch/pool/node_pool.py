@@ -7,9 +7,7 @@ the pool, who maps them, its size, and the list of victims.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -79,6 +77,8 @@ VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
 #: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
+#: First interval between two looks whether an orphan's memory is gone.
+ORPHAN_LOOK_NS = 2_000_000
 #: Greatest age of a list of victims.
 PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -135,15 +135,6 @@ class PoolFile:
 
 
 @dataclass
-class Orphan:
-    """A process whose agent has died: its faults are still ours to answer."""
-
-    slot: int
-    pid: int
-    pidfd: int
-
-
-@dataclass
 class NodePool:
     """The pool of one service."""
 
@@ -155,7 +146,8 @@ class NodePool:
     make: Callable[..., uffd_pool.Pool] = uffd_pool.Pool
     files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
     slots: dict[int, Client] = field(default_factory=dict)
-    orphans: list[Orphan] = field(default_factory=list)
+    #: Processes without an agent, whose faults are still ours to answer: their slots, since when.
+    orphans: dict[int, int] = field(default_factory=dict)
     detached: int = 0  # regions given back because of an error of the pool
     limited_by: Limit | None = None
     places: int = 1  # distinct positions at which files are read
@@ -187,7 +179,7 @@ class NodePool:
         self._buffer_bytes = threads * BUFFER_BYTES
         self.pool = self.make(
             self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
-            huge=self.huge, run_bytes=run,
+            huge=self.huge, run_bytes=run, guardian=True,
         )  # fmt: skip
         self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
         self.budget_bytes, self.keep_bytes = self.config.budget_bytes, 0
@@ -250,10 +242,11 @@ class NodePool:
     def join(self, client: Client, number: int) -> None:
         """Take the userfaultfd that a process sent. Raises OSError.
 
-        Its agent is new, so an orphan of the same pid has gone by exec: no thread waits there.
+        Its agent is new: an orphan of the same pid has gone by exec, or keeps what it has mapped.
         """
-        for orphan in [o for o in self.orphans if o.pid == client.pid]:
-            self._bury(orphan)
+        self.look_for_orphans()
+        for slot in [slot for slot in self.orphans if self.pool.has_nothing(slot)]:
+            self._release(slot)
         client.pool_slot = self.pool.join(number, client.pid, client.ring)
         self.slots[client.pool_slot] = client
 
@@ -272,30 +265,33 @@ class NodePool:
             self.pool.unmap(client.pool_slot, region.id)
 
     def leave(self, client: Client) -> None:
-        """A connection has ended. If the process goes on with mappings of ours its agent has died:
-        its userfaultfd must stay open, or missing pages would read as zeros."""
+        """A connection has ended. What the process has mapped may be there still: its agent alone
+        has died, or the address space is another process's, too (CLONE_VM). Then its userfaultfd
+        must stay open, or missing pages would read as zeros."""
         if client.pool_slot < 0:
             return
         slot, client.pool_slot = client.pool_slot, -1
         del self.slots[slot]
         if any(r.verdict == ServingMode.POOL for r in client.regions.values()):
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(client.pid)
-                self.pool.orphan(slot)
-                self.orphans.append(Orphan(slot, client.pid, pidfd))
-                return
-        self.pool.leave(slot)
+            self.pool.orphan(slot)
+            self.orphans[slot] = self.clock.now_ns()
+            self.look_for_orphans()
+        else:
+            self.pool.leave(slot)
 
     def look_for_orphans(self) -> None:
-        """Release orphans that have ended."""
-        for orphan in list(self.orphans):
-            if select.select([orphan.pidfd], [], [], 0)[0]:
-                self._bury(orphan)
+        """Release orphans whose address space is gone."""
+        for slot in [slot for slot in self.orphans if self.pool.is_gone(slot)]:
+            self._release(slot)
 
-    def _bury(self, orphan: Orphan) -> None:
-        os.close(orphan.pidfd)
-        self.pool.leave(orphan.slot)
-        self.orphans.remove(orphan)
+    def _release(self, slot: int) -> None:
+        self.pool.leave(slot)
+        del self.orphans[slot]
+
+    def orphans_due_ns(self, now: int) -> int:
+        """When to look for the end of orphans again: most are processes that are just ending."""
+        ages = [now - since for since in self.orphans.values()]
+        return now + min(uffd_pool.TICK_NS, max(ORPHAN_LOOK_NS, min(ages, default=0) // 8))
 
     def walked(
         self, part: PoolFile | None, stream: Stream, start: int, end: int, forward: int
@@ -524,8 +520,6 @@ class NodePool:
     def close(self) -> None:
         """End the threads."""
         self.pool.close()
-        for orphan in self.orphans:
-            os.close(orphan.pidfd)
         for file in self.files.values():
             if file.pooled is not None:
                 os.close(file.pooled.memfd)

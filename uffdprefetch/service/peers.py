@@ -84,13 +84,13 @@ class Peers:
     @property
     def none(self) -> bool:
         """Whether nobody is connected."""
-        orphans = self._engine.pool.orphans if self._engine.pool else []
+        orphans = self._engine.pool.orphans if self._engine.pool else {}
         return not (self._engine.clients or self.launchers or self._unknown or orphans)
 
     @property
     def over(self) -> bool:
         """Whether the last launcher has told how its job ended and waits for our own end."""
-        orphans = self._engine.pool.orphans if self._engine.pool else []
+        orphans = self._engine.pool.orphans if self._engine.pool else {}
         return bool(self.parting) and not (self._engine.clients or self.launchers or orphans)
 
     def part(self, now: bool = False) -> None:

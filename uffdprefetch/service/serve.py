@@ -270,6 +270,8 @@ class Service:
             due = min(due, self.engine.due_ns)
         if self.engine.pool:
             due = min(due, now + uffd_pool.TICK_NS)
+            if self.engine.pool.orphans:
+                due = min(due, self.engine.pool.orphans_due_ns(now))
         if self._order_service is not None and self._order_service.due_ns is not None:
             due = min(due, self._order_service.due_ns)
         if self._live is not None and self._live.sampling.due_ns:

@@ -316,6 +316,7 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 	p->run_chunks = (uint32_t)pool_run_least(p);
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		p->client[i].uffd = -1;
+	p->guardian.fd = -1;
 	pthread_mutex_init(&p->lock, NULL);
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -323,6 +324,8 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 			      epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->wake_fd, &e)
 		      ? errno
 		      : 0;
+	if (!err && o->guardian) /* before there are threads; where it fails guardian_beat() tries again */
+		guardian_begin(p);
 	while (!err && p->threads < o->threads) {
 		err = pthread_create(&p->thread[p->threads], NULL, pool_fill_loop, p);
 		p->threads += !err;
@@ -333,6 +336,7 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 		err = pthread_create(&p->fault_thread, NULL, pool_fault_loop, p);
 	if (err) {
 		end_threads(p, 0);
+		guardian_end(p, 0);
 		free_pool(p);
 		return -err;
 	}
@@ -342,6 +346,8 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 
 void up_pool_destroy(struct up_pool *p)
 {
+	int used = 0;
+
 	if (!p)
 		return;
 	end_threads(p, 1);
@@ -349,6 +355,10 @@ void up_pool_destroy(struct up_pool *p)
 	while (p->nets) /* a thread that serves another node, and reads */
 		pool_wait(p, &p->idle);
 	pool_unlock(p);
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		used |= p->client[i].uffd >= 0 && !up_pool_is_gone(p, i);
+	/* The guardian holds it on for them. */
+	guardian_end(p, used);
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		if (p->client[i].uffd >= 0)
 			up_pool_leave(p, i);

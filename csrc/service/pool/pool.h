@@ -22,6 +22,7 @@
 
 #include "service/cond.h"
 #include "service/helper.h"
+#include "service/pool/guardian.h"
 #include "service/pool/source.h"
 #include "common/vma.h"
 
@@ -65,6 +66,14 @@ struct pool_region {
 	uint32_t miss_run;
 };
 
+/* guardian_link.c: the process that holds what is held here, too. */
+struct pool_guardian {
+	int fd, pid; /* fd -1: none; pid: until it has been waited for */
+	struct guardian_shared *shared;
+	uint64_t begun_ns, again_ns;        /* again: when another one is started */
+	uint64_t stand_ins, stand_in_bytes; /* as known */
+};
+
 #define STUCK_PLACES 64
 
 struct pool_client {
@@ -79,6 +88,7 @@ struct pool_client {
 	 * another mapping's only after those that were begun before. */
 	uint32_t turn, mapping[2];
 	int leaving;
+	int former; /* its process runs another program now: it gets no huge pages */
 	struct up_ring *ring;
 	uint64_t stand_ins, stand_in_bytes; /* of its ring, as known */
 	struct pool_region *region;
@@ -170,6 +180,7 @@ struct up_pool {
 	int rung; /* the main thread has been called for the events that wait */
 	struct up_pool_counts count;
 
+	struct pool_guardian guardian;
 	pthread_t fault_thread, rescue_thread;
 	uint32_t threads;
 	pthread_t thread[];
@@ -213,6 +224,10 @@ int pool_maps_huge(const struct up_pool *p, const struct pool_client *c,
 /* With the lock. */
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m);
 void pool_wake(int uffd, uint64_t address, uint64_t length);
+/* A touch there is SIGBUS, as of storage that fails. 0 or -errno (before Linux 6.6). */
+int pool_poison(int uffd, uint64_t address, uint64_t length);
+/* Whether nobody has the address space any more. */
+int pool_is_gone(int uffd, uint64_t page_bytes);
 /* pool_clients.c: the job has moved [from, +length) past its interposers (UFFD_EVENT_REMAP). */
 void pool_move_region(struct up_pool *p, uint32_t client, uint64_t from, uint64_t to, uint64_t length);
 /* The region of an address, or of a number; NULL. */
@@ -289,6 +304,20 @@ enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t cou
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
+
+/* guardian_link.c, with the lock. 0 or -errno: without one the next guardian_beat() tries again. */
+int guardian_begin(struct up_pool *p);
+/* `used`: processes may still have the pool mapped. */
+void guardian_end(struct up_pool *p, int used);
+void guardian_beat(struct up_pool *p, uint64_t alive_ns);
+/* As pool_is_stood_in_for(). */
+int guardian_stands_in(const struct up_pool *p);
+void guardian_joined(struct up_pool *p, uint32_t client);
+void guardian_left(struct up_pool *p, uint32_t client);
+void guardian_has_file(struct up_pool *p, uint32_t file);
+void guardian_lost_file(struct up_pool *p, uint32_t file);
+void guardian_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r);
+void guardian_unmapped(struct up_pool *p, uint32_t client, uint32_t region);
 
 /* net/net.c: it is not freed while it is held; taken with the pool's lock, given back without one. */
 void net_hold(struct up_net *n);

@@ -68,16 +68,17 @@ void pool_await_mappings(struct up_pool *p, struct pool_client *c)
 
 /* ------------------------------------------------------------------ they come and go */
 
-/* It runs another program now (exec) and has said so before the old connection's end was seen.
- * UFFDIO_CONTINUE would fail for what it had, but MADV_COLLAPSE acts on whatever is there. */
+/* It runs another program now (exec) and has said so before the old connection's end was seen. What it
+ * had may be another process's still, that shares it: UFFDIO_CONTINUE is for that, but MADV_COLLAPSE
+ * acts on what the process has now. */
 static void end_former(struct up_pool *p, int pid)
 {
 	for (int i = 0; i < POOL_CLIENTS; i++) {
 		struct pool_client *c = &p->client[i];
 
-		if (c->uffd < 0 || c->pid != pid || c->leaving)
+		if (c->uffd < 0 || c->pid != pid || c->former)
 			continue;
-		c->leaving = 1;
+		__atomic_store_n(&c->former, 1, __ATOMIC_RELAXED);
 		pool_await_mappings(p, c);
 	}
 }
@@ -119,6 +120,8 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 			c->uffd = -1;
 			if (c->pidfd >= 0)
 				close(c->pidfd);
+		} else {
+			guardian_joined(p, (uint32_t)slot);
 		}
 	}
 	pool_unlock(p);
@@ -160,6 +163,7 @@ void up_pool_leave(struct up_pool *p, int client)
 	if (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) != c->stand_ins)
 		pool_seek_strays(p);
 	pool_count_stand_ins(p, c);
+	guardian_left(p, (uint32_t)client);
 	uffd = c->uffd;
 	pidfd = c->pidfd;
 	maps_fd = c->maps_fd;
@@ -187,7 +191,32 @@ int pool_is_stood_in_for(const struct up_pool *p)
 		    (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) % 2))
 			return 1;
 	}
+	return guardian_stands_in(p);
+}
+
+int up_pool_is_gone(struct up_pool *p, int client)
+{
+	return pool_is_gone(p->client[client].uffd, p->page_bytes);
+}
+
+static int is_of_pool(const struct up_pool *p, const struct up_vma *v)
+{
+	for (int i = 0; i < POOL_FILES; i++)
+		if (p->file[i].used && up_vma_of_one_file(&p->file[i].memory, v))
+			return 1;
 	return 0;
+}
+
+int up_pool_has_nothing(struct up_pool *p, int client)
+{
+	struct up_vma v = { 0 };
+	int ret, found = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (!found && !(ret = up_vma_from(p->client[client].maps_fd, v.end, &v)))
+		found = is_of_pool(p, &v);
+	pool_unlock(p);
+	return !found && ret == -ENOENT;
 }
 
 void up_pool_orphan(struct up_pool *p, int client)
@@ -211,6 +240,7 @@ static void forget_region(struct up_pool *p, uint32_t client, uint32_t number)
 
 	memmove(&c->region[number], &c->region[number + 1], (--c->regions - number) * sizeof(r));
 	p->file[r.file].regions--;
+	guardian_unmapped(p, client, r.id);
 	for (struct pool_waiter **at = &p->waiting; *at;)
 		if ((*at)->client == client && (*at)->address - r.address < r.length)
 			pool_drop_waiter(p, at);
@@ -263,10 +293,12 @@ int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64
 		    address < c->region[i].address + c->region[i].length)
 			forget_region(p, (uint32_t)client, i);
 	r = new_region(c);
-	if (r)
+	if (r) {
 		set_region(p, r, region, file, address, length, offset);
-	else
+		guardian_mapped(p, (uint32_t)client, r);
+	} else {
 		ret = -ENOMEM;
+	}
 	pool_unlock(p);
 	return ret;
 }

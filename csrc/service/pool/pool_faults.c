@@ -358,6 +358,7 @@ static void beat(struct up_pool *p)
 			note_stand_ins(p, &p->client[i]);
 		}
 	pool_look_for_stalls(p);
+	guardian_beat(p, alive_ns);
 	pool_unlock(p);
 }
 

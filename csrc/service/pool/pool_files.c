@@ -54,6 +54,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 			p->file[i] = f;
 			p->files++;
 			number = i;
+			guardian_has_file(p, (uint32_t)i);
 		}
 	pool_unlock(p);
 	if (number >= 0)
@@ -101,6 +102,7 @@ int up_pool_forget(struct up_pool *p, int file)
 		return -EBUSY;
 	}
 	drop_queued(p, file);
+	guardian_lost_file(p, (uint32_t)file);
 	gone = *f;
 	for (uint64_t c = 0; c < f->chunks; c++)
 		pool_count_kept(p, f->kept[c] ? -pool_chunk_bytes(p) : 0);
@@ -146,6 +148,7 @@ int up_pool_park(struct up_pool *p, int file)
 	drop_queued(p, file);
 	gone = f->source;
 	f->source = (struct up_source)UP_NO_SOURCE;
+	guardian_has_file(p, (uint32_t)file);
 	pool_unlock(p);
 	up_source_close(&gone);
 	return 0;
@@ -161,6 +164,7 @@ int up_pool_unpark(struct up_pool *p, int file, int fd, const struct up_file_sta
 		return ret;
 	pthread_mutex_lock(&p->lock);
 	f->source = source;
+	guardian_has_file(p, (uint32_t)file);
 	pool_unlock(p);
 	return 0;
 }

@@ -333,6 +333,29 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	return ret;
 }
 
+/* No agent puts the file in the place of what they wait for. */
+static void refuse_orphans(struct up_pool *p, const struct fill *o)
+{
+	for (struct pool_waiter **at = &p->waiting; *at;) {
+		struct pool_waiter w = **at;
+		struct pool_client *c = &p->client[w.client];
+
+		if (w.file != o->file || w.chunk < o->first || w.chunk >= o->first + o->count || c->ring || c->leaving ||
+		    c->generation != w.generation) {
+			at = &(*at)->next;
+			continue;
+		}
+		pool_drop_waiter(p, at);
+		pool_use(c);
+		pool_unlock(p);
+		pool_poison(c->uffd, w.address, p->page_bytes);
+		pool_wake(c->uffd, w.address, p->page_bytes);
+		pthread_mutex_lock(&p->lock);
+		pool_leave_off(p, c);
+		at = &p->waiting; /* it may be another by now */
+	}
+}
+
 /* It could not be brought: what is there of it goes, and who waits is told by the main thread. */
 static void fail(struct up_pool *p, const struct fill *o, int error)
 {
@@ -362,6 +385,7 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 	if (!f->failed)
 		pool_post(p, &e);
 	f->failed = 1; /* all of the file is given back for it */
+	refuse_orphans(p, o);
 }
 
 /* They stay for other nodes, as far as there is room. With the lock. */

@@ -20,6 +20,14 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
+#ifndef UFFDIO_POISON
+struct uffdio_poison {
+	struct uffdio_range range;
+	uint64_t mode;
+	int64_t updated;
+};
+#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
+#endif
 #define HUGE_BYTES ((uint64_t)2 << 20)
 /* EAGAIN of an ioctl: the process changes its mappings just now. */
 #define TRIES 100
@@ -34,6 +42,22 @@ void pool_wake(int uffd, uint64_t address, uint64_t length)
 	struct uffdio_range range = { .start = address, .len = length };
 
 	ioctl(uffd, UFFDIO_WAKE, &range);
+}
+
+int pool_poison(int uffd, uint64_t address, uint64_t length)
+{
+	struct uffdio_poison poison = { .range = { .start = address, .len = length } };
+
+	return ioctl(uffd, UFFDIO_POISON, &poison) ? -errno : 0;
+}
+
+int pool_is_gone(int uffd, uint64_t page_bytes)
+{
+	/* Write protection is registered for nowhere: this does nothing, whatever lies there. EINVAL: a userfaultfd that
+	 * nobody initialized, so that nothing is registered. */
+	struct uffdio_writeprotect nothing = { .range = { .start = 1u << 20, .len = page_bytes } };
+
+	return ioctl(uffd, UFFDIO_WRITEPROTECT, &nothing) && (errno == ESRCH || errno == EINVAL);
 }
 
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m)
@@ -110,8 +134,8 @@ static int map_huge(const struct up_pool *p, struct pool_client *c, uint64_t add
 	uint64_t began = cpu_ns();
 	long n = syscall(SYS_process_madvise, c->pidfd, &range, 1ul, MADV_COLLAPSE, 0ul);
 
-	if (n < 0 && (errno == EPERM || errno == ENOSYS)) {
-		/* not for us, or not here */
+	if (n < 0 && (errno == EPERM || errno == ENOSYS || errno == ESRCH)) {
+		/* not for us, or not here, or its process has ended and another one shares its memory */
 		__atomic_store_n(&c->small_until_ms, UINT32_MAX, __ATOMIC_RELAXED);
 		return 0;
 	}
@@ -127,7 +151,8 @@ static int map_huge(const struct up_pool *p, struct pool_client *c, uint64_t add
 
 int pool_maps_huge(const struct up_pool *p, const struct pool_client *c, const struct pool_region *r)
 {
-	return c->pidfd >= 0 && (r->address - r->offset) % HUGE_BYTES == 0 &&
+	return c->pidfd >= 0 && !__atomic_load_n(&c->former, __ATOMIC_RELAXED) &&
+	       (r->address - r->offset) % HUGE_BYTES == 0 &&
 	       pool_now_ms(p) >= __atomic_load_n(&c->small_until_ms, __ATOMIC_RELAXED);
 }
 
