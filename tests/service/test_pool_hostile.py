@@ -192,8 +192,9 @@ def test_the_memory_that_a_job_is_given_cannot_be_written_by_it(
                 os.pwrite(memfd, b"x", 0)
             with pytest.raises(OSError, match="Invalid argument"):
                 os.ftruncate(memfd, 0)
+            descriptors.append(os.open(f"/proc/self/fd/{memfd}", os.O_RDWR))
             with pytest.raises(OSError, match="not permitted"):
-                os.ftruncate(os.open(f"/proc/self/fd/{memfd}", os.O_RDWR), 0)
+                os.ftruncate(descriptors[-1], 0)
             for number in descriptors:
                 os.close(number)
     finally:
