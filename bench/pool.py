@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the pool engine: `python bench/pool.py ranks|epochs|scan|fill|all [--json F]`.
+"""Measure the pool engine: `python bench/pool.py ranks|epochs|scan|fill|lookups|all [--json F]`.
 
 ranks   4 and 8 ranks of mpirun: bytes from storage, context switches, time
 epochs  a data set of twice the budget, several epochs: hit rates by epoch, and the optimum
 scan    warm scans of every cache line: GB/s, faults, cost for each GB
 fill    a cold sequential reader against fio, and what a page costs
-all     the four in small; show F: the tables of an earlier run
+lookups  records of a hot set looked up while scans go by: time, bytes from storage
+all     the five in small; show F: the tables of an earlier run
 
 The variants of a case take turns (A B C A B C ...); figures are medians, ratios are within a round
 with the bootstrap's 95 % interval. What was read is checked against the file. What cannot run here
@@ -29,7 +30,7 @@ from reports import a_line_for_errors, load, save
 from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 
-SHOWS = ("ranks", "epochs", "scan", "fill")
+SHOWS = ("ranks", "epochs", "scan", "fill", "lookups")
 #: Of `all`: enough to see that each of them works.
 SMALL = ("--pairs", "1", "--size", "64MiB")
 
@@ -107,7 +108,7 @@ def words_of(args: argparse.Namespace) -> list[str]:
 
 
 def run_all(path: Path | None, words: Sequence[str] = SMALL) -> int:
-    """All four, one after the other; 0, or 1 if one failed. ``path`` F becomes F.ranks.json, ..."""
+    """All five, one after the other; 0, or 1 if one failed. ``path`` F becomes F.ranks.json, ..."""
     status = 0
     for show in SHOWS:
         files = [] if path is None else ["--json", f"{path}.{show}.json"]

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from belady import Belady
 
-from uffdprefetch.pool.eviction import Policy, Reader, Residents
+from uffdprefetch.pool import workingset
+from uffdprefetch.pool.eviction import Cyclic, Policy, Reader, Residents
 
 #: Share of steps in one direction from which a reader counts as sequential, else as random.
 ONE_WAY = 0.9
@@ -81,6 +82,7 @@ def replay(
     behind: int = 1,
     batch: int = 1,
     mapped: bool = False,
+    working_set: bool = True,
 ) -> np.ndarray:
     """Hits per epoch of a pool of ``capacity`` blocks under a policy.
 
@@ -88,7 +90,8 @@ def replay(
     range of this epoch, while it reads that file. It is asked for ``batch`` victims at a time, of
     which those used meanwhile are skipped. A block that no victim makes room for is read past the
     pool. With ``mapped`` only a reader's first use of a resident block is observed: later ones do
-    not fault.
+    not fault. With ``working_set`` it chooses among what is not used again and again, as the engine
+    has the cyclic one do.
     """
     policy = policy_factory()
     walks = _walks(accesses, ahead, behind)
@@ -103,6 +106,11 @@ def replay(
     )
     where: dict[tuple[int, int], int] = {}
     mappers: list[set[int]] = [set() for _ in range(capacity)]
+    learns = working_set and policy.name == Cyclic.name
+    refaults: np.ndarray = np.zeros(capacity, np.uint8)  # of each row, as workingset.Ghosts
+    left: np.ndarray = np.zeros(capacity, np.uint32)
+    ghosts: dict[tuple[int, int], tuple[int, int]] = {}  # of what was evicted: the same two
+    evictions = 0
     listed: deque[tuple[int, int]] = deque()  # victims: (row, its touch when it was listed)
     columns = [
         column.tolist()
@@ -124,12 +132,24 @@ def replay(
             while listed and pool.touched[listed[0][0]] != listed[0][1]:
                 listed.popleft()
             if not listed:
+                books = workingset.Ghosts(refaults, left, np.ones(capacity, bool))
+                workingset.retire([books], evictions, capacity)
+                pool.pinned[:] = refaults >= workingset.ACTIVE
                 rows = policy.victims(pool, list(readers.values()), batch).tolist()
                 listed.extend((r, int(pool.touched[r])) for r in rows)
             if listed:
                 row = listed.popleft()[0]
-                del where[int(pool.file[row]), int(pool.block[row])]
+                gone = int(pool.file[row]), int(pool.block[row])
+                del where[gone]
                 mappers[row].clear()
+                evictions += 1
+                ghosts[gone] = int(refaults[row]), evictions
+        if row is not None and (file, block) not in where:
+            times, left[row] = ghosts.get((file, block), (0, 0))
+            if learns and walk is None and left[row]:
+                distance = evictions - int(left[row]) + 1
+                times = workingset.refaulted(times, distance, capacity)
+            refaults[row] = times
         if row is not None:
             where[file, block] = row
             pool.file[row], pool.block[row] = file, block

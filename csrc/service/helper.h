@@ -183,6 +183,7 @@ struct up_pool_event {
 	uint64_t time_ns, offset, length;
 	uint32_t kind, file, client, region, tid;
 	int32_t error;
+	uint32_t refault; /* UP_POOL_MISS: chunks evicted since this one was, itself included; 0: it never was */
 };
 
 struct up_pool_options {
@@ -245,10 +246,20 @@ int up_pool_park(struct up_pool *pool, int file);
 /* Before either: end what is still to be read of a file that nobody maps (it may wait for room). */
 void up_pool_hush(struct up_pool *pool, int file);
 int up_pool_unpark(struct up_pool *pool, int file, int fd, const struct up_file_status *was);
-/* What is there, one up_chunk_state a chunk, and when it was touched last (ms since the pool
- * began, never 0): the pool's own arrays, valid until up_pool_forget(). */
-uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms,
-		       uint8_t **kept);
+/* One entry a chunk; the pool's own arrays, valid until up_pool_forget(). */
+struct up_pool_books {
+	uint8_t *state; /* up_chunk_state */
+	uint8_t *kept;  /* other nodes ask for it here */
+	/* Written by the main thread (pool/workingset.py): from UP_ACTIVE on, it goes after all others. */
+	uint8_t *refaults;
+	uint32_t *touched_ms; /* since the pool began, never 0; 0: not touched since it was read */
+	uint32_t *left;       /* up_pool_evictions() when it was evicted last; 0: never */
+};
+#define UP_ACTIVE 2
+/* Their length. */
+uint64_t up_pool_books(struct up_pool *pool, int file, struct up_pool_books *out);
+/* Chunks that have been evicted, of all files. It wraps round, past 0. */
+uint32_t up_pool_evictions(struct up_pool *pool);
 void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
 
 /* All that is there, or being read now, goes, as soon as nobody is just being served from it: who

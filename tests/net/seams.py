@@ -251,7 +251,7 @@ def _of_the_pool(world: World, put: Put) -> None:
     real = {
         name: getattr(uffd_pool.Pool, name) for name in (
             "add_file", "books", "join", "submit", "reap", "drain", "used_bytes", "victims_left",
-            "forget_file", "park_file", "file_counts", "set_victims", "set_budget",
+            "forget_file", "park_file", "file_counts", "set_victims", "set_budget", "evictions",
         )
     }  # fmt: skip
     huge = node_pool.huge_pages
@@ -263,11 +263,13 @@ def _of_the_pool(world: World, put: Put) -> None:
         )
         return made[0], made[1] if self._pointer else -1
 
-    def books(self: Any, n: int) -> tuple[Any, Any, Any]:
+    def books(self: Any, n: int) -> uffd_pool.Books:
         chunks = world.ask(["books", n], lambda: len(real["books"](self, n)[0]))
         empty = np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32)
         seen = real["books"](self, n)[:2] if self._pointer else empty
-        return *world.mapped(n, *seen), np.zeros(chunks, np.uint8)  # nothing is kept for others
+        # nothing is kept for others, and nothing was evicted before
+        small = np.zeros((2, chunks), np.uint8)
+        return uffd_pool.Books(*world.mapped(n, *seen), *small, np.zeros(chunks, np.uint32))
 
     def submit(self: Any, job: int, n: int, offset: int, length: int, due_ns: int = 0) -> bool:
         world.decide("fill", n, offset, length)
@@ -299,7 +301,7 @@ def _of_the_pool(world: World, put: Put) -> None:
 
     for each in (add_file, books, submit, reap, drain, set_victims, set_budget):
         put(uffd_pool.Pool, each.__name__, each)
-    for name in ("used_bytes", "victims_left", "forget_file", "park_file"):
+    for name in ("used_bytes", "victims_left", "forget_file", "park_file", "evictions"):
 
         def asked(self: Any, *args: Any, name: str = name) -> Any:
             return world.ask([name, *args], lambda: real[name](self, *args))

@@ -177,6 +177,52 @@ static void test_events_that_nobody_takes(void)
 	end(&s);
 }
 
+/* Nobody says what may leave: what is active goes when nothing else is left, and of each miss it is
+ * told how many chunks have left since that one did. */
+static void test_what_goes_when_nobody_says(void)
+{
+	struct up_pool_event event[100];
+	struct up_pool_books books;
+	uint32_t expected, told = 0;
+	struct service s;
+	struct client c;
+	struct view v;
+	uint64_t gone = 0;
+	int n;
+
+	begin(&s, 4 * CHUNK, CHUNK, 0, 0);
+	open_file(&s, 0, 16 * CHUNK);
+	CHECK(up_pool_books(s.pool, s.file[0].number, &books) == 16);
+	c = join(&s);
+	v = map(&s, &c, &s.file[0], 0, 16 * CHUNK);
+	check_word(&v, 0);
+	books.refaults[0] = UP_ACTIVE;
+	for (uint64_t i = 2; i < 16; i += 2) { /* in no order that is read ahead of */
+		usleep(5000); /* what was just got may not go: pool_room.c, HOLD_MS */
+		check_word(&v, i * CHUNK);
+	}
+	CHECK(books.state[0] == UP_PRESENT && !books.left[0] && up_pool_evictions(s.pool) == 4);
+	n = up_pool_drain(s.pool, event, 100);
+	for (int i = 0; i < n; i++)
+		CHECK(!event[i].refault);
+	while (!books.left[gone])
+		gone++;
+	expected = up_pool_evictions(s.pool) - books.left[gone] + 1;
+	check_word(&v, gone * CHUNK);
+	n = up_pool_drain(s.pool, event, 100);
+	for (int i = 0; i < n; i++)
+		if (event[i].kind == UP_POOL_MISS)
+			told = event[i].refault;
+	CHECK(told == expected);
+	for (int i = 0; i < 16; i++)
+		books.refaults[i] = UP_ACTIVE;
+	check_word(&v, 15 * CHUNK);
+	CHECK(books.state[15] == UP_PRESENT);
+	unmap(&s, &c, &v, 0);
+	leave(&s, &c);
+	end(&s);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2) {
@@ -189,6 +235,7 @@ int main(int argc, char **argv)
 	test_memory_that_cannot_be_written();
 	test_a_budget_of_one_chunk();
 	test_events_that_nobody_takes();
+	test_what_goes_when_nobody_says();
 	puts("all as it should be");
 	return 0;
 }

@@ -23,12 +23,12 @@ def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, in
     def tell(victims: Iterator[tuple[int, int, int]]) -> None:
         told[:] = victims
 
-    native: Any = SimpleNamespace(set_victims=tell)
+    native: Any = SimpleNamespace(set_victims=tell, evictions=lambda: 0)
     settings = Config(engine="pool", budget_bytes=budget_bytes, evict=evict)
     pool = NodePool(settings, -1, Ledger(), make=lambda *_, **__: native)
     state = np.full(64, uffd_pool.PRESENT, np.uint8)
     touched = np.arange(1, 65, dtype=np.uint32)
-    kept = np.zeros(64, np.uint8)
-    part = PoolFile(native, 3, -1, 64 << 10, state, touched, kept)
+    zeros, never = np.zeros((2, 64), np.uint8), np.zeros(64, np.uint32)
+    part = PoolFile(native, 3, -1, 64 << 10, state, touched, *zeros, never)
     pool.files[3] = SimpleNamespace(pooled=part)  # type: ignore[assignment]
     return pool, told

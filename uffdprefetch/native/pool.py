@@ -28,6 +28,8 @@ TICK_NS = 100_000_000
 HISTOGRAM_BINS = 512
 
 PRESENT: int = _lib.UP_PRESENT
+#: From so many refaults on, the clock hand spares a chunk.
+ACTIVE: int = _lib.UP_ACTIVE
 TOUCH: int = _lib.UP_POOL_TOUCH
 MISS: int = _lib.UP_POOL_MISS
 EVICTED: int = _lib.UP_POOL_EVICTED
@@ -51,6 +53,18 @@ class PoolEvent(NamedTuple):
     region: int
     tid: int
     error: int
+    #: Of a miss: chunks evicted since this one was, itself included; 0: it never was.
+    refault: int = 0
+
+
+class Books(NamedTuple):
+    """Of each chunk of a file (csrc/service/helper.h, struct up_pool_books)."""
+
+    state: npt.NDArray[np.uint8]
+    touched_ms: npt.NDArray[np.uint32]
+    kept: npt.NDArray[np.uint8]
+    refaults: npt.NDArray[np.uint8]
+    left: npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -185,21 +199,23 @@ class Pool:
         """The C pointer, for native/compare.py."""
         return self._pointer
 
-    def books(
-        self, number: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-        """(state, time of the last touch in ms, whether other nodes are told that it is here) of
-        each chunk: views of the pool's memory."""
+    def books(self, number: int) -> Books:
+        """Of a file: views of the pool's memory, valid until forget_file()."""
         import numpy as np
 
-        state, touched = _ffi.new("uint8_t **"), _ffi.new("uint32_t **")
-        kept = _ffi.new("uint8_t **")
-        n = int(_lib.up_pool_books(self._pointer, number, state, touched, kept))
-        return (
-            np.frombuffer(_ffi.buffer(state[0], n), np.uint8),
-            np.frombuffer(_ffi.buffer(touched[0], 4 * n), np.uint32),
-            np.frombuffer(_ffi.buffer(kept[0], n), np.uint8),
+        b = _ffi.new("struct up_pool_books *")
+        n = int(_lib.up_pool_books(self._pointer, number, b))
+        state, kept, refaults = (
+            np.frombuffer(_ffi.buffer(at, n), np.uint8) for at in (b.state, b.kept, b.refaults)
         )
+        touched_ms, left = (
+            np.frombuffer(_ffi.buffer(at, 4 * n), np.uint32) for at in (b.touched_ms, b.left)
+        )
+        return Books(state, touched_ms, kept, refaults, left)
+
+    def evictions(self) -> int:
+        """Chunks that have been evicted: the clock of Books.left, modulo 2**32."""
+        return int(_lib.up_pool_evictions(self._pointer))
 
     def file_counts(self, number: int) -> FileCounts:
         """A file's totals."""

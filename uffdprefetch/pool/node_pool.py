@@ -8,7 +8,7 @@ the pool, who maps them, its size, and the list of victims.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.pool import workingset
 from uffdprefetch.pool.eviction import (
     LRU,
     SKIP,
@@ -32,6 +33,7 @@ from uffdprefetch.pool.eviction import (
     smallest,
 )
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
+from uffdprefetch.pool.walkers import SILENT_READER_NS
 from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.streams import Stream
@@ -114,7 +116,11 @@ class PoolFile:
     state: npt.NDArray[np.uint8]
     touched_ms: npt.NDArray[np.uint32]
     kept: npt.NDArray[np.uint8]  # for other nodes: no choice of a policy's
+    refaults: npt.NDArray[np.uint8]  # the working set's books: pool/workingset.py
+    left: npt.NDArray[np.uint32]
     in_flight: IntervalSet = field(default_factory=IntervalSet)
+    faulted_ns: int = 0  # its last fault
+    has_active: bool = False  # it may have active chunks
 
     def touched(self, start: int, end: int) -> bool:
         """Whether a fault has mapped any of [start, end) bytes since it was read."""
@@ -396,7 +402,10 @@ class NodePool:
         per = self.block_bytes // self.chunk_bytes
         readers = [reader(*one, self.block_bytes) for one in streams]
         readers += [to_come(*one, self.block_bytes) for one in awaited]
-        residents = resident_blocks(self.files, per)
+        unneeded = list(unneeded)
+        ordered = {one.file.pooled.number for one in planned if one.file.pooled is not None}
+        active = self._active_chunks(ordered, unneeded)
+        residents = resident_blocks(self.files, per, active)
         self.planned = bool(planned)
         first = unneeded_blocks(residents, unneeded, self.block_bytes)
         rows = np.empty(0, np.intp)
@@ -408,8 +417,49 @@ class NodePool:
             rows = np.concatenate((rows, self._passed(residents, readers)))
         rows = np.concatenate((rows, self._best(residents, readers, planned)))[: self._victims()]
         self.pool.set_victims(
-            (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
+            (number, start, end - start)
+            for number, block in zip(
+                residents.file[rows].tolist(), residents.block[rows].tolist(), strict=True
+            )
+            for start, end in without(active.get(number), block * per, per)
         )
+
+    def refaulted(self, file: FileState, offset: int, distance: int) -> None:
+        """A reader that does not walk has missed what was evicted ``distance`` chunks ago."""
+        part = file.pooled
+        if part is None or self.policy.name != Cyclic.name:
+            return
+        chunk = offset // self.chunk_bytes
+        times = workingset.refaulted(int(part.refaults[chunk]), distance, self._own_chunks())
+        part.refaults[chunk] = times
+        part.has_active |= times >= uffd_pool.ACTIVE
+
+    def _own_chunks(self) -> int:
+        """Chunks of the pool that are not kept for other nodes."""
+        return max(0, self.budget_bytes - self.keep_bytes) // self.chunk_bytes
+
+    def _active_chunks(
+        self, ordered: Collection[int], unneeded: Iterable[tuple[int, IntervalSet]]
+    ) -> dict[int, npt.NDArray[np.bool_]]:
+        """Of the files, by number, that are read just now: which chunks are no victims, since they
+        are used again and again. ``ordered``: those with a known order, which says more."""
+        now = self.clock.now_ns()
+        found: dict[int, workingset.Ghosts] = {}
+        for number, file in self.files.items():
+            part = file.pooled
+            if part is None or not part.has_active or number in ordered:
+                continue
+            if now - part.faulted_ns <= SILENT_READER_NS:
+                present = part.state == uffd_pool.PRESENT
+                found[number] = workingset.Ghosts(part.refaults, part.left, present)
+        if not found:
+            return {}
+        for number, ranges in unneeded:
+            for start, end in ranges if number in found else ():
+                chunks = slice(-(-start // self.chunk_bytes), end // self.chunk_bytes)
+                found[number].refaults[chunks] = 0
+        workingset.retire(list(found.values()), self.pool.evictions(), self._own_chunks())
+        return {number: file.refaults >= uffd_pool.ACTIVE for number, file in found.items()}
 
     def _passed(self, residents: Residents, readers: list[Reader]) -> npt.NDArray[np.intp]:
         """Of files that several nodes walk through, what lies outside of windows, the oldest first:
@@ -551,6 +601,18 @@ def unneeded_blocks(
             first, last = -(-start // block_bytes), end // block_bytes
             found |= of_file & (residents.block >= first) & (residents.block < last)
     return found
+
+
+def without(
+    spared: npt.NDArray[np.bool_] | None, first: int, count: int
+) -> Iterator[tuple[int, int]]:
+    """The runs [start, end) of [first, first + count) that a mask does not have."""
+    if spared is None or not spared[first : first + count].any():
+        yield first, first + count
+        return
+    edges = np.flatnonzero(np.diff(~spared[first : first + count], prepend=False, append=False))
+    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        yield first + start, first + end
 
 
 def _pieces(pool: NodePool) -> list[int]:

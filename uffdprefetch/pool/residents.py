@@ -7,6 +7,7 @@ A block is a run of chunks, the unit of eviction.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -45,16 +46,22 @@ def to_come(file: FileState, ahead_bytes: int, block_bytes: int) -> Reader:
     )  # fmt: skip
 
 
-def resident_blocks(pooled: Mapping[int, FileState], chunks: int) -> Residents:
-    """The blocks of ``chunks`` chunks with any resident chunk that is not kept for other nodes, of
-    all files by their numbers, in the order of files and blocks; a block's touch is the latest of
-    its chunks'."""
+def resident_blocks(
+    pooled: Mapping[int, FileState],
+    chunks: int,
+    spared: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({}),
+) -> Residents:
+    """The blocks of ``chunks`` chunks with any resident chunk that is not kept for other nodes, nor
+    ``spared`` (masks of chunks), of all files by their numbers, in the order of files and blocks; a
+    block's touch is the latest of its chunks'."""
     files: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
     blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     touched: list[npt.NDArray[np.uint32]] = [np.empty(0, np.uint32)]
     for number, file in pooled.items():
         assert file.pooled is not None
         there = (file.pooled.state == uffd_pool.PRESENT) & (file.pooled.kept == 0)
+        if number in spared:
+            there &= ~spared[number]
         missing = -len(there) % chunks
         found = np.flatnonzero(np.pad(there, (0, missing)).reshape(-1, chunks).any(axis=1))
         times = np.pad(file.pooled.touched_ms, (0, missing)).reshape(-1, chunks).max(axis=1)

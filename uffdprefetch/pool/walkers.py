@@ -21,6 +21,12 @@ def note_walker(reader: Reader, tid: int, stream: Stream) -> None:
         del walkers[next(iter(walkers))]
 
 
+def goes_on(reader: Reader, stream: Stream) -> bool:
+    """Whether the reader's last touch, which is in this stream, goes on with a walk. In a file that
+    is no larger than a stream's reach, that of a random reader is in one, too."""
+    return stream.settled and reader.jumps.in_order and not reader.random
+
+
 def walks_of(reader: Reader, now: int) -> list[Stream]:
     """The streams of a reader that its threads follow. A stream that ended where another began, and
     a reader's few steps through a tree, do not count: each would protect blocks and be prefetched

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.walkers import note_walker, walks_of
+from uffdprefetch.pool.walkers import goes_on, note_walker, walks_of
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.predictor import Observation
@@ -71,6 +71,8 @@ def _take_fault(
         engine.give_back(client, region)
         return
     client.watched.pool_misses += event.kind == uffd_pool.MISS
+    if file.pooled is not None:
+        file.pooled.faulted_ns = event.time_ns
     start, end = event.offset, event.offset + event.length
     cell = start // DISTANCE_MIN_BYTES
     region.checkpoints.fired.setdefault(cell, event.time_ns)
@@ -81,6 +83,8 @@ def _take_fault(
         start, end = step.start, step.end
         note_walker(region.reader, event.tid, step.walk)
         how |= POOL_BACKWARD if step.walk.direction < 0 else 0
+        if event.refault and not goes_on(region.reader, step.walk):
+            pool.refaulted(file, event.offset, event.refault)
     engine.tap.put(
         TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
     )  # fmt: skip

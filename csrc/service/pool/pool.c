@@ -207,6 +207,11 @@ int up_pool_victims_left(struct up_pool *p)
 	return left;
 }
 
+uint32_t up_pool_evictions(struct up_pool *p)
+{
+	return __atomic_load_n(&p->evictions, __ATOMIC_RELAXED);
+}
+
 uint64_t up_pool_used(struct up_pool *p)
 {
 	uint64_t used;

@@ -46,7 +46,8 @@ struct pool_file {
 	uint8_t *kept;  /* one a chunk: other nodes ask for it here */
 	uint64_t stale_at;
 	int dropping; /* some are */
-	uint32_t *touched_ms;
+	uint8_t *refaults; /* see struct up_pool_books */
+	uint32_t *touched_ms, *left;
 	char *map; /* huge pages: the pool's own mapping, else NULL */
 	uint32_t regions, waiters;
 	uint32_t busy; /* calls that work on it without the lock */
@@ -149,7 +150,8 @@ struct up_pool {
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
 	uint64_t kept_bytes, keep_most_bytes;
-	int take_kept; /* nothing else may go */
+	int take_any; /* also what is kept, or active: nothing else may go */
+	uint32_t evictions; /* see up_pool_evictions() */
 
 	struct pool_file file[POOL_FILES];
 	uint32_t files;
@@ -172,6 +174,7 @@ struct up_pool {
 	struct up_pool_victim *victim;
 	int victims, victim_at, asked; /* asked: for another list, at asked_ns */
 	uint64_t asked_ns, answered_ns;
+	int hand_spared; /* the hand has come past what is active */
 	uint32_t hand_file;
 	uint64_t hand_chunk;
 

@@ -283,6 +283,8 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 		return;
 	}
 	p->count.missing_faults++;
+	if (f->state[chunk] == UP_ABSENT && f->left[chunk]) /* the first of those that ask for it */
+		e.refault = p->evictions - f->left[chunk] + 1;
 	/* who goes on where the last demand ended gets more, up to 1 MiB: what kernel readahead does */
 	if (chunk != r->miss_next)
 		r->miss_run = 1;

@@ -13,6 +13,18 @@
 
 #include "service/pool/pool.h"
 
+static void free_books(const struct pool_file *f)
+{
+	free(f->state);
+	free(f->pins);
+	free(f->ever);
+	free(f->stale);
+	free(f->kept);
+	free(f->refaults);
+	free(f->touched_ms);
+	free(f->left);
+}
+
 int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_bytes,
 		 const struct up_file_status *was, int *memfd_ro)
 {
@@ -36,8 +48,12 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	f.ever = calloc(f.chunks, 1);
 	f.stale = calloc(f.chunks, 1);
 	f.kept = calloc(f.chunks, 1);
+	f.refaults = calloc(f.chunks, 1);
 	f.touched_ms = calloc(f.chunks, sizeof(*f.touched_ms));
-	ret = f.state && f.pins && f.ever && f.stale && f.kept && f.touched_ms ? 0 : -ENOMEM;
+	f.left = calloc(f.chunks, sizeof(*f.left));
+	ret = f.state && f.pins && f.ever && f.stale && f.kept && f.refaults && f.touched_ms && f.left
+		      ? 0
+		      : -ENOMEM;
 	if (!ret)
 		ret = up_source_open(&f.source, fd, size_bytes, was);
 	if (!ret && p->options.huge) {
@@ -62,12 +78,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	up_source_close(&f.source);
 	if (f.map)
 		munmap(f.map, f.chunks * bytes);
-	free(f.state);
-	free(f.pins);
-	free(f.ever);
-	free(f.stale);
-	free(f.kept);
-	free(f.touched_ms);
+	free_books(&f);
 	close(f.memfd);
 	close(*memfd_ro);
 	return ret ? ret : number;
@@ -116,12 +127,7 @@ int up_pool_forget(struct up_pool *p, int file)
 	if (gone.map)
 		munmap(gone.map, gone.chunks * pool_chunk_bytes(p));
 	close(gone.memfd);
-	free(gone.state);
-	free(gone.pins);
-	free(gone.ever);
-	free(gone.stale);
-	free(gone.kept);
-	free(gone.touched_ms);
+	free_books(&gone);
 	return 0;
 }
 
@@ -229,13 +235,18 @@ int up_pool_copy(struct up_pool *p, int file, uint64_t offset, uint64_t length, 
 	return there;
 }
 
-uint64_t up_pool_books(struct up_pool *p, int file, uint8_t **state, uint32_t **touched_ms,
-		       uint8_t **kept)
+uint64_t up_pool_books(struct up_pool *p, int file, struct up_pool_books *out)
 {
-	*kept = p->file[file].kept;
-	*state = p->file[file].state;
-	*touched_ms = p->file[file].touched_ms;
-	return p->file[file].chunks;
+	const struct pool_file *f = &p->file[file];
+
+	*out = (struct up_pool_books){
+		.state = f->state,
+		.kept = f->kept,
+		.refaults = f->refaults,
+		.touched_ms = f->touched_ms,
+		.left = f->left,
+	};
+	return f->chunks;
 }
 
 void up_pool_file_counts(struct up_pool *p, int file, struct up_pool_file_counts *out)

@@ -4,8 +4,8 @@
  *
  * The policy is not here: uffdprefetch/pool/eviction.py gives a list of blocks in advance, best
  * first. When that has run out, another is asked for; when that does not come and somebody waits, a
- * clock hand goes over all files. Never a chunk
- * that is being mapped, nor one that somebody got just now.
+ * clock hand goes over all files. Never a chunk that is being mapped, nor one that somebody got just
+ * now.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -19,11 +19,22 @@
 /* A reader that waits does so much longer for a better choice than the hand's. */
 #define PATIENCE_NS 20000000ull
 
-static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
+static int may_go(struct up_pool *p, const struct pool_file *f, uint64_t chunk)
 {
 	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
-	       (!f->kept[chunk] || f->stale[chunk] || p->take_kept) &&
+	       (!f->kept[chunk] || f->stale[chunk] || p->take_any) &&
 	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
+}
+
+/* The same for the clock hand, which spares what is active while there is anything else. */
+static int hand_may_take(struct up_pool *p, const struct pool_file *f, uint64_t chunk)
+{
+	int active = __atomic_load_n(&f->refaults[chunk], __ATOMIC_RELAXED) >= UP_ACTIVE;
+
+	if (!may_go(p, f, chunk))
+		return 0;
+	p->hand_spared |= active;
+	return !active || p->take_any;
 }
 
 /* Whether any chunk is kept of the block in which this one lies. */
@@ -35,6 +46,15 @@ static int keeps_of_block(const struct up_pool *p, const struct pool_file *f, ui
 		if (f->kept[c])
 			return 1;
 	return 0;
+}
+
+/* It has been punched now. */
+static void note_left(struct up_pool *p, struct pool_file *f, uint64_t chunk)
+{
+	uint32_t evictions = p->evictions + 1;
+
+	__atomic_store_n(&p->evictions, evictions ? evictions : 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&f->left[chunk], p->evictions, __ATOMIC_RELAXED);
 }
 
 /* A chunk is kept for other nodes no longer. */
@@ -89,6 +109,8 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 	for (uint64_t c = first; !ret && c < first + count; c++)
 		if (f->kept[c])
 			keep_no_more(p, number, c);
+	for (uint64_t c = first; !ret && known && c < first + count; c++)
+		note_left(p, f, c);
 	if (!ret && known) {
 		p->used_bytes -= count * bytes;
 		f->count.resident_bytes -= count * bytes;
@@ -173,17 +195,19 @@ void pool_drop_strays(struct up_pool *p)
 	}
 }
 
-/* The first run of chunks in [first, first + count) that may go, at most `most` long; 0: none. */
-static uint64_t find_run(const struct up_pool *p, const struct pool_file *f, uint64_t *first,
-			 uint64_t count, uint64_t most)
+typedef int may_take(struct up_pool *p, const struct pool_file *f, uint64_t chunk);
+
+/* The first run of chunks in [first, first + count) that may be taken; 0: none. */
+static uint64_t find_run(struct up_pool *p, const struct pool_file *f, uint64_t *first,
+			 uint64_t count, may_take *may)
 {
 	uint64_t end = *first + count, n = 0;
 
 	if (end > f->chunks)
 		end = f->chunks;
-	while (*first < end && !may_go(p, f, *first))
+	while (*first < end && !may(p, f, *first))
 		++*first;
-	while (*first + n < end && n < most && may_go(p, f, *first + n))
+	while (*first + n < end && may(p, f, *first + n))
 		n++;
 	return n;
 }
@@ -195,7 +219,7 @@ static int evict_listed(struct up_pool *p)
 		struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
 		uint64_t first = v->chunk, n;
 
-		n = f && f->used ? find_run(p, f, &first, v->chunks, v->chunks) : 0;
+		n = f && f->used ? find_run(p, f, &first, v->chunks, may_go) : 0;
 		if (!n) {
 			p->victim_at++;
 			continue;
@@ -210,7 +234,7 @@ static int evict_listed(struct up_pool *p)
 }
 
 /* The first run of chunks from `first` on that must go and may; 0: none. */
-static uint64_t stale_run(const struct up_pool *p, struct pool_file *f, uint64_t *first)
+static uint64_t stale_run(struct up_pool *p, struct pool_file *f, uint64_t *first)
 {
 	uint64_t most = RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES / pool_chunk_bytes(p) : 1;
 	uint64_t n = 0;
@@ -256,6 +280,7 @@ static int evict_by_hand(struct up_pool *p)
 {
 	uint64_t steps = 0, unit = (1u << 20) / pool_chunk_bytes(p);
 
+	p->hand_spared = 0;
 	if (!unit)
 		unit = 1;
 	for (int files = 0; files <= POOL_FILES && steps < HAND_STEPS; files++) {
@@ -264,7 +289,7 @@ static int evict_by_hand(struct up_pool *p)
 		while (f->used && p->hand_chunk < f->chunks && steps < HAND_STEPS) {
 			uint64_t first = p->hand_chunk, left = f->chunks - first;
 			uint64_t look = left < unit ? left : unit;
-			uint64_t n = find_run(p, f, &first, look, look);
+			uint64_t n = find_run(p, f, &first, look, hand_may_take);
 
 			p->hand_chunk += look;
 			steps += look;
@@ -308,12 +333,12 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 		return demand ? -1 : -2;
 	if (demand && evict_by_hand(p))
 		return 1;
-	if (demand && p->kept_bytes) { /* all else is being read, or was just got */
+	if (demand && (p->kept_bytes || p->hand_spared)) { /* all else is being read, or was just got */
 		int some;
 
-		p->take_kept = 1;
+		p->take_any = 1;
 		some = evict_by_hand(p);
-		p->take_kept = 0;
+		p->take_any = 0;
 		if (some)
 			return 1;
 	}

@@ -69,7 +69,8 @@ def test_over_what_is_still_mapped_a_walk_goes_by_one_page_of_each_cell() -> Non
     pool, _ = pool_of(64 * MIB, "cyclic")
     state = np.full(4 * 64, uffd_pool.PRESENT, np.uint8)
     touched = np.ones(4 * 64, np.uint32)
-    part = PoolFile(pool.pool, 3, -1, 64 << 10, state, touched, np.zeros(4 * 64, np.uint8))
+    zeros, never = np.zeros((2, 4 * 64), np.uint8), np.zeros(4 * 64, np.uint32)
+    part = PoolFile(pool.pool, 3, -1, 64 << 10, state, touched, *zeros, never)
     start = 2 * CELL - PAGE  # from the first page of the first cell on
     stream: Any = SimpleNamespace(direction=1, mapped_bytes=0)
 

@@ -9,6 +9,7 @@ from typing import Any
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import walkers
 from uffdprefetch.pool.walkers import SILENT_READER_NS, WALKERS_MAX
+from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.state.reader import PoolTouches
 
@@ -79,3 +80,17 @@ def test_threads_without_end_are_not_remembered_without_end() -> None:
         walk = mapping.touch(tid, tid * 65536)
     assert len(mapping.reader.pool.walkers) == WALKERS_MAX
     assert walk in mapping.readers()
+
+
+def test_a_touch_goes_on_with_a_walk_where_it_is_next_to_what_was_read() -> None:
+    """In a small file any place is within the reach of a walk."""
+    mapping = Mapping()
+    walk = mapping.walk(7, 4 * MIB, 20)
+    jumps = mapping.reader.jumps = RandomnessDetector(24 * MIB)
+    mapping.reader.random = False
+    for at in (160, 161, 162, 64, 65):
+        jumps.saw(at << 17, (at << 17) + 65536, mapping.now + at)
+        assert walkers.goes_on(mapping.reader, walk) == (at != 64)
+    assert not walkers.goes_on(mapping.reader, mapping.touch(7, 900 * MIB)), "not far yet"
+    mapping.reader.random = True
+    assert not walkers.goes_on(mapping.reader, walk), "what looks like a walk of such a reader"

@@ -157,10 +157,16 @@ class Pool(uffd_pool.Pool):
         self._files[fd] = np.zeros(-(-size_bytes // CHUNK_BYTES), np.uint8)
         return fd, -1
 
-    def books(self, number: int) -> tuple[Any, Any, Any]:
+    def books(self, number: int) -> uffd_pool.Books:
         """See uffd_pool.Pool."""
         state = self._files[number]
-        return state, np.zeros(len(state), np.uint32), np.zeros(len(state), np.uint8)
+        kept, refaults = np.zeros((2, len(state)), np.uint8)
+        touched_ms, left = np.zeros((2, len(state)), np.uint32)
+        return uffd_pool.Books(state, touched_ms, kept, refaults, left)
+
+    def evictions(self) -> int:
+        """See uffd_pool.Pool."""
+        return 0
 
     def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
         """See uffd_pool.Pool."""
