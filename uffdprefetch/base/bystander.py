@@ -18,6 +18,7 @@ import signal
 import struct
 import time
 
+from uffdprefetch.base.oom import SCORE_LATER, goes_first
 from uffdprefetch.base.record import record
 
 TYPE_CHECKING = False
@@ -164,6 +165,7 @@ def _has_ended(pid: int) -> bool:
 def _stand_by(fd: int, waited: set[int]) -> NoReturn:
     """The bystander: records signals until the launcher has ended (its end of the pipe closes)."""
     try:
+        goes_first(SCORE_LATER)  # its memory is the launcher's
         # close the launcher's connections and locks
         for name in os.listdir("/proc/self/fd"):
             if int(name) != fd:

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.oom import goes_first
 from uffdprefetch.cluster import identity, mpi_start
 from uffdprefetch.cluster.meeting import (
     ARRIVAL_SECONDS,
@@ -423,6 +424,7 @@ class Convener:
 
 def main(argv: Sequence[str]) -> int:
     """See the module."""
+    goes_first()
     # What comes after the first line stays there.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline().decode()
