@@ -309,6 +309,8 @@ static void serve_alone(struct agent *a)
 
 		if (!atomic_load(&r->pooled) || up_may_act(a, r))
 			up_abandon(a, r);
+		else
+			up_pool_empty(r);
 	}
 	up_wake_pooled(a); /* whom the service has read and not answered */
 	while (a->pooled && !a->quit && !atomic_load(&up_job.ending)) {
