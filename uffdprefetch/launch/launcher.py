@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 
-from uffdprefetch.base import spawn
+from uffdprefetch.base import cgroup, spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
@@ -42,6 +42,9 @@ _POLL_SECONDS = 0.02
 RECORDER_TIMEOUT_SECONDS = 10.0
 #: Loaded while the job runs, as soon as its service is up: the job has ended when they are used.
 FOR_THE_REPORT = ("json", "shlex", "uffdprefetch.report.summary")
+#: In a memory group of less they are loaded when the job has ended: they take 3 MiB, since what the
+#: launcher writes is copied for its bystander.
+SMALL_BYTES = 1 << 30
 #: Without it AddressSanitizer's run-time aborts when another library is preloaded before it.
 ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
 #: Directory of the sitecustomize.py that hooks PyTorch (docs/pytorch.md).
@@ -302,10 +305,13 @@ def run(
         if recording is not None:
             recording.ended()
 
+    def is_small() -> bool:
+        return any(limit < SMALL_BYTES for limit, _ in cgroup.own_memory_levels())
+
     def awaits() -> bool:
         if node is not None and node.is_awaited():
             return True
-        if not only_record:  # now there is time
+        if not only_record and not is_small():  # now there is time
             for module in FOR_THE_REPORT:
                 __import__(module)
         return False
@@ -383,6 +389,12 @@ def _report(
         client = node.client()
         finished = client.finish(status, read, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
     except ServiceGone as error:
+        if node.had_no_room:
+            say(
+                "the service has ended, since the job needed the memory: it went on without it,"
+                " there is no summary"
+            )
+            return True
         say(
             f"the service died during the run ({error}); the job went on without it,"
             f" there is no summary{node.address.see_log}"
