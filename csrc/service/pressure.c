@@ -36,7 +36,7 @@
 /* The service ends where less than this part of the limit is left beside it, within these bounds: below the first the
  * kernel has no room to reclaim in, the second is what it takes itself. */
 #define LEAST_PART 16u
-#define LEAST_LEAST_BYTES (16ull << 20)
+#define LEAST_LEAST_BYTES (8ull << 20)
 #define LEAST_MOST_BYTES (64ull << 20)
 /* Looks of which each found so little: what is on its way between two lists of the kernel is on none. */
 #define SHORT_LOOKS 3u

@@ -39,7 +39,7 @@ BACKLOG = 4096
 #: What a service takes before it has read anything (its own memory, page tables, the kernel's
 #: stacks), and what it leaves to the job at the least (csrc/service/pressure.c): with less it would
 #: end at once.
-ROOM_BYTES = (48 + 16) << 20
+ROOM_BYTES = (48 + 8) << 20
 #: Between two looks for a service that is to be waited for.
 _POLL_SECONDS = 0.002
 #: Stands for the control group in a socket's name.
