@@ -351,6 +351,8 @@ static void serve_alone(struct agent *a)
 
 		if (!atomic_load(&r->pooled) || up_may_act(a, r))
 			up_abandon(a, r);
+		else
+			up_pool_empty(r);
 	}
 	up_wake_pooled(a); /* whom the service has read and not answered */
 	up_wait_also(&a->wait, UP_SERVICE_SAYS, a->socket, 0);

@@ -218,6 +218,8 @@ void up_swap_end(struct up_region *r);
 /* Answer what waits in the pool's userfaultfd. */
 void up_stand_in(struct agent *a);
 /* Whose touch was read by a service that does not answer asks again. */
+/* The service is dead: what it has left in the memory of the pool is free again, and read anew when it is touched. */
+void up_pool_empty(const struct up_region *r);
 void up_wake_pooled(struct agent *a);
 
 /* link.c */

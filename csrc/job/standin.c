@@ -19,7 +19,7 @@
 
 /* What is read for one touch. */
 #define FILL_BYTES ((uint64_t)64 << 10)
-/* Of what was filled here, the oldest leaves the memfd again: the service's budget is spent already.
+/* Of what was filled here, the oldest leaves the memfd again: nobody else gives memory back any more.
  * 16 MiB for a process. Only once the service is dead: its books must be true while it lives. */
 #define FILLS_KEPT 256
 #define MESSAGES_AT_ONCE 16
@@ -109,6 +109,13 @@ static int fill(struct up_region *r, uint64_t offset, uint64_t length, uint64_t 
 		have += (uint64_t)n;
 	}
 	return 0;
+}
+
+void up_pool_empty(const struct up_region *r)
+{
+	if (r->pool_fd >= 0)
+		up_sys4(SYS_fallocate, r->pool_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+			(r->size + FILL_BYTES - 1) & ~(FILL_BYTES - 1));
 }
 
 static void make_room(struct agent *a, const struct up_region *r, uint64_t offset, uint64_t length)

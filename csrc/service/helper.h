@@ -296,6 +296,43 @@ int up_pool_drain(struct up_pool *pool, struct up_pool_event *out, int max);
 void up_pool_counts(struct up_pool *pool, struct up_pool_counts *out);
 int64_t up_pool_cpu_ns(struct up_pool *pool);
 
+/* --- memory that is left (memory.c, pressure.c, canary.c) --- */
+struct up_memory;
+
+struct up_memory_room {
+	uint64_t may_hold_bytes;    /* a pool may have so much, beside what the others have had and a burst of them */
+	uint64_t left_bytes;        /* may be taken where least is left, until the kernel kills somebody; of a limit */
+	uint64_t limit_bytes;       /* of so much. A pool's memory is taken */
+	uint64_t least_limit_bytes; /* of all levels; of the cgroups whose shared memory the kernel cannot move to swap */
+	uint64_t group_limit_bytes;
+	uint32_t is_cgroup;         /* may_hold_bytes is for a cgroup, not for the machine */
+	uint32_t canaries;          /* that the kernel has killed */
+};
+
+/* root: where cgroups are mounted; groups, meminfo: the text of /proc/PID/cgroup, the path of /proc/meminfo. */
+int up_memory_open(struct up_memory **out, const char *root, const char *groups, const char *meminfo);
+void up_memory_close(struct up_memory *memory);
+/* With held_bytes in a pool. Numbers are UINT64_MAX where nothing is limited. */
+void up_memory_look(struct up_memory *memory, uint64_t held_bytes, struct up_memory_room *out);
+
+struct up_pressure;
+struct up_pressure_options {
+	struct up_memory *memory; /* its own from now on, if it starts */
+	struct up_pool *pool;     /* or NULL; outlives it */
+	int32_t exit_status;
+	uint32_t with_canary;
+};
+
+/* A thread that looks all the time, says to the pool what it may hold, and ends this process with exit_status
+ * where there is no room for it. */
+int up_pressure_start(struct up_pressure **out, const struct up_pressure_options *options);
+void up_pressure_stop(struct up_pressure *pressure);
+/* At its last look. */
+void up_pressure_now(struct up_pressure *pressure, struct up_memory_room *out);
+/* The pool holds no more than so much: what is above it leaves at once, whatever its budget. 0: all of it, and what is
+ * being read into it comes to nothing, until there is another word. */
+void up_pool_room(struct up_pool *pool, uint64_t bytes);
+
 /* --- other nodes (net/) --- */
 struct up_net;
 

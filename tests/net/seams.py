@@ -130,7 +130,7 @@ def _questions(world: World, put: Put) -> None:
     put(limits, "allowed_bytes", lambda budget: limit(
         ["allowed", budget], lambda: allowed(budget)
     ))  # fmt: skip
-    put(limits, "pool_bytes", lambda budget, held, kept=0: limit(
+    put(limits, "pool_bytes", lambda budget, held, kept=0, _=None: limit(
         ["pool_bytes", budget, held, kept], lambda: pool_bytes(budget, held, kept)
     ))  # fmt: skip
     descends = client.Client.descends_from

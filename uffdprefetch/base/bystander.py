@@ -20,6 +20,7 @@ import signal
 import struct
 import time
 
+from uffdprefetch.base.oom import SCORE_LATER, goes_first
 from uffdprefetch.base.record import record
 
 TYPE_CHECKING = False
@@ -199,6 +200,7 @@ def _stand_by(fd: int, launcher: int, waited: set[int]) -> NoReturn:
     """Record signals and look at a stopped job, until the launcher has ended (its end of the socket
     closes)."""
     try:
+        goes_first(SCORE_LATER)  # its memory is the launcher's
         # close the launcher's connections and locks
         for name in os.listdir("/proc/self/fd"):
             if int(name) != fd:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import zlib
 
+ROOT = "/sys/fs/cgroup"
+_UNLIMITED = 1 << 60
 #: Hierarchies (version 1) that charge memory or by which a job's processes are found and killed;
 #: the empty name is version 2. A rank may well have a cpuset or a net_cls of its own.
 _MATTER = frozenset({"", "memory", "freezer", "pids", "name=systemd"})
@@ -31,6 +33,72 @@ def _of_step(path: str) -> str:
     job, step = names[-2:]
     of_a_step = job.startswith("job_") and job[4:].isdigit() and step.startswith("step_")
     return "/".join(names) if of_a_step else path
+
+
+def _directories(text: str, root: str) -> list[tuple[str, bool]]:
+    """(directory, whether it is of version 1) of the memory groups in a text of /proc/PID/cgroup,
+    the own ones first, then every parent: a limit anywhere above holds too."""
+    found = []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        is_v1 = "memory" in controllers.split(",")
+        if controllers and not is_v1:
+            continue
+        base = f"{root}/memory" if is_v1 else root
+        # a container often sees its own group mounted as the root of the tree; one outside of ours
+        # is told with dots
+        names = [] if "/.." in path else [name for name in path.split("/") if name]
+        while True:
+            found.append(("/".join([base, *names]), is_v1))
+            if not names:
+                break
+            names.pop()
+    return found
+
+
+def _number(path: str) -> int | None:
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (OSError, ValueError):  # ValueError: max
+        return None
+
+
+def memory_levels(text: str, root: str = ROOT) -> list[tuple[int, int]]:
+    """(limit, what of it may still be taken) in bytes, of each memory group that has a limit.
+
+    Page cache is given up before the kernel kills somebody, all else stays. Above memory.high
+    nobody is killed, but each allocation waits for reclaim.
+    """
+    levels = []
+    for directory, is_v1 in _directories(text, root):
+        names = ["memory.limit_in_bytes"] if is_v1 else ["memory.max", "memory.high"]
+        numbers = [n for n in (_number(f"{directory}/{name}") for name in names) if n is not None]
+        limit = min(numbers, default=_UNLIMITED)
+        name = "memory.usage_in_bytes" if is_v1 else "memory.current"
+        used = _number(f"{directory}/{name}")
+        if limit >= _UNLIMITED or used is None:
+            continue
+        cached = 0
+        of_files = [f"{'total_' if is_v1 else ''}{name}_file" for name in ("active", "inactive")]
+        try:
+            with open(f"{directory}/memory.stat") as file:
+                for row in file:
+                    name, _, value = row.partition(" ")
+                    cached += int(value) if name in of_files else 0
+        except OSError:
+            continue
+        levels.append((limit, max(0, limit - used + cached)))
+    return levels
+
+
+def own_memory_levels() -> list[tuple[int, int]]:
+    """The same of this process; none without /proc."""
+    try:
+        with open("/proc/self/cgroup", errors="surrogateescape") as file:
+            return memory_levels(file.read())
+    except (OSError, ValueError):
+        return []
 
 
 def groups(text: str) -> list[str]:

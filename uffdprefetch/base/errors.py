@@ -7,6 +7,8 @@ from __future__ import annotations
 #: timeout(1) have them.
 EXIT_CANNOT = 1
 EXIT_USAGE = 2
+#: Of a service that the job leaves no memory, as EX_TEMPFAIL of sysexits.h.
+EXIT_NO_ROOM = 75
 EXIT_OURS = 125
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127

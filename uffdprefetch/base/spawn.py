@@ -17,6 +17,7 @@ import sys
 from uffdprefetch.base.bystander import Bystander
 from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, UffdPrefetchError
 from uffdprefetch.base.follow import PASSED_ON, Follower, Nothing, pending, send, unless_it_fails
+from uffdprefetch.base.oom import goes_first
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,9 +42,15 @@ def shield() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def shield_from_the_start() -> None:
-    """shield() in our child before exec; SIGTERM too, until it has its own handler."""
+def stand_aside() -> None:
+    """In our child before exec: neither the job's signals nor its memory are for it."""
+    goes_first()
     shield()
+
+
+def shield_from_the_start() -> None:
+    """stand_aside(); SIGTERM is ignored, too, until it has its own handler."""
+    stand_aside()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.oom import goes_first
 from uffdprefetch.cluster import brood, identity, mpi_start
 from uffdprefetch.cluster.meeting import (
     ALIVE_SECONDS,
@@ -532,6 +533,7 @@ class Convener:
 
 def main(argv: Sequence[str]) -> int:
     """See the module."""
+    goes_first()
     # What comes after the first line stays there.
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline().decode()

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 
-from uffdprefetch.base import spawn
+from uffdprefetch.base import cgroup, spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
@@ -43,6 +43,9 @@ _POLL_SECONDS = 0.02
 RECORDER_TIMEOUT_SECONDS = 10.0
 #: Loaded while the job runs, as soon as its service is up: the job has ended when they are used.
 FOR_THE_REPORT = ("json", "shlex", "uffdprefetch.report.summary")
+#: In a memory group of less they are loaded when the job has ended: they take 3 MiB, since what the
+#: launcher writes is copied for its bystander.
+SMALL_BYTES = 1 << 30
 #: Without it AddressSanitizer's run-time aborts when another library is preloaded before it.
 ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
 #: Directory of the sitecustomize.py that hooks PyTorch (docs/pytorch.md).
@@ -303,10 +306,13 @@ def run(
         if recording is not None:
             recording.ended()
 
+    def is_small() -> bool:
+        return any(limit < SMALL_BYTES for limit, _ in cgroup.own_memory_levels())
+
     def awaits() -> bool:
         if node is not None and node.is_awaited():
             return True
-        if not only_record:  # now there is time
+        if not only_record and not is_small():  # now there is time
             for module in FOR_THE_REPORT:
                 __import__(module)
         return False
@@ -400,7 +406,8 @@ def _report(
         deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
         finished = client.finish(ended.status, ended.read, deadline)
     except ServiceGone as error:
-        _say_that_it_died(config, environ, node, ended, str(error), only_record)
+        why = "the job needed the memory" if node.had_no_room else str(error)
+        _say_that_it_died(config, environ, node, ended, why, only_record)
         return True
     except TimeoutError:
         say(f"no summary: the service did not answer within 5 s{node.address.see_log}")

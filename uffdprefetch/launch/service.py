@@ -17,8 +17,8 @@ import signal
 import sys
 import time
 
-from uffdprefetch.base import spawn
-from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base import cgroup, spawn
+from uffdprefetch.base.errors import EXIT_NO_ROOM, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.record import record
 from uffdprefetch.base.rundir import is_of_node, runtime_directory, socket_path
@@ -36,6 +36,10 @@ START_TIMEOUT_SECONDS = 10.0
 #: Connections that wait for the service while it starts: those of all ranks of a node, and of all
 #: their processes. The kernel takes no more than net.core.somaxconn.
 BACKLOG = 4096
+#: What a service takes before it has read anything (its own memory, page tables, the kernel's
+#: stacks), and what it leaves to the job at the least (csrc/service/pressure.c): with less it would
+#: end at once.
+ROOM_BYTES = (48 + 8) << 20
 #: Between two looks for a service that is to be waited for.
 _POLL_SECONDS = 0.002
 #: From the end of a service's connections to its own, which the kernel makes at once.
@@ -255,6 +259,12 @@ class Service:
         self._job = 0
 
     @property
+    def had_no_room(self) -> bool:
+        """Whether it has ended since the job needed the memory; known to who has started it."""
+        status = self.started.status if self.started and self.started.has_ended() else None
+        return status is not None and os.waitstatus_to_exitcode(status) == EXIT_NO_ROOM
+
+    @property
     def is_welcome(self) -> bool:
         """Whether the service is up and has answered."""
         return self._client is not None and self._client.welcomed
@@ -355,6 +365,17 @@ def no_service(why: str) -> UffdPrefetchError:
     return UffdPrefetchError(f"no service: {why}", EXIT_OURS)
 
 
+def _check_room(address: Address, lock_fd: int) -> None:
+    """Raises UffdPrefetchError where the memory group is too full for a service; then the names are
+    gone."""
+    left = min((left for _, left in cgroup.own_memory_levels()), default=ROOM_BYTES)
+    if left < ROOM_BYTES:
+        leftovers.remove_names(address.socket, lock_fd)
+        raise no_service(
+            f"{left >> 20} MiB are left in the memory cgroup, it needs {ROOM_BYTES >> 20} MiB"
+        )
+
+
 def find_or_start(environ: Mapping[str, str], config: Config, address: Address) -> Service:
     """The job's service on this node, started if nobody listens. One that runs has answered; one
     that is just starting, by whomever, is not waited for.
@@ -378,6 +399,7 @@ def find_or_start(environ: Mapping[str, str], config: Config, address: Address) 
             detail = f"{address.socket}: {error.strerror}"
             lock_fd = leftovers.hold(address.socket + leftovers.LOCK)
             if lock_fd is not None:
+                _check_room(address, lock_fd)
                 started = start_service(environ, config, address, lock_fd)
                 return Service(address, identity, started=started)
         if client is not None:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.oom import goes_first
 from uffdprefetch.formats import cache, stored
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders import (
@@ -185,6 +186,7 @@ def _assert_same(path: str, key: tuple[int, ...]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve requests until standard input ends."""
+    goes_first()
     indexer = Indexer(arguments[0], arguments[1] if len(arguments) > 1 else None)
     writing = threading.Lock()
 

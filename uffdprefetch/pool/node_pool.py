@@ -48,6 +48,7 @@ from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limit, Limits
 
 if TYPE_CHECKING:
+    from uffdprefetch.native.memory import Pressure
     from uffdprefetch.readers.known_order import PlannedReader
 
 MIB = 1 << 20
@@ -58,7 +59,7 @@ THREADS_LEAST = 4
 #: A fill thread's buffer, whole huge pages (csrc/service/pool/pool_fill.c).
 BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
-BUFFER_SHARE = 4
+BUFFER_SHARE = 8
 CHUNK_BYTES = 64 << 10
 HUGE_BYTES = 2 * MIB
 #: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
@@ -328,6 +329,10 @@ class NodePool:
 
     # -------------------------------------------------------------- size
 
+    def watched_by(self, pressure: Pressure) -> None:
+        """From now on the size is what the C side finds, which asks many times a second."""
+        self._limits.pressure = pressure
+
     def window_bytes(self, walk: bool = False) -> int:
         """The most that a stream may have prefetched ahead of it: a part of what is not kept for
         other nodes. ``walk``: for one, and not for an order that is known: where several nodes walk
@@ -361,7 +366,7 @@ class NodePool:
         self._fit_at_ns = self.clock.now_ns() + uffd_pool.TICK_NS
         resident = self.pool.used_bytes()
         allowed, limit = self._limits.pool_bytes(resident, self._buffer_bytes)
-        allowed = max(allowed, 16 * self.chunk_bytes)
+        allowed = max(allowed, 2 * self.chunk_bytes, MIB)  # csrc/service/pool/pool_yield.c
         self.budget_bytes = min(allowed, self.config.budget_bytes)
         self.limited_by = None if self.budget_bytes == self.config.budget_bytes else limit
         full = resident >= NEARLY_FULL * self.budget_bytes  # else it makes no difference

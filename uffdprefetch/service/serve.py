@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.base import spawn
 from uffdprefetch.base.clock import CLOCK, MS
 from uffdprefetch.base.config import Config, fall_back, why_fallen_back
-from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_NO_ROOM, UffdPrefetchError
+from uffdprefetch.base.oom import goes_first
 from uffdprefetch.base.rundir import is_of_node
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.native.memory import Pressure
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.service.coordinator import OPENED_FOR_WRITING, Coordinator
@@ -120,6 +122,7 @@ class Service:
         self._waits = Waits()
         if pool is not None:
             self.engine.use_pool(pool)
+        self._pressure = self._with_an_eye_on_memory(pool)
         self._epoll = select.epoll()
         self._cluster = self._with_others(config, pool, listener.getsockname())
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -164,6 +167,17 @@ class Service:
         if config.engine_asked:
             self._ledger.degrade(why_fallen_back(config))
         return config, pool
+
+    def _with_an_eye_on_memory(self, pool: NodePool | None) -> Pressure | None:
+        """From now on what is left of memory is looked at; before anything is read into ours."""
+        try:
+            pressure = Pressure(pool.pool.pointer if pool is not None else None, EXIT_NO_ROOM)
+        except OSError as error:  # the pool's size is still looked at once a second
+            self._ledger.degrade(f"memory is looked at once a second only: {error}")
+            return None
+        if pool is not None:
+            pool.watched_by(pressure)
+        return pressure
 
     def _with_others(
         self, config: Config, pool: NodePool | None, socket_path: str
@@ -478,6 +492,8 @@ class Service:
         self._peers.part(now=True)
         self._workers.close()
         none_waits = self._freshness.close()
+        if self._pressure is not None:
+            self._pressure.stop()
         if self.engine.pool and none_waits:
             self.engine.pool.close()
         for file in self.engine.known_files:
@@ -507,6 +523,7 @@ def serve(
 
     Raises UffdPrefetchError when the socket or the workers cannot be had.
     """
+    goes_first()
     # two for each process of the job, nine for each file: a login shell's soft limit is 1024
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

@@ -7,6 +7,10 @@ import os
 from enum import Enum
 from pathlib import Path
 
+from uffdprefetch.base import cgroup
+from uffdprefetch.native import memory
+from uffdprefetch.native.memory import Pressure
+
 #: Of what is available, leave the other half to the job.
 SHARE = 0.5
 #: Of what a cgroup can still have: where more is ahead than a part of its inactive list, the kernel
@@ -14,9 +18,6 @@ SHARE = 0.5
 #: folio_check_references(): that has been referenced), and it is read twice. Beside two busy
 #: processes, with a quarter up to 16 % of a file, with an eighth up to 3 %.
 CGROUP_SHARE = 0.125
-#: Of all that the pool could have: the job needs memory of its own.
-POOL_SHARE = 0.75
-_UNLIMITED = 1 << 60
 
 
 class Limit(Enum):
@@ -35,49 +36,10 @@ def mem_available_bytes(meminfo: str) -> int | None:
     return None
 
 
-def cgroup_paths(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """The limit files (v2, v1) that can bind a process whose /proc/PID/cgroup is ``cgroup``,
-    its own group first, then every parent: a limit anywhere above holds too. Above memory.high
-    nobody is killed, but each allocation waits for reclaim."""
-    files = []
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root, ["memory.max", "memory.high"]
-        elif "memory" in controllers.split(","):
-            base, names = root / "memory", ["memory.limit_in_bytes"]
-        else:
-            continue
-        # a container often sees its own group mounted as the root of the tree
-        here = base / path.lstrip("/")
-        while True:
-            files += [here / name for name in names]
-            if here == base or base not in here.parents:
-                break
-            here = here.parent
-    return files
-
-
-def cgroup_room_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What may still be allocated before the kernel kills or throttles somebody of the cgroup: page
-    cache is given up first, all else stays. Of the tightest limit that holds; None when there is
-    none."""
-    rooms = []
-    for path in cgroup_paths(cgroup, root):
-        try:
-            text = path.read_text().strip()
-            if text == "max" or int(text) >= _UNLIMITED:
-                continue
-            one = path.name == "memory.limit_in_bytes"
-            used = path.with_name("memory.usage_in_bytes" if one else "memory.current").read_text()
-            rows = path.with_name("memory.stat").read_text().splitlines()
-            stat = {name: int(value) for name, value in (row.split() for row in rows if row)}
-        except OSError:
-            continue
-        names = ("active_file", "inactive_file")
-        cached = sum(stat.get(f"total_{n}" if one else n, 0) for n in names)
-        rooms.append(int(text) - int(used) + cached)
-    return max(0, min(rooms)) if rooms else None
+def cgroup_room_bytes(groups: str, root: Path = Path(cgroup.ROOT)) -> int | None:
+    """What may still be taken in the memory groups of a text of /proc/PID/cgroup: where the least
+    is left; None where there is no limit."""
+    return min((left for _, left in cgroup.memory_levels(groups, str(root))), default=None)
 
 
 def allowed_bytes(budget_bytes: int) -> tuple[int, Limit]:
@@ -95,23 +57,28 @@ def allowed_bytes(budget_bytes: int) -> tuple[int, Limit]:
     return allowed, why
 
 
-def pool_bytes(budget_bytes: int, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, Limit]:
+def pool_bytes(
+    budget_bytes: int,
+    resident_bytes: int,
+    reserve_bytes: int = 0,
+    pressure: Pressure | None = None,
+) -> tuple[int, Limit]:
     """How much the node's pool may hold now, of which ``resident_bytes`` it does hold, and which
-    limit binds; ``reserve_bytes`` more are for what it reads with. The pool is shared memory:
-    without swap, nothing but we ourselves can free it, and the kernel kills instead."""
-    allowed, why = budget_bytes, Limit.BUDGET
-    try:
-        available = mem_available_bytes(Path("/proc/meminfo").read_text())
-        if available is not None and (available + resident_bytes) * POOL_SHARE < allowed:
-            allowed, why = int((available + resident_bytes) * POOL_SHARE), Limit.MEMORY
-        room = cgroup_room_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
-        if room is not None:
-            room = max(0, room + resident_bytes - reserve_bytes)
-            if room * POOL_SHARE < allowed:
-                allowed, why = int(room * POOL_SHARE), Limit.CGROUP
-    except (OSError, ValueError):
-        pass  # no /proc: the user's budget stands
-    return allowed, why
+    limit binds. It is shared memory: without swap, nobody but we ourselves can free it, and the
+    kernel kills instead. So it is what is left beside the job and a burst of it
+    (csrc/service/memory.h): as ``pressure`` saw it last, or, where nobody watches, now, less
+    ``reserve_bytes`` for what it reads with."""
+    if pressure is not None:
+        room = pressure.now()
+    else:
+        try:
+            room = memory.look(resident_bytes)
+        except OSError:  # no /proc: the user's budget stands
+            return budget_bytes, Limit.BUDGET
+        room = room._replace(may_hold_bytes=max(0, room.may_hold_bytes - reserve_bytes))
+    if room.may_hold_bytes >= budget_bytes:
+        return budget_bytes, Limit.BUDGET
+    return room.may_hold_bytes, Limit.CGROUP if room.is_cgroup else Limit.MEMORY
 
 
 class Limits:
@@ -119,6 +86,8 @@ class Limits:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
+        #: Who looks at memory all the time, once there is somebody.
+        self.pressure: Pressure | None = None
 
     def ahead_bytes(self) -> tuple[int, Limit]:
         """See :func:`allowed_bytes`."""
@@ -126,7 +95,7 @@ class Limits:
 
     def pool_bytes(self, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, Limit]:
         """See :func:`pool_bytes`."""
-        return pool_bytes(self.budget_bytes, resident_bytes, reserve_bytes)
+        return pool_bytes(self.budget_bytes, resident_bytes, reserve_bytes, self.pressure)
 
 
 class TokenBucket:

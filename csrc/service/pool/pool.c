@@ -108,19 +108,11 @@ void up_pool_alive(struct up_pool *p)
 	__atomic_store_n(&p->alive_ns, pool_now_ns(), __ATOMIC_RELAXED);
 }
 
-/* With less, a reader would wait for ever. */
-static uint64_t at_least_a_chunk(const struct up_pool *p, uint64_t bytes)
-{
-	return bytes > pool_chunk_bytes(p) ? bytes : pool_chunk_bytes(p);
-}
-
 void up_pool_budget(struct up_pool *p, uint64_t budget_bytes, uint64_t keep_bytes)
 {
 	pthread_mutex_lock(&p->lock);
-	budget_bytes = at_least_a_chunk(p, budget_bytes);
-	if (budget_bytes != p->budget)
-		pool_tell_room(p);
-	p->budget = budget_bytes;
+	p->asked_bytes = budget_bytes;
+	pool_fit(p);
 	pool_keep_most(p, keep_bytes);
 	pool_unlock(p);
 }
@@ -163,10 +155,19 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 	return ret;
 }
 
+/* The caller's memory is there: nobody waits for a page with the lock, which who frees memory needs. */
+static void touch(void *memory, size_t bytes)
+{
+	for (size_t at = 0; at < bytes; at += 4096)
+		*((volatile char *)memory + at) = 0;
+	*((volatile char *)memory + bytes - 1) = 0;
+}
+
 int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
 {
 	int n = 0;
 
+	touch(out, (size_t)max * sizeof(*out));
 	pthread_mutex_lock(&p->lock);
 	while (n < max && p->done_tail != p->done_head) {
 		struct pool_job *j = &p->job[p->done[p->done_tail++ % POOL_JOBS]];
@@ -226,6 +227,7 @@ int up_pool_drain(struct up_pool *p, struct up_pool_event *out, int max)
 {
 	int n = 0;
 
+	touch(out, (size_t)max * sizeof(*out));
 	pthread_mutex_lock(&p->lock);
 	while (n < max && p->event_tail != p->event_head)
 		out[n++] = p->event[p->event_tail++ % POOL_EVENTS];
@@ -240,6 +242,7 @@ void up_pool_counts(struct up_pool *p, struct up_pool_counts *out)
 {
 	uint64_t pinned = 0;
 
+	touch(out, sizeof(*out));
 	pthread_mutex_lock(&p->lock);
 	for (struct pool_waiter *w = p->waiting; w; w = w->next)
 		pinned += pool_chunk_bytes(p);
@@ -314,8 +317,11 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 
 	if (!p)
 		return -ENOMEM;
+	touch(p->event, sizeof(p->event)); /* the first evictions are where memory is short */
 	p->options = *o;
-	p->budget = at_least_a_chunk(p, o->budget_bytes);
+	p->asked_bytes = o->budget_bytes;
+	p->room_bytes = UINT64_MAX;
+	pool_fit(p);
 	p->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
 	p->began_ns = p->alive_ns = p->idle_since_ns = pool_now_ns();
 	p->run_chunks = (uint32_t)pool_run_least(p);

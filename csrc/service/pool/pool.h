@@ -3,7 +3,8 @@
  * pool.h - the inside of the node's page pool: pool.c (what the main thread asks), pool_files.c
  * (files), pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page
  * tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what
- * goes when room is needed), pool_rescue.c (who cannot be read for in the usual way).
+ * goes when room is needed), pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be
+ * read for in the usual way).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -146,7 +147,8 @@ struct up_pool {
 	int retry; /* no memory to note a demand: see pool_want_again() */
 	int rescuing; /* pages are mapped whose chunk is not PRESENT yet */
 	uint64_t rescued_ns; /* when that was last so */
-	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
+	/* budget: what was asked for, or less where memory is short (pool_yield.c). used: PRESENT, FILLING and EVICTING */
+	uint64_t budget, asked_bytes, room_bytes, used_bytes, leaving_bytes;
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
 	uint64_t kept_bytes, keep_most_bytes;
@@ -277,6 +279,10 @@ void pool_tell_room(struct up_pool *p);
 /* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
  * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
+/* Some goes at once, as the policy has it or by the hand: 1, or 0 where none may go now. */
+int pool_give(struct up_pool *p);
+/* pool_yield.c: the budget is what was asked for, or what there is room for. */
+void pool_fit(struct up_pool *p);
 /* No more is kept for other nodes than so much: what goes over it may go as any other. */
 void pool_keep_most(struct up_pool *p, uint64_t bytes);
 /* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left

@@ -29,6 +29,11 @@
 #define WAITED_MAX_BYTES (512u << 10)
 /* A thread that has had nothing to read for so long gives back its buffer's memory: 6 MiB each are the job's. */
 #define IDLE_NS 200000000u
+/* The memfd's inode is locked while it is written, and whoever waits for memory there waits with the lock, which a
+ * punch needs: it is let go of after so much. */
+#define WRITE_BYTES (64u << 10)
+/* Of bring(): up_pool_room(0) was called meanwhile. */
+#define GIVES_ALL 1
 /* Then it is looked again whether something may go. */
 #define MOMENT_NS 1000000u
 
@@ -290,7 +295,7 @@ static uint64_t from_others(struct up_net *net, const struct fill *o, char *into
 	return net_fetch(net, o->file, &r, into, keep);
 }
 
-/* The bytes into the memfd: 0 or -errno. *came: how many are other nodes'. */
+/* The bytes into the memfd: 0, -errno, or GIVES_ALL. *came: how many are other nodes'. */
 static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o,
 		 char *buffer, enum up_source_way *way, uint64_t *came, int *keep)
 {
@@ -323,8 +328,12 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 		return ret;
 	}
 	while (!ret && at < length) {
-		ssize_t n = pwrite(f->memfd, buffer + at, length - at, (off_t)(offset + at));
+		uint64_t most = length - at < WRITE_BYTES ? length - at : WRITE_BYTES;
+		ssize_t n;
 
+		if (!__atomic_load_n(&p->room_bytes, __ATOMIC_RELAXED))
+			return GIVES_ALL;
+		n = pwrite(f->memfd, buffer + at, most, (off_t)(offset + at));
 		if (n < 0 && errno != EINTR)
 			ret = -errno;
 		else if (n > 0)
@@ -375,8 +384,9 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 	p->count.failed_fills++;
 	e.time_ns = pool_now_ns();
 	/* Out of memory: live with less from now on; those who wait are served after that. */
-	if ((error == -ENOMEM || error == -ENOSPC) && p->used_bytes >= e.length) {
-		p->budget = p->used_bytes;
+	if (error == GIVES_ALL || ((error == -ENOMEM || error == -ENOSPC) && p->used_bytes >= e.length)) {
+		if (error != GIVES_ALL)
+			p->budget = p->used_bytes;
 		for (struct pool_waiter *w = p->waiting; w; w = w->next)
 			if (w->file == o->file)
 				pool_want(p, w->file, w->chunk, 1);
@@ -469,7 +479,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		o->job->running--;
 		p->prefetching--;
 		if (ret)
-			o->job->result.error = ret;
+			o->job->result.error = ret == GIVES_ALL ? -ENOMEM : ret;
 		else if (way == UP_CACHED && !came) /* in memory before, and prefetched if that was our doing */
 			o->job->result.resident_bytes += length;
 		else

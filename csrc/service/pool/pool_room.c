@@ -319,6 +319,18 @@ static int ask(struct up_pool *p)
 	return 1;
 }
 
+int pool_give(struct up_pool *p)
+{
+	int some = evict_listed(p) || evict_by_hand(p);
+
+	if (!some && (p->kept_bytes || p->hand_spared)) { /* all else is being read, or was just got */
+		p->take_any = 1;
+		some = evict_by_hand(p);
+		p->take_any = 0;
+	}
+	return some;
+}
+
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 {
 	if (p->used_bytes + bytes <= p->budget)
@@ -331,16 +343,5 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 		return 1;
 	if (ask(p) && (!demand || pool_now_ns() - p->asked_ns < PATIENCE_NS))
 		return demand ? -1 : -2;
-	if (demand && evict_by_hand(p))
-		return 1;
-	if (demand && (p->kept_bytes || p->hand_spared)) { /* all else is being read, or was just got */
-		int some;
-
-		p->take_any = 1;
-		some = evict_by_hand(p);
-		p->take_any = 0;
-		if (some)
-			return 1;
-	}
-	return -1;
+	return demand && pool_give(p) ? 1 : -1;
 }

@@ -63,7 +63,7 @@ class Recording:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(control_read, ready_write),
                 start_new_session=True,  # Ctrl-C is for the job
-                preexec_fn=spawn.shield,  # so is SIGUSR1 to all of a batch job; one thread here
+                preexec_fn=spawn.stand_aside,  # so is SIGUSR1 to all of a batch job; one thread
             )
         except OSError as error:
             os.close(control_write)
