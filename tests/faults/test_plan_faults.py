@@ -240,14 +240,22 @@ def test_no_order_is_found_in_another_file_than_the_reader_maps(
 def test_no_word_from_a_pool_that_evicts_by_plan_is_wrong(
     env: dict[str, str], tmp_path: Path, kill: bool
 ) -> None:
+    """Without a kill the pool must have evicted by the orders, or nothing is shown: readers that
+    compute nothing may outrun a service that gets no processor, so a few runs are tried."""
     epochs, size = 6, 32 * MIB
-    found = pool_hammer.follow(
-        pool_hammer.program(tmp_path), tmp_path, env, epochs=epochs, size_bytes=size,
-        budget_bytes=size // 4, kill=kill,
-    )  # fmt: skip
-    assert (found["wrong"], found["zeros"]) == (0, 0), found["said"]
-    assert found["words"] > epochs * size // 8 * 0.8
-    if kill:
-        assert "the service died during the run" in found["said"]
-    else:
-        assert pool_hammer.why_no_plan_is_shown(found, epochs, size) == ""
+    for trial in range(4):
+        directory = tmp_path / str(trial)
+        directory.mkdir()
+        found = pool_hammer.follow(
+            pool_hammer.program(directory), directory, env, epochs=epochs, size_bytes=size,
+            budget_bytes=size // 4, kill=kill,
+        )  # fmt: skip
+        assert (found["wrong"], found["zeros"]) == (0, 0), found["said"]
+        assert found["words"] > epochs * size // 8 * 0.8
+        if kill:
+            assert "the service died during the run" in found["said"]
+            return
+        why_nothing = pool_hammer.why_no_plan_is_shown(found, epochs, size)
+        if not why_nothing:
+            return
+    pytest.fail(why_nothing)
