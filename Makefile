@@ -11,7 +11,7 @@ SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextr
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo apps test check lint pure campaign hammer cluster lustre manual site release asan tsan clean
+.PHONY: all setup demo apps test test-all check lint pure campaign hammer cluster lustre manual site release asan tsan clean
 
 all: setup
 
@@ -21,8 +21,18 @@ setup:
 demo: setup
 	$(PY) -m uffdprefetch demo
 
-test: setup pure
-	$(PY) -m pytest --impure --durations=25
+# Tests wait more than they compute: twice as many at a time as there are processors. A file's go to one
+# worker, and files are taken as they are collected (tests/conftest.py).
+AT_A_TIME ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST_SIDE_BY_SIDE := $(PY) -m pytest -q --progress -n $(AT_A_TIME) --dist loadfile --no-loadscope-reorder
+
+# Each promise once; then the rest: long matrices, chance, rare tools, guests, sanitizers. tests/README.md
+# has what is where, and why.
+test: setup
+	$(PYTEST_SIDE_BY_SIDE) -m "not long" --durations=10
+
+test-all: setup
+	$(PYTEST_SIDE_BY_SIDE) -m long --durations=25
 
 # Real programs in small, under wrap and not: installs their libraries (0.6 GB), then prints the table.
 apps:
