@@ -205,8 +205,8 @@ def test_when_the_file_changes_between_epochs_the_job_reads_what_is_in_it(
     assert done.summary is not None
     ends = ("given back to the kernel", "not followed any more")
     told = [text for text in done.summary["degradations"] if any(end in text for end in ends)]
-    if change is not replace:
-        assert len(told) == 1 and ends[0] in told[0], told
+    if change is not replace:  # once, or for each step of a writer that takes its time
+        assert told and all(ends[0] in text for text in told), told
     elif engine == "pool" or told:  # in the page cache few touches tell that an epoch has ended
         assert len(told) == 1 and ends[1] in told[0], told
 
