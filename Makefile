@@ -43,7 +43,7 @@ test: setup-test
 	$(PYTEST_SIDE_BY_SIDE) -m "not long" --durations=10
 
 test-all: setup-all
-	$(PYTEST_SIDE_BY_SIDE) -m long --durations=25
+	UFFDPREFETCH_TEST_MODEL_OPERATIONS=5000 $(PYTEST_SIDE_BY_SIDE) -m long --durations=25
 
 # Real programs in small, under wrap and not: installs their libraries (0.6 GB), then prints the table.
 apps:
