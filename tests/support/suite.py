@@ -304,7 +304,8 @@ class Suite:
                 terminalreporter.line(what)
 
     def pytest_unconfigure(self) -> None:
-        self._tell(finished=1)
+        if not hasattr(self._config, "workeroutput"):  # it ends when the others have, too
+            self._tell(finished=1)
 
     # ---- what must not live on ------------------------------------------------------------------
 
