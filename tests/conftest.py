@@ -91,6 +91,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a socket's path has 107 bytes, and tmp_path is in it
+        number = config.workerinput["workerid"].removeprefix("gw")
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(number))
     if not config.getoption("--pure"):
         config.pluginmanager.register(suite.Suite(config), "uffdprefetch-suite")
     if config.getoption("--progress") and not hasattr(config, "workerinput"):
