@@ -11,27 +11,48 @@ SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextr
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo apps test check lint pure campaign hammer cluster lustre manual site release asan tsan clean
+# Hundreds of interpreters start in a run of the tests: they must not compile each module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: all setup setup-test setup-all demo apps test test-all check lint pure campaign hammer cluster lustre \
+	manual site release asan tsan clean
 
 all: setup
 
+# What uffdprefetch and its demo need. What only tests need is asked for by them.
 setup:
-	@tools/setup.sh
+	@tools/setup.sh run
+
+setup-test:
+	@tools/setup.sh test
+
+setup-all:
+	@tools/setup.sh all
 
 demo: setup
 	$(PY) -m uffdprefetch demo
 
-test: setup pure
-	$(PY) -m pytest --impure --durations=25
+# Tests wait more than they compute: twice as many at a time as there are processors. A file's go to one
+# worker, and files are taken as they are collected (tests/conftest.py).
+AT_A_TIME ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST_SIDE_BY_SIDE := $(PY) -m pytest -q --progress -n $(AT_A_TIME) --dist loadfile --no-loadscope-reorder
+
+# Each promise once; then the rest: long matrices, chance, rare tools, guests, sanitizers. tests/README.md
+# has what is where, and why.
+test: setup-test
+	$(PYTEST_SIDE_BY_SIDE) -m "not long" --durations=10
+
+test-all: setup-all
+	UFFDPREFETCH_TEST_MODEL_OPERATIONS=5000 $(PYTEST_SIDE_BY_SIDE) -m long --durations=25
 
 # Real programs in small, under wrap and not: installs their libraries (0.6 GB), then prints the table.
 apps:
-	@tools/setup.sh --apps
+	@tools/setup.sh apps
 	$(PY) bench/apps.py --size small --slow
 
 # The service killed and agents made to end, 200 times each; changes past every library, and how often
-# the last act of ours hits them. `make test` does it a few times.
-campaign: setup
+# the last act of ours hits them. `make test-all` does it a few times.
+campaign: setup-test
 	UFFDPREFETCH_TEST_RAW_OPERATIONS=100000 UFFDPREFETCH_TEST_RACES=1000000 \
 		UFFDPREFETCH_TEST_SEED=$$(date +%s) UFFDPREFETCH_TEST_LIMIT_SECONDS=90000 \
 		$(PY) -m pytest -s tests/faults/test_mapping_model.py -k 'raw_system_calls or past_every_library'
@@ -43,7 +64,7 @@ campaign: setup
 
 # Every word that readers get from a pool that is too small, 10^9 of them with each size of pages.
 # Several minutes each; as root.
-hammer: setup
+hammer: setup-test
 	$(PY) -m tests.support.pool_hammer
 	$(PY) -m tests.support.pool_hammer --huge-pages
 	$(PY) -m tests.support.pool_hammer --plan 10
@@ -52,15 +73,15 @@ hammer: setup
 
 # What may happen to the nodes of a run while they read from each other: each thing ten times. As root,
 # half an hour. MPI of another make: tests/support/losses.py --python.
-cluster: setup
+cluster: setup-test
 	$(PY) -m tests.support.losses --times 10
 
 # The tests on a real Lustre client, in a guest whose image UFFDPREFETCH_LUSTRE names (docs/lustre.md).
-lustre: setup
+lustre: setup-test
 	$(PY) -m tests.lustre.guest
 
 # Before each commit: under a minute on two cores.
-check: setup
+check: setup-test
 	@$(MAKE) --no-print-directory -j2 lint pure
 
 # The documents as a site, in build/site.
@@ -74,17 +95,17 @@ release:
 	tools/release.sh
 
 # The manual pages and completions in share/, from the command line's parsers.
-manual: setup
+manual: setup-test
 	$(PY) tools/manual.py
 
-lint: setup
+lint: setup-test
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	.venv/bin/lint-imports --no-cache
 	$(PY) -m mypy
 
 # What is a function of its arguments: no privilege, no storage, no other process of ours.
-pure: setup
+pure: setup-test
 	$(PY) -m pytest -q --pure -n 2 -m "not slow and not torch" tests/unit tests/net
 
 # The slow storage bed of the tests, the demo and the benches (see bench/slowfs.c).

@@ -56,5 +56,8 @@ PRELOAD = Extension(
 setup(
     ext_modules=[PRELOAD],
     cffi_modules=["tools/cffi_build.py:ffi"],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp310"},
+        "build_ext": {"parallel": True},  # the two objects at a time
+    },
 )

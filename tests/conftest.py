@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dispositions
+import progress
 import pytest
 import suite
+import turns
 from paths import SUPPORT, TESTS
 
 from uffdprefetch.base.identity import _FAMILIES
@@ -51,24 +55,55 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--pure", action="store_true",
         help="only tests that start nothing: no time limit, no look for what they leave",
     )  # fmt: skip
-    parser.addoption("--impure", action="store_true", help="none of those that `make pure` runs")
+    parser.addoption(
+        "--progress", action="store_true", help="a line of progress in the place of dots"
+    )  # fmt: skip
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--impure"):
-        return
-    pure = [
-        item for item in items
-        if item.path.is_relative_to(TESTS / "unit") or item.path.is_relative_to(TESTS / "net")
-        if not {"slow", "torch"} & {mark.name for mark in item.iter_markers()}
-    ]  # fmt: skip
-    config.hook.pytest_deselected(items=pure)
-    items[:] = [item for item in items if item not in set(pure)]
+@functools.cache
+def long_tests() -> dict[str, frozenset[str] | None]:
+    """What tests/long.txt names, and which of its variants are not meant (None: all are)."""
+    named: dict[str, frozenset[str] | None] = {}
+    for line in (TESTS / "long.txt").read_text().splitlines():
+        name, but, variants = line.partition(" but ")
+        if line and not line.startswith("#"):
+            named[name] = frozenset(variants.split(" | ")) if but else None
+    return named
+
+
+def is_long(nodeid: str) -> bool:
+    """Whether the test, or a file or a folder that it lies in, is in tests/long.txt."""
+    name, _, variant = nodeid.partition("[")
+    path, _, _ = name.partition("::")
+    around = [name, path, *map(str, Path(path).parents)]
+    return any(
+        one in long_tests() and variant.removesuffix("]") not in (long_tests()[one] or ())
+        for one in around
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker("long")
+    # Workers take files in this order: what is short comes last, so that they end together.
+    items.sort(key=lambda item: item.path.is_relative_to(TESTS / "unit"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a socket's path has 107 bytes, and tmp_path is in it
+        number = config.workerinput["workerid"].removeprefix("gw")
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(number))
     if not config.getoption("--pure"):
         config.pluginmanager.register(suite.Suite(config), "uffdprefetch-suite")
+    if config.getoption("--progress") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(progress.Progress(config), "uffdprefetch-progress")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    # Asked for by --dist, so that an ordinary `pytest -n 2` is as everywhere.
+    return turns.ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def require(condition: object, reason: str) -> None:
@@ -77,7 +112,7 @@ def require(condition: object, reason: str) -> None:
         return
     if os.environ.get(FORCE_VARIABLE, "") not in ("", "0"):
         pytest.fail(f"{reason} ({FORCE_VARIABLE} is set, so this is no skip)")
-    pytest.skip(f"{reason} ({FORCE_VARIABLE}=1 turns this skip into a failure)")
+    pytest.skip(reason)
 
 
 def wait_until(condition: Callable[[], object], what: str | Callable[[], str]) -> None:

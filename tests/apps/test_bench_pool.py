@@ -112,6 +112,7 @@ def test_epochs_are_counted_each_and_kept_to_the_budget(
     assert "| Belady's optimum | 0.0 % | 4" in report["text"]
 
 
+@pytest.mark.alone
 def test_a_scan_finds_its_data_and_leaves_the_kernels_setting_as_it_was(tmp_path: Path) -> None:
     before = SHMEM_ENABLED.read_text() if SHMEM_ENABLED.exists() else ""
     words = ("--size=16MiB", "--passes=1", "--local", str(tmp_path))

@@ -23,8 +23,8 @@ from paths import SUPPORT
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow
 
-#: CI's size; the campaign's by UFFDPREFETCH_TEST_MODEL_OPERATIONS.
-OPERATIONS = int(os.environ.get("UFFDPREFETCH_TEST_MODEL_OPERATIONS", "5000"))
+#: Of `make test`; `make test-all` and the campaign say more.
+OPERATIONS = int(os.environ.get("UFFDPREFETCH_TEST_MODEL_OPERATIONS", "2000"))
 SEEDS = (1, 2)
 #: Processes of the race.
 RACES = int(os.environ.get("UFFDPREFETCH_TEST_RACES", "1000"))
@@ -89,7 +89,7 @@ def test_the_same_with_the_real_service(
     if env["UFFDPREFETCH_ENGINE"] == "pool":
         assert summary["pool"]["faults"] > 100 and summary["pool"]["evicted_bytes"] > 0
     else:
-        assert summary["totals"]["checkpoints"]["laid"] > 100
+        assert summary["totals"]["checkpoints"]["laid"] > operations / 8
 
 
 def test_threads_read_right_bytes_from_a_pool_of_a_quarter_of_the_file(

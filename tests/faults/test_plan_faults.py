@@ -205,8 +205,8 @@ def test_when_the_file_changes_between_epochs_the_job_reads_what_is_in_it(
     assert done.summary is not None
     ends = ("given back to the kernel", "not followed any more")
     told = [text for text in done.summary["degradations"] if any(end in text for end in ends)]
-    if change is not replace:
-        assert len(told) == 1 and ends[0] in told[0], told
+    if change is not replace:  # once, or for each step of a writer that takes its time
+        assert told and all(ends[0] in text for text in told), told
     elif engine == "pool" or told:  # in the page cache few touches tell that an epoch has ended
         assert len(told) == 1 and ends[1] in told[0], told
 
@@ -240,14 +240,22 @@ def test_no_order_is_found_in_another_file_than_the_reader_maps(
 def test_no_word_from_a_pool_that_evicts_by_plan_is_wrong(
     env: dict[str, str], tmp_path: Path, kill: bool
 ) -> None:
+    """Without a kill the pool must have evicted by the orders, or nothing is shown: readers that
+    compute nothing may outrun a service that gets no processor, so a few runs are tried."""
     epochs, size = 6, 32 * MIB
-    found = pool_hammer.follow(
-        pool_hammer.program(tmp_path), tmp_path, env, epochs=epochs, size_bytes=size,
-        budget_bytes=size // 4, kill=kill,
-    )  # fmt: skip
-    assert (found["wrong"], found["zeros"]) == (0, 0), found["said"]
-    assert found["words"] > epochs * size // 8 * 0.8
-    if kill:
-        assert "the service died during the run" in found["said"]
-    else:
-        assert pool_hammer.why_no_plan_is_shown(found, epochs, size) == ""
+    for trial in range(4):
+        directory = tmp_path / str(trial)
+        directory.mkdir()
+        found = pool_hammer.follow(
+            pool_hammer.program(directory), directory, env, epochs=epochs, size_bytes=size,
+            budget_bytes=size // 4, kill=kill,
+        )  # fmt: skip
+        assert (found["wrong"], found["zeros"]) == (0, 0), found["said"]
+        assert found["words"] > epochs * size // 8 * 0.8
+        if kill:
+            assert "the service died during the run" in found["said"]
+            return
+        why_nothing = pool_hammer.why_no_plan_is_shown(found, epochs, size)
+        if not why_nothing:
+            return
+    pytest.fail(why_nothing)

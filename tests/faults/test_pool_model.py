@@ -138,7 +138,9 @@ def test_a_rule_that_is_broken_is_zeros_that_somebody_reads(what: str, tmp_path:
     pytest.fail(f"nobody reads a zero: {seen}")
 
 
-@pytest.mark.parametrize(("huge", "mwords"), [(False, 12), (True, 6)])
+@pytest.mark.parametrize(
+    ("huge", "mwords"), [(False, 12), pytest.param(True, 6, marks=pytest.mark.alone)]
+)
 def test_no_word_of_many_millions_is_wrong_while_the_pool_evicts(
     huge: bool, mwords: int, env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -25,12 +25,17 @@ pytestmark = pytest.mark.slow
 CONFTEST = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
-import dispositions, suite
+import dispositions, progress, suite
 suite.GRACE_SECONDS, suite.SERVICE_SECONDS, suite.RETRY_SECONDS = 0.3, 1.0, 0.3
 dispositions.usual_signals()
 
+def pytest_addoption(parser):
+    parser.addoption("--progress", action="store_true")
+
 def pytest_configure(config):
     config.pluginmanager.register(suite.Suite(config), "suite")
+    if config.option.progress and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(progress.Progress(config), "progress")
 """
 #: Orphans in sessions of their own, one of them without our environment, and it ignores SIGTERM.
 SLEEPERS = """
@@ -68,13 +73,18 @@ def begin(tmp_path: Path, children: Inner) -> Callable[..., subprocess.Popen[byt
     """Start pytest with our rules on a test file given as text."""
 
     def start(
-        text: str, limit_seconds: float = HANG_SECONDS, before: tuple[str, ...] = (), **more: str
+        text: str,
+        limit_seconds: float = HANG_SECONDS,
+        before: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        **more: str,
     ) -> subprocess.Popen[bytes]:
         (tmp_path / "conftest.py").write_text(CONFTEST)
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = limit_seconds\n")
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n limit_seconds\n alone\n")
         (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
         environment = {**os.environ, suite.LIMIT_VARIABLE: f"{limit_seconds:g}", **more}
         words = [*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        words += options
         return children(
             words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -361,6 +371,64 @@ def test_waits():
     # (one that cleared its environment would live: what tells its origin died with pytest)
     wait_until(lambda: not sleepers(tmp_path), "the end of what it has started")
     wait_until(lambda: not os.path.exists(told.read_text()), "its TMPDIR's end")
+
+
+# ---- workers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "workers"])
+def test_progress_counts_names_what_fails_and_tells_what_is_missing(
+    run: Callable[..., Ended], options: tuple[str, ...]
+) -> None:
+    ended = run(
+        """
+        import pytest
+        def test_passes(): pass
+        def test_fails(): assert 0
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_skips(number): pytest.skip("no zsh here")
+        """,
+        options=(*options, "--progress"),
+    )
+    assert ended.status == 1
+    ended.line(r"^FAILED test_it.py::test_fails")
+    ended.line(r"^4 of 4 tests, 1 failed, 2 skipped, \d+:\d\d$")
+    ended.line(r"^no zsh here: test_it.py \(2\)$")
+    ended.line(r"^1 failed, 1 passed, 2 skipped in ")
+
+
+def test_what_a_worker_leaves_fails_the_run_and_is_named(run: Callable[..., Ended]) -> None:
+    ended = run(
+        """
+        import tempfile
+        def test_leaves(): tempfile.mkstemp(suffix="-left")
+        """,
+        options=("-n", "1"),
+    )
+    assert ended.status == 1 and "1 passed" in ended.text, ended.text
+    ended.line("^the file .*-left$")
+
+
+def test_one_that_is_to_be_alone_is_so(run: Callable[..., Ended]) -> None:
+    """The others say that they run; who is alone sees none, and they go on when it has ended."""
+    ended = run(
+        """
+        import os, pathlib, time, pytest
+        HERE = pathlib.Path(__file__).parent
+        @pytest.mark.parametrize("number", range(30))
+        def test_beside(number):
+            mine = HERE / f"running-{os.getpid()}"
+            mine.touch()
+            time.sleep(0.01)
+            mine.unlink()
+        @pytest.mark.alone
+        @pytest.mark.parametrize("number", range(3))
+        def test_alone(number):
+            assert not list(HERE.glob("running-*"))
+        """,
+        options=("-n", "3", "--dist", "load"),
+    )
+    assert ended.status == 0 and "33 passed" in ended.text, ended.text
 
 
 # ---- signals ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from conftest import HANG_SECONDS, wait_until
 from suite import own_name
 
 from uffdprefetch.demo import bed as bed_module
@@ -295,9 +295,11 @@ def test_writes_behind_and_readers_of_the_same_pages_do_not_wait_for_each_other(
     """The answer that a reader waits for and the taking away of its page meet."""
     shared_bed.set(latency_us=500)
     done = threading.Event()
+    mapped_by_all = threading.Barrier(4)  # a file that nobody has looked up is refused
 
     def read() -> None:
         with mapping(shared_bed.path("a.bin")) as mapped:
+            mapped_by_all.wait(HANG_SECONDS)
             while not done.is_set():
                 mapped[: 16 * mmap.PAGESIZE]
 
@@ -305,6 +307,7 @@ def test_writes_behind_and_readers_of_the_same_pages_do_not_wait_for_each_other(
     for reader in readers:
         reader.start()
     try:
+        mapped_by_all.wait(HANG_SECONDS)
         for number in range(300):
             shared_bed.write_behind("a.bin", number % 16 * mmap.PAGESIZE, b"%06d" % number)
     finally:

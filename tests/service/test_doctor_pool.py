@@ -176,6 +176,7 @@ def test_huge_pages_that_are_off_have_the_command(
     assert found.remedy == site.COMMAND
 
 
+@pytest.mark.alone
 def test_huge_pages_are_tried_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The setting says so, the kernel does as before."""
     real = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -186,6 +187,7 @@ def test_huge_pages_are_tried_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_
     assert found.status == NOTE and "but a memfd got pages of 4 KiB" in found.found
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("no_right", [False, True])
 def test_a_huge_page_is_put_into_a_page_table(
     monkeypatch: pytest.MonkeyPatch, no_right: bool

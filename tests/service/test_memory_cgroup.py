@@ -8,6 +8,7 @@ however much of the group the job itself has.
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -113,13 +114,15 @@ def test_whom_the_kernel_killed_for_want_of_memory_is_told(
         assert said["digest"] == records.digest
         pid = _service_of(work.process.pid) if victim == "service" else said["pid"]
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+        if victim == "service":  # which would end before that, for the job needs the memory
+            os.kill(pid, signal.SIGSTOP)
         work.tell(str(pid))
         done = work.finish()
         assert kills(at) == 1
     assert done.summary is not None
     oom = done.summary["oom"]
     assert (oom["kills"], oom["job"], oom["service"]) == (1, victim == "job", victim == "service")
-    assert done.summary["service"]["died"] == (victim == "service")
+    assert done.summary["service"]["died"]
     if victim == "job":
         assert done.status == -signal.SIGKILL
         assert short_lines(done.summary)[0].endswith("was killed for want of memory (OOM)")

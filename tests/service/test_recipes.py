@@ -119,7 +119,7 @@ def test_the_easyconfig_brings_what_a_run_needs() -> None:
 @pytest.mark.parametrize("check", ["--check-style", "--check-contrib", "--dry-run"])
 def test_easybuild_takes_it(check: str, tmp_path: Path) -> None:
     eb = Path(sys.executable).parent / "eb"
-    require(eb.exists(), "no EasyBuild here (the extra `test`)")
+    require(eb.exists(), "no EasyBuild here (the extra `test-all`)")
     require(MODULES.exists(), "no environment modules here (environment-modules)")
     settings = {
         "MODULES_TOOL": "EnvironmentModules", "ALLOW_MODULES_TOOL_MISMATCH": "1",

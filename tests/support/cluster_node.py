@@ -160,8 +160,9 @@ class Node:
             self.say(counts=counts._asdict(), net=self.link.counts() if self.link else {})
         elif said["do"] == "kill":
             assert self.link is not None and self.link.joined is not None
+            generation = self.link.joined.generation
             os.kill(self.link.joined.pid, signal.SIGKILL)
-            self.say(killed=True)
+            self.say(killed=generation)
         elif said["do"] == "drop":
             self.pool.drop_file(self.file)
             while self.pool.file_counts(self.file).resident_bytes:

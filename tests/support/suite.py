@@ -26,6 +26,7 @@ from typing import Any
 
 import owned
 import pytest
+from turns import Turns
 
 #: Setting up, the test itself and tearing down may each take so long: far more than any needs
 #: beside a busy machine. ``pytest.mark.limit_seconds(n)`` and this variable say otherwise (0: for
@@ -45,6 +46,8 @@ FOREIGN_FILES = (
     r"torchinductor_.*", r"torch_.*", r"torchelastic_.*",
     r"\.?org\.chromium\..*", r"com\.google\..*", r"scoped_dir.*",
 )  # fmt: skip
+#: The directory of turns.py, in the run's own.
+TURNS = "turns"
 #: The owner of what no test and no fixture has started.
 SESSION = 0
 
@@ -93,6 +96,10 @@ class Suite:
         self._popens = _note_popens()
         owned.adopt_orphans()
         self._own_directory()
+        #: A worker has its turns from who started it.
+        self._turns = Turns(
+            getattr(config, "workerinput", {}).get("turns", os.path.join(self.directory, TURNS))
+        )
         self._mark(SESSION)
         self._start_warden()
 
@@ -189,17 +196,29 @@ class Suite:
             self._hear()
             pytest.fail(self._over)
 
+    # ---- workers (pytest-xdist) -----------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["turns"] = self._turns.directory
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """A worker's exit status is lost, and so is what it prints."""
+        self._left += getattr(node, "workeroutput", {}).get("left", [])
+
     # ---- hooks ----------------------------------------------------------------------------------
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._test, self._test_owner = item.nodeid, self._next_number()
         item.stash[_failed] = False
-        self._mark(self._test_owner)
-        try:
-            return (yield)
-        finally:
-            self._mark(SESSION)
+        with self._turns.taken(alone=item.get_closest_marker("alone") is not None):
+            self._mark(self._test_owner)
+            try:
+                return (yield)
+            finally:
+                self._mark(SESSION)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -262,6 +281,8 @@ class Suite:
         """The last check, after all fixtures are gone."""
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         self._check_endings(SERVICE_SECONDS)
+        if self._config.pluginmanager.has_plugin("dsession"):
+            owned.wait_for(self._of_the_run, GRACE_SECONDS)  # workers' wardens end after them
         found = owned.end(self._of_the_run)
         mounts = self._detach(self._mounts())
         files = [*self._files_in_ours(), *self._files_elsewhere()]
@@ -271,6 +292,8 @@ class Suite:
             self._left += [f"the file {path}" for path in files]
         for path in (*files, self.directory):
             owned.remove(path)
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["left"] = self._left
         if self._left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -281,7 +304,8 @@ class Suite:
                 terminalreporter.line(what)
 
     def pytest_unconfigure(self) -> None:
-        self._tell(finished=1)
+        if not hasattr(self._config, "workeroutput"):  # it ends when the others have, too
+            self._tell(finished=1)
 
     # ---- what must not live on ------------------------------------------------------------------
 
@@ -366,7 +390,7 @@ class Suite:
         return paths
 
     def _files_in_ours(self) -> Iterator[str]:
-        yield from owned.files_below(self.directory, (*FOREIGN_FILES, r"xdg-\w+"))
+        yield from owned.files_below(self.directory, (*FOREIGN_FILES, r"xdg-\w+", TURNS))
         if self._xdg:  # desktop programs keep things there
             yield from owned.files_below(self._xdg, (r"(?!uffdprefetch).*",))
 

@@ -43,7 +43,7 @@ class Options(Wanted):
     """The demonstration's options."""
 
     configurations: tuple[str, ...] = CONFIGURATIONS
-    epochs: int = 2
+    epochs: int = 1
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ def render_table(result: Result) -> Table:
     """The table of a result."""
     epochs = max((len(row.epoch_seconds) for row in result.configurations), default=0)
     table = Table(
-        title=f"One job, {format_size(result.size_bytes)} of LMDB, {epochs} epochs",
+        title=f"One job, {format_size(result.size_bytes)} of LMDB, {epochs} epoch"
+        + "s" * (epochs != 1),
         caption=(
             f"Storage: {result.storage}. Compute {COMPUTE_SHARE:g} x transfer time. "
             "Ratio to warm, and times as fast as baseline: epoch 1. Stall and major faults: all "
