@@ -542,6 +542,7 @@ class NodePool:
             "from_page_cache_bytes": c.cached_bytes,
             "stand_in_bytes": c.stand_in_bytes,
             "mapped_for_writers": c.rescues,
+            "oom_canaries": self._limits.pressure.now().canaries if self._limits.pressure else 0,
             "present_faults": c.present_faults,
             "source": max(ways, key=lambda way: ways[way]) if any(ways.values()) else None,
             "lost_events": c.lost_events,

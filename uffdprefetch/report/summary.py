@@ -166,6 +166,7 @@ def _short_of_memory(summary: Mapping[str, Any]) -> list[Line]:
     if oom.get("job") and (summary.get("files") or (summary.get("service") or {}).get("died")):
         found.append(str(_failed(summary)))
     others = (oom.get("kills") or 0) - sum(oom.get(who) is not False for who in ("job", "service"))
+    others -= (summary.get("pool") or {}).get("oom_canaries") or 0  # which have spared the job
     if oom and others > 0:
         processes = "a process" if others == 1 else f"{others} processes"
         found.append(f"{processes} of this control group killed for want of memory (OOM)")

@@ -611,6 +611,8 @@ def test_processes_of_the_job_that_were_killed_for_want_of_memory_are_told() -> 
     assert short_lines(changed(oom=oom(1)))[0].startswith("a process of this control group killed")
     first, second, *_ = short_lines(changed(job=job("cat", status=-9), oom=oom(3, job=True)))
     assert first.startswith("cat was killed") and second.startswith("2 processes of")
+    spared = changed(oom=oom(2), pool={"oom_canaries": 2})  # processes of ours, in their place
+    assert not any("killed" in line for line in short_lines(spared))
     assert short_lines(changed(oom=oom(0))) == short_lines(SUMMARY_JSON)
     assert short_lines(changed(oom=oom(None, job=None))) == short_lines(SUMMARY_JSON)
 
