@@ -54,6 +54,7 @@ struct up_region {
 	int stated; /* MAP_POPULATE: the job has said that it will need all of it */
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
 	int known; /* whoever mapped it does not wait, or a thread reads there (MAP_FIXED): nothing may be laid */
+	_Atomic int unleased; /* no lease makes who opens its file for writing wait */
 	_Atomic int written; /* the job has opened its file for writing since */
 	int many; /* nor does this one: the process has waited enough for others (reply.c) */
 	uint64_t waits_since_ns; /* the agent's: whoever mapped it waits for the verdict since then; 0: nobody does */
@@ -275,7 +276,7 @@ long up_map_anchor_there(struct up_region *r) __attribute__((visibility("hidden"
 /* The anchor is not needed any more. */
 void up_pool_release(struct up_region *r) __attribute__((visibility("hidden")));
 
-/* request.c */
+/* thread.c */
 /* The mask that was. */
 struct up_mask {
 	uint64_t before;

@@ -471,6 +471,8 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd, int *leas
 	struct up_region *r = region_by_id(f->region);
 
 	atomic_store(&up_job.service_silent, 0);
+	if (r)
+		atomic_store(&r->unleased, !f->leased);
 	if (r && *lease >= 0)
 		up_lease_take(a, r, lease);
 	if (!r && (r = asked_by_id(f->region))) {

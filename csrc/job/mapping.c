@@ -207,6 +207,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->settled = waits && settled;
 	waits = waits && !settled;
 	r->known = !waits;
+	atomic_store(&r->unleased, 0);
 	atomic_store(&r->written, 0);
 	r->many = 0;
 	r->waits_since_ns = 0;

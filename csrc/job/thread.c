@@ -17,6 +17,21 @@
 
 #include "job/agent.h"
 
+struct up_mask up_block_signals(void)
+{
+	struct up_mask mask = { 0 };
+	uint64_t all = ~0ull;
+
+	mask.blocked = !up_failed(up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask.before, sizeof(all)));
+	return mask;
+}
+
+void up_restore_signals(struct up_mask mask)
+{
+	if (mask.blocked)
+		up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &mask.before, NULL, sizeof(mask.before));
+}
+
 #ifdef UP_AGENT_PTHREAD
 
 struct start {

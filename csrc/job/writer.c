@@ -17,18 +17,32 @@
 #include "common/status.h"
 #include "job/preload.h"
 
+/* Of a region: what is written to its file would not show in it, or wait for it. */
+static int is_ours(const struct up_region *r)
+{
+	return atomic_load(&r->unleased) && (atomic_load(&r->pooled) || atomic_load(&r->laid));
+}
+
+/* Nothing is asked of the kernel where no region is concerned: a filter of the job's may kill it for a call that is
+ * not its own. */
+static int is_any(void)
+{
+	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++)
+		if (is_ours(&up_job.region[i]))
+			return 1;
+	return 0;
+}
+
 void up_opened_to_write(int fd)
 {
 	struct stat st;
 
-	if (!atomic_load(&up_job.live) || up_failed(up_cached_stat(fd, &st)) ||
-	    !S_ISREG(st.st_mode))
+	if (!is_any() || up_failed(up_cached_stat(fd, &st)) || !S_ISREG(st.st_mode))
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 
-		if (!(atomic_load(&r->pooled) || atomic_load(&r->laid)) || r->inode != (uint64_t)st.st_ino ||
-		    r->device != (uint64_t)st.st_dev)
+		if (!is_ours(r) || r->inode != (uint64_t)st.st_ino || r->device != (uint64_t)st.st_dev)
 			continue;
 		atomic_store(&r->written, 1);
 		up_give_back(r->address, r->map_length, UP_REQ_DETACH);

@@ -18,7 +18,7 @@ from paths import ROOT
 
 AGENT = (
     *("agent", "reply", "link", "checkpoint", "pooled", "copies", "standin", "respond"),
-    *("bypass", "vma", "thread", "ambient", "apart"),
+    *("bypass", "vma", "thread", "ambient", "apart", "wait", "lease"),
 )
 #: What they compare, which lies beside it (csrc/job/mapping.c).
 ENTRIES = {"up_entry", "up_entry_count"}

@@ -71,7 +71,9 @@ def met_after(
     looks: int, everybody: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
     """The processes that an Observer takes for its own after so many looks at this one."""
-    engine = SimpleNamespace(clients={}, opener=SimpleNamespace(open=lambda *_: None))
+    table = SimpleNamespace(has_changed=lambda *_: False)
+    opener = SimpleNamespace(open=lambda *_: None)
+    engine = SimpleNamespace(clients={}, opener=opener, table=table)
     met: list[int] = []
     ledger = Ledger()
     monkeypatch.setattr(ledger, "hello", lambda client: met.append(client.pid))
