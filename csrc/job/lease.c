@@ -79,9 +79,14 @@ void up_leases_close(struct agent *a)
 
 static void give_mappings_back(struct agent *a, const struct up_lease *l)
 {
-	for (uint32_t i = 0; i < atomic_load(&a->slots); i++)
-		if (atomic_load(&up_job.region[i].state) == UP_LIVE && is_of(l, &up_job.region[i]))
-			up_abandon(a, &up_job.region[i]);
+	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
+		struct up_region *r = &up_job.region[i];
+
+		/* Copies stay, so what has them is as far back as it comes. */
+		if (atomic_load(&r->state) == UP_LIVE && is_of(l, r) && atomic_load(&r->pooled) != UP_POOLED_COPIES)
+			up_abandon(a, r);
+	}
+	up_step(a, UP_STATE_IDLE);
 }
 
 /* Whether it stays. */
