@@ -169,7 +169,7 @@ def group() -> Iterator[Path]:
         yield group
 
 
-@pytest.mark.parametrize("own", [0, 56], ids=["alone", "beside a job of 56 MiB"])
+@pytest.mark.parametrize("own", [0, 44], ids=["alone", "beside a job of 44 MiB"])
 def test_in_a_small_memory_cgroup_the_pool_stays_below_its_limit(
     job: Start, group: Path, tmp_path: Path, own: int
 ) -> None:
