@@ -54,7 +54,7 @@ BREAKAGES = {
         "pool_clients.c", "while (c->users)", "while (0 && c->users)",
     ),
     "nobody waits for what is being mapped when a process runs another program": (
-        "pool_clients.c", "if (c->uffd < 0 || c->pid != pid || c->leaving)", "if (pid)",
+        "pool_clients.c", "if (c->uffd < 0 || c->pid != pid || c->former)", "if (pid)",
     ),
     "a chunk is filled in place while an agent may map it": (
         "pool_fill.c", "f->map && !pool_is_stood_in_for(p)",
