@@ -92,6 +92,7 @@ def torch() -> None:
 _plain: dict[str, bytes] = {}  # kind -> digest of a plain run, which takes torch some seconds
 
 
+@pytest.mark.alone  # that it is followed needs a service that gets a processor
 @pytest.mark.parametrize("kind", ["lmdb", "array"])
 @pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (2, "fork"), (2, "spawn")])
 def test_batches_of_a_dataloader(

@@ -126,6 +126,7 @@ def patterns(bed: SlowBed, tmp_path_factory: pytest.TempPathFactory) -> Patterns
 # ---- counts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone  # memory that others want takes cached pages away
 @pytest.mark.parametrize("place", ["disk", "bed"])
 @pytest.mark.parametrize("temperature", ["cold", "warm"])
 def test_23_faults_are_23_faults(

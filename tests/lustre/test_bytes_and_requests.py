@@ -58,7 +58,7 @@ def test_a_file_is_read_once_in_whole_requests(case: str, data: Data, tmp_path: 
         assert file["warmed_by"] == "pread, FADV_RANDOM of 4096 KiB, known of Lustre"
 
 
-@pytest.mark.long
+@pytest.mark.long_form
 @pytest.mark.parametrize(
     "case",
     [
@@ -79,7 +79,7 @@ def test_a_large_file_is_read_once_in_whole_requests(
     check(case, large, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.long_form
 @pytest.mark.parametrize("policy", ["fixed", "stride"])
 def test_other_policies_ask_for_whole_requests_too(policy: str, data: Data, tmp_path: Path) -> None:
     ran = client.run_job(

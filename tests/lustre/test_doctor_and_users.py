@@ -33,7 +33,7 @@ def test_doctor_names_the_call_the_readahead_and_the_danger(data: Data, tmp_path
     assert "does not show our own fill" not in checks["eBPF (bcc)"]["found"]
 
 
-@pytest.mark.long
+@pytest.mark.long_form
 def test_a_cached_file_of_somebody_elses_was_not_prefetched(data: Data, tmp_path: Path) -> None:
     """The user may not ask what is cached; the client counts what is read for whom."""
     client.make_cold()
@@ -53,7 +53,7 @@ def test_a_cached_file_of_somebody_elses_was_not_prefetched(data: Data, tmp_path
     assert ran.summary["totals"]["prefetched_bytes"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.long_form
 def test_a_cold_file_of_somebody_elses_counts_as_what_was_read(data: Data, tmp_path: Path) -> None:
     os.chown(tmp_path, 1000, 1000)
     tmp_path.chmod(0o755)

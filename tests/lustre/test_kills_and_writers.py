@@ -19,7 +19,7 @@ import pytest
 from lustre import client, job
 from lustre.conftest import Data
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long_form
 
 #: Only there so that a hang fails; the guest is slow.
 HANG_SECONDS = 300.0

@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, 
     shutil.rmtree(here)
 
 
-@pytest.mark.long
+@pytest.mark.long_form
 def test_a_program_reads_its_files_once_in_whole_requests(
     case: tuple[str, Path, Path], tmp_path: Path
 ) -> None:

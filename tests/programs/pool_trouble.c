@@ -183,6 +183,7 @@ static void test_what_goes_when_nobody_says(void)
 {
 	struct up_pool_event event[100];
 	struct up_pool_books books;
+	struct up_pool_counts counts;
 	uint32_t expected, told = 0;
 	struct service s;
 	struct client c;
@@ -196,11 +197,12 @@ static void test_what_goes_when_nobody_says(void)
 	c = join(&s);
 	v = map(&s, &c, &s.file[0], 0, 16 * CHUNK);
 	check_word(&v, 0);
-	books.refaults[0] = UP_ACTIVE;
+	__atomic_store_n(&books.refaults[0], UP_ACTIVE, __ATOMIC_RELAXED); /* as Python stores a byte */
 	for (uint64_t i = 2; i < 16; i += 2) { /* in no order that is read ahead of */
 		usleep(5000); /* what was just got may not go: pool_room.c, HOLD_MS */
 		check_word(&v, i * CHUNK);
 	}
+	up_pool_counts(s.pool, &counts); /* its lock orders what was written before the reads of the books */
 	CHECK(books.state[0] == UP_PRESENT && !books.left[0] && up_pool_evictions(s.pool) == 4);
 	n = up_pool_drain(s.pool, event, 100);
 	for (int i = 0; i < n; i++)
@@ -215,8 +217,9 @@ static void test_what_goes_when_nobody_says(void)
 			told = event[i].refault;
 	CHECK(told == expected);
 	for (int i = 0; i < 16; i++)
-		books.refaults[i] = UP_ACTIVE;
+		__atomic_store_n(&books.refaults[i], UP_ACTIVE, __ATOMIC_RELAXED);
 	check_word(&v, 15 * CHUNK);
+	up_pool_counts(s.pool, &counts);
 	CHECK(books.state[15] == UP_PRESENT);
 	unmap(&s, &c, &v, 0);
 	leave(&s, &c);

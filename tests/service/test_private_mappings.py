@@ -22,6 +22,7 @@ def the_file(summary: dict[str, Any] | None) -> dict[str, Any]:
     return dict(file)
 
 
+@pytest.mark.alone  # how much is read ahead needs a service that gets a processor
 @both_engines
 @pytest.mark.parametrize("rung", ["1", "2"])
 def test_a_private_mapping_that_may_be_written_is_prefetched_and_its_writes_stay(
