@@ -18,7 +18,9 @@ SIZE_BYTES = 64 * MIB + 1234
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long_form: left out of the short form (make lustre has them)")
+    config.addinivalue_line(
+        "markers", "long_form: left out of the short form (make lustre has them)"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
