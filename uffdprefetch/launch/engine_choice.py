@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 from uffdprefetch.base.config import POOL_LEAST_BYTES, fall_back
 from uffdprefetch.base.units import format_size, parse_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from uffdprefetch.base.config import Config
 
 #: Time limit of the probe, which normally takes some milliseconds.
 PROBE_SECONDS = 5.0
+#: One write(2) to a pipe is whole up to this (PIPE_BUF).
+ANSWER_MOST_BYTES = 4096
 TEST_LEAST_VARIABLE = "UFFDPREFETCH_TEST_POOL_LEAST"
 
 
@@ -32,10 +37,38 @@ def _why_no_pool(config: Config, environ: Mapping[str, str]) -> str | None:
         return "no userfaultfd (UFFDPREFETCH_RUNG=2)"
     if environ.get("UFFDPREFETCH_SOCKET"):
         return None  # nested in a wrap: its service exists
+    return _in_a_child(_probe)
+
+
+def _probe() -> str:
+    """Why a pool cannot work here; '' where it can."""
     from uffdprefetch.doctor import pool
     from uffdprefetch.doctor.check import OK, run_isolated
 
     found = run_isolated(pool.NAME, pool.mechanism, PROBE_SECONDS)
     if found.status == OK:
-        return None
+        return ""
     return found.found + (f" ({found.remedy})" if found.remedy else "")
+
+
+def _in_a_child(ask: Callable[[], str]) -> str | None:
+    """What ``ask`` returns, None for '', by a child that imports what it needs: the launcher stays
+    beside the job to its end, and some MiB of memory may be what the job lacks."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            answer = ask()
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(writer, answer.encode(errors="replace")[:ANSWER_MOST_BYTES])
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answers:
+        said = answers.read().decode(errors="replace")
+    _, status = os.waitpid(pid, 0)
+    if status:
+        return f"the probe has ended with status {os.waitstatus_to_exitcode(status)}"
+    return said or None
