@@ -64,7 +64,8 @@ def test_threads_of_the_pool_that_read_nothing_have_no_memory_for_it(
     """
     reader = job(python(told, own_records.path), ("--engine", "pool", "--budget", "64MiB"))
     reader.line()
-    assert rss_bytes(reader.process.pid) <= LAUNCHER_BYTES  # a child of it has looked for the pool
+    launcher = rss_bytes(reader.process.pid)
+    assert launcher <= LAUNCHER_BYTES, launcher  # a child of it has looked for the pool
     before = rss_bytes(reader.service())
     reader.tell()
     assert reader.line() == {"digest": own_records.digest}
