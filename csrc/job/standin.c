@@ -11,10 +11,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
+#include "common/uffd.h"
 #include "job/agent.h"
 
 /* What is read for one touch. */
@@ -25,15 +25,6 @@
 #define MESSAGES_AT_ONCE 16
 /* Tries of UFFDIO_CONTINUE while the process changes its address space, before its thread asks anew. */
 #define TRIES 1000
-
-#ifndef UFFDIO_POISON
-struct uffdio_poison {
-	struct uffdio_range range;
-	uint64_t mode;
-	int64_t updated;
-};
-#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
-#endif
 
 struct fill {
 	uint32_t region;

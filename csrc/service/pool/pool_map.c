@@ -8,25 +8,17 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "common/uffd.h"
 #include "service/pool/pool.h"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
-#endif
-#ifndef UFFDIO_POISON
-struct uffdio_poison {
-	struct uffdio_range range;
-	uint64_t mode;
-	int64_t updated;
-};
-#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
 #endif
 #define HUGE_BYTES ((uint64_t)2 << 20)
 /* EAGAIN of an ioctl: the process changes its mappings just now. */
