@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paths import PROGRAMS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from conftest import HANG_SECONDS, process_gone, wait_until
 from harness import service_pid
+from paths import PROGRAMS
 
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.pool.node_pool import SHMEM_HUGE
