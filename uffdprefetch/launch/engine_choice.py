@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from uffdprefetch.base.config import POOL_LEAST_BYTES, fall_back
@@ -61,9 +60,9 @@ def _in_a_child(ask: Callable[[], str]) -> str | None:
             answer = ask()
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
+        try:
+            os.write(writer, answer.encode(errors="replace")[:ANSWER_MOST_BYTES])
         finally:
-            with contextlib.suppress(OSError):
-                os.write(writer, answer.encode(errors="replace")[:ANSWER_MOST_BYTES])
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as answers:
