@@ -66,6 +66,12 @@ class MemoryGroup:
             return int((self.path / self._names[1]).read_text())
         return None
 
+    def kills(self) -> int:
+        """How often the kernel has killed a process of it for want of memory."""
+        name = {1: "memory.oom_control", 2: "memory.events"}[version() or 2]
+        lines = (self.path / name).read_text().splitlines()
+        return int(dict(line.split() for line in lines)["oom_kill"])
+
     def used(self) -> dict[str, int]:
         """Bytes charged now: file (the page cache without shmem), shmem, anonymous."""
         stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())

@@ -62,6 +62,7 @@ test|tmux|command -v tmux|$SKIP
 test|util-linux|command -v setpriv|$SKIP
 test|iproute2|command -v ip|$SKIP
 test|e2fsprogs|command -v mkfs.ext4|$SKIP
+test|xfsprogs|command -v mkfs.xfs|$SKIP
 test|bindfs|command -v bindfs|$SKIP
 test|musl-tools|command -v musl-gcc|$SKIP
 test|golang-github-containers-common|test -e /usr/share/containers/seccomp.json|$SKIP

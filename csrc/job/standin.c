@@ -17,6 +17,10 @@
 #include "common/uffd.h"
 #include "job/agent.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
 /* What is read for one touch. */
 #define FILL_BYTES ((uint64_t)64 << 10)
 /* Of what was filled here, the oldest leaves the memfd again: nobody else gives memory back any more.
@@ -68,11 +72,11 @@ static int find_place(struct agent *a, uintptr_t address, struct place *at)
 	return 0;
 }
 
-/* [offset, +length) of the file into the memfd: 0 or -errno, -ENODATA where the file ends before the page
- * at `needed` by now. */
-static int fill(struct up_region *r, uint64_t offset, uint64_t length, uint64_t needed)
+/* [offset, +length) of the file, whole pages of it, into the memfd, by read(2): bytes, less where the file ends, or
+ * -errno. */
+static long fill_by_read(const struct up_region *r, uint64_t offset, uint64_t length)
 {
-	uint64_t have = 0, page = up_job.page_bytes;
+	uint64_t have = 0, page = up_job.page_bytes, done = 0;
 
 	while (have < length) {
 		long n = up_sys4(SYS_pread64, r->fd, buffer + have, length - have, offset + have);
@@ -80,26 +84,58 @@ static int fill(struct up_region *r, uint64_t offset, uint64_t length, uint64_t 
 		if (n == -EINTR)
 			continue;
 		if (up_failed(n))
-			return (int)n;
+			return n;
 		if (!n) /* it is shorter now */
 			break;
 		have += (uint64_t)n;
 	}
-	if (offset + have <= needed)
-		return -ENODATA;
-	if (have < length && (have + page - 1) / page * page < length)
-		length = (have + page - 1) / page * page;
+	length = (have + page - 1) / page * page;
 	for (; have < length; have++)
 		buffer[have] = 0;
-	for (have = 0; have < length;) {
-		long n = up_sys4(SYS_pwrite64, r->pool_fd, buffer + have, length - have,
-				 offset + have);
+	while (done < length) {
+		long n = up_sys4(SYS_pwrite64, r->pool_fd, buffer + done, length - done, offset + done);
 
 		if (up_failed(n))
-			return (int)n;
-		have += (uint64_t)n;
+			return n;
+		done += (uint64_t)n;
 	}
-	return 0;
+	return (long)done;
+}
+
+/* The same by a mapping of the file, which takes no inode's lock: on XFS and NFS read(2) does, and whoever waits
+ * for this page may be writing the file. -ENOMEM: no mapping is to be had (RLIMIT_AS). */
+static long fill_by_mapping(const struct up_region *r, uint64_t offset, uint64_t length)
+{
+	long m = up_sys6(SYS_mmap, 0, length, PROT_READ, MAP_SHARED, r->fd, offset), ret = 0;
+	uint64_t done = 0;
+
+	if (up_failed(m))
+		return m;
+	up_sys3(SYS_madvise, m, length, MADV_POPULATE_READ); /* else the memfd is locked while storage is read */
+	while (done < length) {
+		ret = up_sys4(SYS_pwrite64, r->pool_fd, m + done, length - done, offset + done);
+		if (ret <= 0) /* -EFAULT: the file is shorter now, or cannot be read */
+			break;
+		done += (uint64_t)ret;
+	}
+	up_sys2(SYS_munmap, m, length);
+	return done ? (long)done : ret;
+}
+
+/* [offset, +length) of the file, whole pages of it, into the memfd: 0 or -errno, -ENODATA where what could be read
+ * ends before the page at `needed`. */
+static int fill(const struct up_region *r, uint64_t offset, uint64_t length, uint64_t needed)
+{
+	uint64_t page = up_job.page_bytes;
+	long n;
+
+	length = (length + page - 1) / page * page;
+	n = fill_by_mapping(r, offset, length);
+	if (n == -ENOMEM)
+		n = fill_by_read(r, offset, length);
+	if (up_failed(n))
+		return (int)n;
+	return offset + (uint64_t)n <= needed ? -ENODATA : 0;
 }
 
 void up_pool_empty(const struct up_region *r)

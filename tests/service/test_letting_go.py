@@ -5,13 +5,12 @@ can be unmounted; and when it is mapped again all is as if it had been held."""
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import require, wait_until
+from conftest import wait_until
+from disks import disk
 from harness import MIB, Job, Records, Start, both_engines, file_digest, python
 
 from uffdprefetch.native.pool import Pool
@@ -182,18 +181,8 @@ def test_an_agent_holds_a_file_only_while_it_is_mapped(job: Start, own_records: 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An ext4 of 64 MiB of its own."""
-    require(os.geteuid() == 0, "mounting needs root")
-    require(shutil.which("mkfs.ext4"), "no mkfs.ext4 (package e2fsprogs)")
-    image, disk = tmp_path / "disk.img", tmp_path / "disk"
-    disk.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
-    done = subprocess.run(["mount", "-o", "loop", str(image), str(disk)], capture_output=True)
-    require(done.returncode == 0, f"no loop mounts here: {done.stderr.decode().strip()}")
-    yield disk
-    if os.path.ismount(disk):
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    with disk("ext4", tmp_path) as root:
+        yield root
 
 
 @both_engines

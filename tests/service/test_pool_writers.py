@@ -8,12 +8,18 @@ and O_DIRECT on ext4 wants that. (A job that hangs is ended by the test's own bo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import require
-from harness import MIB, Records, Start, python
+from disks import disk
+from harness import MIB, Records, Start, python, write_records
 
 from uffdprefetch.demo.bed import drop_cache
 
@@ -75,3 +81,41 @@ def test_a_file_is_written_from_its_own_mapping_where_no_lease_tells(
     assert not line["again"] or how == "raw"
     if how == "raw":
         assert done.summary is not None and done.summary["pool"]["mapped_for_writers"] > 0
+
+
+@pytest.fixture(params=["the test's", "xfs"])
+def someones_records(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """12 MiB, of which no lease can be had. XFS wants the inode's lock for every read(2)."""
+    require(bool(shutil.which("setpriv")), "needs setpriv")
+    with contextlib.ExitStack() as stack:
+        own = request.param == "the test's"
+        path = (tmp_path if own else stack.enter_context(disk("xfs", tmp_path))) / "own.bin"
+        write_records(path, 12 * MIB, seed=2)
+        os.chown(path, 1, 1)
+        drop_cache(path)
+        yield path
+
+
+@pytest.mark.parametrize("after_ms", [0, 60, 230])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_service_that_ends_while_a_writer_waits_for_it_holds_up_neither(
+    job: Start, someones_records: Path, end: signal.Signals, after_ms: int
+) -> None:
+    """Where its O_DIRECT read waits for the inode's lock, not even SIGKILL ends the service before
+    the writer has gone on. A rescue begins after 200 ms."""
+    path = someones_records
+    expected = bytearray(path.read_bytes())
+    expected[MIB : 3 * MIB] = expected[-2 * MIB :]
+    drop_cache(path)
+    code = f"MIB = {MIB}\n" + WRITER.replace("for part", "say()\nfor part")
+    work = job(python(code, path, "raw"), ENGINES["pool"], before=NO_LEASE)
+    work.line()
+    service = work.service()
+    time.sleep(after_ms / 1000)
+    os.kill(service, end)
+    line = work.line()
+    if end == signal.SIGSTOP:
+        os.kill(service, signal.SIGCONT)
+    assert line["same"], line
+    work.finish()
+    assert path.read_bytes() == expected
