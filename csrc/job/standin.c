@@ -72,7 +72,7 @@ static int find_place(struct agent *a, uintptr_t address, struct place *at)
 	return 0;
 }
 
-/* [offset, +length) of the file, whole pages of it, into the memfd, by read(2): bytes, less where the file ends, or
+/* [offset, +length) of the file into the memfd, by read(2): bytes, whole pages of them where the file ends before, or
  * -errno. */
 static long fill_by_read(const struct up_region *r, uint64_t offset, uint64_t length)
 {
@@ -89,7 +89,8 @@ static long fill_by_read(const struct up_region *r, uint64_t offset, uint64_t le
 			break;
 		have += (uint64_t)n;
 	}
-	length = (have + page - 1) / page * page;
+	if ((have + page - 1) / page * page < length)
+		length = (have + page - 1) / page * page;
 	for (; have < length; have++)
 		buffer[have] = 0;
 	while (done < length) {
@@ -103,7 +104,7 @@ static long fill_by_read(const struct up_region *r, uint64_t offset, uint64_t le
 }
 
 /* The same by a mapping of the file, which takes no inode's lock: on XFS and NFS read(2) does, and whoever waits
- * for this page may be writing the file. -ENOMEM: no mapping is to be had (RLIMIT_AS). */
+ * for this page may be writing the file. -EFAULT: it cannot be read; else no mapping is to be had (RLIMIT_AS). */
 static long fill_by_mapping(const struct up_region *r, uint64_t offset, uint64_t length)
 {
 	long m = up_sys6(SYS_mmap, 0, length, PROT_READ, MAP_SHARED, r->fd, offset), ret = 0;
@@ -122,16 +123,13 @@ static long fill_by_mapping(const struct up_region *r, uint64_t offset, uint64_t
 	return done ? (long)done : ret;
 }
 
-/* [offset, +length) of the file, whole pages of it, into the memfd: 0 or -errno, -ENODATA where what could be read
- * ends before the page at `needed`. */
+/* [offset, +length) of the file into the memfd: 0 or -errno, -ENODATA where what could be read ends before the page
+ * at `needed`. */
 static int fill(const struct up_region *r, uint64_t offset, uint64_t length, uint64_t needed)
 {
-	uint64_t page = up_job.page_bytes;
-	long n;
+	long n = fill_by_mapping(r, offset, length);
 
-	length = (length + page - 1) / page * page;
-	n = fill_by_mapping(r, offset, length);
-	if (n == -ENOMEM)
+	if (up_failed(n) && n != -EFAULT)
 		n = fill_by_read(r, offset, length);
 	if (up_failed(n))
 		return (int)n;

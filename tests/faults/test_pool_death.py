@@ -220,7 +220,7 @@ def test_a_rank_that_dies_while_it_reads_for_a_silent_service_leaves_nothing_abo
         victim = job(python(jumps, path), options=POOL)
         pid = victim.line()["pid"]
         with work.stopped_service() as service:
-            wait_until(lambda: memfd_bytes(service) > 3 * MIB, "the rank to have read by itself")
+            wait_until(lambda: memfd_bytes(service) > 2 * MIB, "the rank to have read by itself")
             wait_until(lambda: waits(pid, "folio_wait", inside.AGENT), "its agent to read")
             os.kill(pid, signal.SIGKILL)
         assert victim.finish().status == -signal.SIGKILL
