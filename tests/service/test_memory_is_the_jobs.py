@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cgroups import entering, memory_group
+from cgroups import entering, kills, memory_group
 from conftest import process_gone, wait_until
 from harness import MIB, Records, Start, memfd_bytes, python, write_records
 
@@ -175,6 +175,29 @@ def test_the_job_has_the_memory_that_it_would_have_without_us(
     assert (done.status, done.lines) == (0, [{"before": cold.digest, "after": cold.digest}]), (
         done.stderr
     )
+
+
+@pytest.mark.root
+def test_a_pool_gives_way_to_a_job_that_grows_before_the_kernel_kills(
+    job: Start, group: Path, cold: Records
+) -> None:
+    """Canaries are for bursts only: the kernel's count of kills is what a job manager looks at."""
+    code = """
+    m = Mapping(sys.argv[1])
+    before, own = m.digest(), []
+    for _ in range(28):
+        own.append(b"x" * (5 << 20))
+        time.sleep(0.05)
+    say(before=before, after=m.digest())
+    """
+    work = job(
+        python(code, cold.path),
+        options=("--engine", "pool", "--budget", "150MiB"),
+        before=entering(group),
+    )
+    done = work.finish().good()
+    assert done.lines == [{"before": cold.digest, "after": cold.digest}]
+    assert kills(group) == 0
 
 
 @pytest.mark.root

@@ -19,7 +19,6 @@
 #define FILLS_KEPT 256
 #define TRIES 1000
 
-static _Alignas(4096) char buffer[FILL_BYTES];
 static struct {
 	int file;
 	uint64_t offset, length;
@@ -50,34 +49,6 @@ static int find_place(uint32_t client, uint64_t address, struct place *at)
 			continue;
 		*at = (struct place){ &g.file[r->file], r->address, r->offset, r->length };
 		return 1;
-	}
-	return 0;
-}
-
-static int read_file(const struct held_file *f, uint64_t offset, uint64_t length)
-{
-	for (uint64_t done = 0; done < length;) {
-		ssize_t n = f->fd < 0 ? -1 : pread(f->fd, buffer + done, length - done, (off_t)(offset + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -EIO;
-		done += (uint64_t)n;
-	}
-	return 0;
-}
-
-static int write_memory(const struct held_file *f, uint64_t offset, uint64_t length)
-{
-	for (uint64_t done = 0; done < length;) {
-		ssize_t n = pwrite(f->memfd, buffer + done, length - done, (off_t)(offset + done));
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return -EIO;
-		done += (uint64_t)n;
 	}
 	return 0;
 }
@@ -132,9 +103,7 @@ static void answer(uint32_t client, uint64_t address)
 		first = at.offset;
 	make_room(at.file, first, end - first);
 	__atomic_fetch_add(&g.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
-	ret = read_file(at.file, first, end - first);
-	if (!ret)
-		ret = write_memory(at.file, first, end - first);
+	ret = at.file->fd < 0 ? -EBADF : pool_bring_by_mapping(at.file->memfd, at.file->fd, first, end - first);
 	if (!ret) /* the page that is waited for first */
 		ret = continue_page(uffd, address);
 	else if (!pool_poison(uffd, address, g.page_bytes))

@@ -264,6 +264,9 @@ void *pool_fault_loop(void *pool);
 /* pool_rescue.c. With the lock: whether somebody has waited too long, which its thread is told. */
 void pool_look_for_stalls(struct up_pool *p);
 void *pool_rescue_loop(void *pool);
+/* [offset, +length) of the file of fd into the memfd, by a mapping, which takes no inode's lock: 0 or -errno (-EFAULT:
+ * the file is shorter, or cannot be read). What was not cached before is not afterwards. */
+int pool_bring_by_mapping(int memfd, int fd, uint64_t offset, uint64_t length);
 /* Its epoll's word for: stop. */
 #define POOL_WAKE UINT64_MAX
 

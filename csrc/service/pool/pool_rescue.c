@@ -63,8 +63,7 @@ void pool_look_for_stalls(struct up_pool *p)
 		}
 }
 
-/* [offset, +length) of the file into the memfd by a mapping: 0 or -errno. */
-static int bring_by_mapping(const struct pool_file *f, int fd, uint64_t offset, uint64_t length)
+int pool_bring_by_mapping(int memfd, int fd, uint64_t offset, uint64_t length)
 {
 	char *m = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)offset);
 	int sensor, ret = 0;
@@ -76,7 +75,7 @@ static int bring_by_mapping(const struct pool_file *f, int fd, uint64_t offset, 
 	cached = up_resident_bytes(fd, offset, length, &sensor);
 	madvise(m, length, MADV_POPULATE_READ); /* else the memfd is locked while storage is read */
 	while (!ret && at < length) {
-		ssize_t n = pwrite(f->memfd, m + at, length - at, (off_t)(offset + at));
+		ssize_t n = pwrite(memfd, m + at, length - at, (off_t)(offset + at));
 
 		if (n < 0 && errno != EINTR)
 			ret = -errno; /* EFAULT: the file is shorter by now */
@@ -123,7 +122,7 @@ static int rescue(struct up_pool *p, const struct pool_waiter *w)
 	pool_use(c);
 	turn = pool_begin_mapping(c);
 	pool_unlock(p);
-	ret = is_in_a_call(w->tid) ? bring_by_mapping(f, fd, offset, length) : -EAGAIN;
+	ret = is_in_a_call(w->tid) ? pool_bring_by_mapping(f->memfd, fd, offset, length) : -EAGAIN;
 	if (!ret)
 		pool_map_pages(p, c, &r, offset, PIECE_BYTES, w->address, &done);
 	pthread_mutex_lock(&p->lock);
