@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include "job/preload.h"
 #include "common/status.h"
@@ -522,6 +523,17 @@ UP_EXPORT int madvise(void *address, size_t length, int advice)
 		advise_kernel(address, length, advice);
 	errno = ret ? errno : saved;
 	return ret;
+}
+
+UP_EXPORT ssize_t process_madvise(int pidfd, const struct iovec *ranges, size_t count, int advice, unsigned int flags)
+{
+	int saved = errno;
+
+	up_before_process_madvise(ranges, count, advice);
+	errno = saved;
+	if (up_next.process_madvise)
+		return up_next.process_madvise(pidfd, ranges, count, advice, flags);
+	return up_fail(up_sys5(SYS_process_madvise, pidfd, ranges, count, advice, flags));
 }
 
 UP_EXPORT int posix_madvise(void *address, size_t length, int advice)

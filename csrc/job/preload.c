@@ -319,6 +319,7 @@ static void look_up_next(void)
 		NEXT(mprotect),
 		NEXT(pkey_mprotect),
 		NEXT(madvise),
+		NEXT(process_madvise),
 		NEXT(mlock),
 		NEXT(mlock2),
 		NEXT(mlockall),

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "job/job.h"
 #include "common/sys.h"
@@ -35,6 +36,7 @@ struct up_next {
 	int (*mprotect)(void *, size_t, int);
 	int (*pkey_mprotect)(void *, size_t, int, int);
 	int (*madvise)(void *, size_t, int);
+	ssize_t (*process_madvise)(int, const struct iovec *, size_t, int, unsigned int);
 	int (*mlock)(const void *, size_t);
 	int (*mlock2)(const void *, size_t, unsigned int);
 	int (*mlockall)(int);
@@ -124,6 +126,8 @@ void up_settle(uintptr_t address, size_t length);
 void up_all_is_locked(void);
 /* Before a child that no atfork handler sees: it would find holes where the pool lies. */
 void up_give_back_pool(void);
+/* syscall.c: process_madvise(2) of these ranges is to be called. */
+void up_before_process_madvise(const struct iovec *ranges, size_t count, int advice);
 /* End the agent before the job changes who it is: its thread would keep the old identity, and a
  * new user namespace is refused to a process with two threads. */
 void up_end_agent(void);

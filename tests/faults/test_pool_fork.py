@@ -176,6 +176,33 @@ def test_a_child_that_nobody_sees_made_dies_where_it_touches_and_never_reads_a_z
     ]
 
 
+@pytest.mark.parametrize("by", ["libc", "libc's syscall"])
+def test_a_job_that_advises_itself_by_process_madvise_has_its_file_first(
+    job: Start, records: Records, by: str
+) -> None:
+    """MADV_DOFORK would give such a child the pool's memory, with holes that nobody fills."""
+    require(platform.machine() == "x86_64", "the instructions are of x86-64")
+    code = """
+    DOFORK, SYS_process_madvise, SYS_pidfd_open = 11, 440, 434
+    m = Mapping(sys.argv[1])
+    m.view[0]
+    ranges = (ctypes.c_size_t * 2)(m.address, m.length)
+    pidfd = checked(libc.syscall(SYS_pidfd_open, os.getpid(), 0), "pidfd_open")
+    if sys.argv[3] == "libc" and hasattr(libc, "process_madvise"):
+        said = libc.process_madvise(pidfd, ranges, 1, DOFORK, 0)
+    else:
+        said = libc.syscall(SYS_process_madvise, pidfd, ranges, 1, DOFORK, 0)
+    pid = by_instruction(57, 0)
+    if pid == 0:
+        os._exit(m.digest() != sys.argv[2])
+    say(said=said, child=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), pooled=m.pooled())
+    """
+    done = job(python(code, records.path, records.digest, by), options=POOL).finish().good()
+    (line,) = done.lines
+    require(line["said"] > 0, "no advice to oneself by process_madvise(2) before Linux 6.13")
+    assert (line["child"], line["pooled"]) == (0, False)
+
+
 def test_a_child_by_libc_s_syscall_finds_the_file(job: Start, records: Records) -> None:
     code = """
     SYS_clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]

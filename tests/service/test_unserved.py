@@ -177,6 +177,22 @@ def test_a_mapping_that_is_not_served_is_named_with_its_reason_and_a_remedy(
     assert file["path"] == str(own_records.path) and file["served_by"] is not None
 
 
+def test_huge_pages_of_no_mount_are_memory_as_well(job: Start) -> None:
+    """Of a memfd of huge pages no mount tells. None need be there: nothing is touched."""
+    code = """
+    fd = os.memfd_create("huge", 4)  # MFD_HUGETLB
+    os.truncate(fd, 64 << 20)
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    m = Mapping(again, 64 << 20, flags=MAP_SHARED | 0x4000)  # MAP_NORESERVE
+    say(ours=m.checkpoints() > 0)
+    time.sleep(0.5)
+    """
+    done = job(python(code), options=("--engine", "pool", "--budget", "32MiB")).finish().good()
+    assert done.lines == [{"ours": False}] and done.summary is not None
+    (unserved,) = done.summary["unserved"]
+    assert unserved["why"] == "hugetlbfs is memory already"
+
+
 INHERITED = """
 first = Mapping(sys.argv[1]).managed()
 say(ready=True); hear()

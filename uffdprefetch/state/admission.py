@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
+from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, generation
@@ -96,9 +97,10 @@ class FileTable:
                 return None, path, unfit
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
-        if file.file_system in MEMORY_FILE_SYSTEMS:
+        system = file_systems.known(file.f_type)  # of a memfd no mount tells
+        if file.file_system in MEMORY_FILE_SYSTEMS or system.in_memory:
             file.close()
-            return None, path, in_memory(file.file_system)
+            return None, path, in_memory(system.name if system.in_memory else file.file_system)
         self.files[key] = file
         self.look_ns = self._clock.now_ns() + LOOK_NS  # it may be refused
         return file, path, None
