@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 
@@ -615,3 +616,39 @@ const void *const up_entry[UP_ENTRIES_MAX] = {
 	(const void *)own_mprotect, (const void *)own_madvise,
 };
 const int up_entry_count = 5;
+
+/* The pool's anchor takes address space as long as the mapping (pooled.c), which a job that limits its own would miss
+ * later. What is mapped afterwards has a page of it. */
+void up_before_limit(int resource, int is_set)
+{
+	if (resource == RLIMIT_AS && is_set)
+		up_give_back_pool();
+}
+
+#define LIMIT(name, call, pid, old, sets)                                                          \
+	int saved = errno;                                                                         \
+                                                                                                   \
+	up_before_limit((int)resource, sets);                                                      \
+	errno = saved;                                                                             \
+	return up_next.name ? up_next.call                                                         \
+			    : (int)up_fail(up_sys4(SYS_prlimit64, pid, resource, limit, old))
+
+UP_EXPORT int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit)
+{
+	LIMIT(setrlimit, setrlimit(resource, limit), 0, NULL, 1);
+}
+
+UP_EXPORT int setrlimit64(__rlimit_resource_t resource, const struct rlimit64 *limit)
+{
+	LIMIT(setrlimit64, setrlimit64(resource, limit), 0, NULL, 1);
+}
+
+UP_EXPORT int prlimit(pid_t pid, enum __rlimit_resource resource, const struct rlimit *limit, struct rlimit *old)
+{
+	LIMIT(prlimit, prlimit(pid, resource, limit, old), pid, old, limit != NULL);
+}
+
+UP_EXPORT int prlimit64(pid_t pid, enum __rlimit_resource resource, const struct rlimit64 *limit, struct rlimit64 *old)
+{
+	LIMIT(prlimit64, prlimit64(pid, resource, limit, old), pid, old, limit != NULL);
+}

@@ -11,6 +11,7 @@
 #define UP_PRELOAD_H
 
 #include <errno.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -29,6 +30,8 @@ struct capability_data;
 
 /* The next definition of each call in the chain of libraries, or NULL until the constructor has run:
  * an allocator that starts before us goes straight to the kernel. */
+struct rlimit64;
+
 struct up_next {
 	void *(*mmap)(void *, size_t, int, int, int, off_t);
 	int (*munmap)(void *, size_t);
@@ -54,6 +57,10 @@ struct up_next {
 	int (*setgroups)(size_t, const gid_t *);
 	int (*initgroups)(const char *, gid_t);
 	int (*capset)(struct capability_header *, const struct capability_data *);
+	int (*setrlimit)(int, const struct rlimit *);
+	int (*setrlimit64)(int, const struct rlimit64 *);
+	int (*prlimit)(pid_t, int, const struct rlimit *, struct rlimit *);
+	int (*prlimit64)(pid_t, int, const struct rlimit64 *, struct rlimit64 *);
 	int (*open)(const char *, int, ...);
 	int (*open64)(const char *, int, ...);
 	int (*openat)(int, const char *, int, ...);
@@ -126,6 +133,8 @@ void up_settle(uintptr_t address, size_t length);
 void up_all_is_locked(void);
 /* Before a child that no atfork handler sees: it would find holes where the pool lies. */
 void up_give_back_pool(void);
+/* mapping.c: a limit is to be set, of this process or of another one. */
+void up_before_limit(int resource, int is_set);
 /* syscall.c: process_madvise(2) of these ranges is to be called. */
 void up_before_process_madvise(const struct iovec *ranges, size_t count, int advice);
 /* End the agent before the job changes who it is: its thread would keep the old identity, and a

@@ -80,7 +80,7 @@ void up_before_process_madvise(const struct iovec *ranges, size_t count, int adv
 		size_t bytes = (count - at) * sizeof(found[0]);
 
 		there = (struct iovec){ (void *)(ranges + at), bytes < sizeof(found) ? bytes : sizeof(found) };
-		n = up_sys6(SYS_process_vm_readv, up_sys0(SYS_getpid), &here, 1, &there, 1, 0);
+		n = up_sys6(SYS_process_vm_readv, up_sys0(SYS_getpid), (long)&here, 1, (long)&there, 1, 0);
 		if (n == -EFAULT || n == 0) /* so will the call be */
 			return;
 		if (n < (long)sizeof(found[0])) { /* refused, by a filter */
@@ -132,6 +132,12 @@ __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, 
 		break;
 	case SYS_process_madvise:
 		up_before_process_madvise((const struct iovec *)b, (size_t)c, (int)d);
+		break;
+	case SYS_setrlimit:
+		up_before_limit((int)a, b != 0);
+		break;
+	case SYS_prlimit64:
+		up_before_limit((int)b, c != 0);
 		break;
 	case SYS_prctl:
 		if (up_prctl_gives_up_rights(a, b))

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -268,8 +267,8 @@ else:
 def test_what_was_written_with_the_times_put_back_is_what_another_node_opens_then(
     data: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """As by `rsync --times --inplace` of a file of equal size; FUSE has no other sign of it than the
-    bytes, which are sampled each second."""
+    """As by `rsync --times --inplace` of a file of equal size: of FUSE only the bytes tell, which
+    are sampled each second."""
     meet, marks = places
     data.write_bytes(bytes([1]) * SIZE)
     with (

@@ -251,3 +251,18 @@ def test_the_wait_of_a_touch_can_be_measured_in_the_job(
     if state == "stopped":
         os.kill(service, signal.SIGCONT)
     assert work.finish().status == 0
+
+
+@both_engines
+def test_a_service_that_stands_still_at_the_end_of_its_job_goes_on_and_ends(
+    job: Start, records: Records
+) -> None:
+    code = "m = Mapping(sys.argv[1])\nsay(first=m.view[0])\nhear()\nsay(digest=m.digest())"
+    work = job(python(code, records.path))
+    work.line()
+    service = work.kill_service(signal.SIGSTOP)
+    work.tell()
+    done = work.finish()
+    assert (done.status, done.lines) == (0, [{"digest": records.digest}])
+    assert "for it stood still (SIGSTOP)" in done.stderr
+    wait_until(lambda: process_gone(service), "its end")

@@ -85,6 +85,28 @@ def test_a_job_that_may_have_no_more_address_space_has_its_file_back_from_the_po
     one.finish().good()
 
 
+@pytest.mark.parametrize("call", ["setrlimit(", "prlimit(0, "])
+def test_a_job_that_limits_its_address_space_has_as_much_of_it_as_without_us(
+    own_records: Records, job: Start, call: str
+) -> None:
+    """What is kept of the file for the pool would take the place of the job's own."""
+    code = f"""
+    import mmap, resource
+    m = Mapping(sys.argv[1])
+    say(pooled=m.pooled())
+    size = int(open("/proc/self/statm").read().split()[0]) * PAGE
+    resource.{call}resource.RLIMIT_AS, (size + (16 << 20), size + (16 << 20)))
+    own = mmap.mmap(-1, m.length)
+    again = Mapping(sys.argv[1])
+    say(digest=m.digest(), again=again.digest())
+    """
+    one = job(python(code, own_records.path), ("--engine", "pool", "--budget", "32MiB"))
+    assert one.line() == {"pooled": True}
+    digest = own_records.digest
+    done = one.finish().good()
+    assert done.lines == [{"digest": digest, "again": digest}]
+
+
 @pytest.mark.parametrize("call", ["rt_sigprocmask", "epoll_pwait", "epoll_ctl"])
 def test_a_job_that_is_refused_a_call_of_ours_runs_as_if_we_were_not_there(
     own_records: Records, job: Start, compiled: Callable[..., str], call: str

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import HANG_SECONDS, uffdprefetch, wait_until
-from harness import Job, Records, Start, listener, python
+from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
+from harness import Job, Records, Start, listener, python, service_socket
 from paths import ROOT
 
 from uffdprefetch.launch import nothing_reported
@@ -124,6 +124,26 @@ def test_a_mapping_made_before_the_service_is_up_is_told_to_it_later(
     assert done.summary["totals"]["checkpoints"]["laid"] == 0
     assert file["served_by"] == "page_tables"
     assert len(done.summary["ranks"]) == 1
+
+
+def test_a_service_whose_socket_somebody_removes_is_not_waited_for(
+    job: Start, records: Records, gate: Callable[[], None]
+) -> None:
+    """What cleans up /tmp may do so before the launcher has come to it."""
+    work = job(python(EARLY, records.path), UFFDPREFETCH_TEST_PATIENCE="10")
+    work.line()
+    (service,) = (pid for pid in children_of(work.process.pid) if is_service(pid))
+    os.unlink(service_socket(work.env))
+    gate()
+    work.tell()
+    done = work.finish()
+    assert (done.status, done.lines) == (0, [{"again": records.digest}])
+    assert "somebody has removed" in done.stderr
+    wait_until(lambda: process_gone(service), "the end of a service that nobody can reach")
+
+
+def is_service(pid: int) -> bool:
+    return b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 def settle_in(work: Job, records: Records) -> None:

@@ -175,7 +175,7 @@ class Bystander:
         return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
-def _state_of(pid: int) -> str:
+def state_of(pid: int) -> str:
     """The letter of its state in /proc/PID/stat; "X" where there is no such process, "" where it is
     not known."""
     try:
@@ -190,7 +190,7 @@ def _state_of(pid: int) -> str:
 def _has_ended(pid: int) -> bool:
     """Whether the sender has ended, so that all its signals are sent; 0: not in our namespace, or
     the kernel."""
-    return pid > 0 and _state_of(pid) in ("Z", "X")
+    return pid > 0 and state_of(pid) in ("Z", "X")
 
 
 # ---- the bystander itself -----------------------------------------------------------------------
@@ -222,7 +222,7 @@ def _stand_by(fd: int, launcher: int, waited: set[int]) -> NoReturn:
             if watched:
                 seconds = max(LOOK_LEAST_SECONDS, LOOK_SHARE * (time.monotonic() - since))
                 info = signal.sigtimedwait(waited, min(seconds, LOOK_MOST_SECONDS))
-                if _state_of(watched) not in ("T", "t") and os.getppid() == launcher:
+                if state_of(watched) not in ("T", "t") and os.getppid() == launcher:
                     os.kill(launcher, signal.SIGCONT)
             else:
                 info = signal.sigwaitinfo(waited)

@@ -410,7 +410,8 @@ def _report(
         _say_that_it_died(config, environ, node, ended, why, only_record)
         return True
     except TimeoutError:
-        say(f"no summary: the service did not answer within 5 s{node.address.see_log}")
+        stood = ", for it stood still (SIGSTOP)" if node.let_it_end() else ""
+        say(f"no summary: the service did not answer within 5 s{stood}{node.address.see_log}")
         return True
     if waited:
         _say_if_other_options_hold(config, node)

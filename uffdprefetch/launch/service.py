@@ -18,6 +18,7 @@ import sys
 import time
 
 from uffdprefetch.base import cgroup, spawn
+from uffdprefetch.base.bystander import state_of
 from uffdprefetch.base.errors import EXIT_NO_ROOM, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.record import record
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from uffdprefetch.base.config import Config
     from uffdprefetch.base.identity import Identity
 
+#: A service that ends removes its socket as its last act.
+LOST_SECONDS = 1.0
 START_TIMEOUT_SECONDS = 10.0
 #: Connections that wait for the service while it starts: those of all ranks of a node, and of all
 #: their processes. The kernel takes no more than net.core.somaxconn.
@@ -108,6 +111,11 @@ class Started:
         if pid:
             self.status = status
             self.cpu_seconds = usage.ru_utime + usage.ru_stime
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it one, unless it has ended."""
+        if self.status is None:
+            os.kill(self.pid, number)
 
     def let_go(self) -> None:
         """It is up, or has ended: the socket and the lock are its own."""
@@ -257,6 +265,7 @@ class Service:
         self._identity = identity
         self._client = client
         self._job = 0
+        self._missing_since = 0.0
 
     @property
     def had_no_room(self) -> bool:
@@ -290,6 +299,8 @@ class Service:
             return True
         try:
             self._client = NodeClient.call(self.address.socket, self._identity)
+        except FileNotFoundError:  # it is just ending, or somebody has removed its socket
+            return not self._is_lost()
         except (OSError, ServiceGone):
             return True  # it has ended, perhaps: its status will tell
         finally:
@@ -298,17 +309,39 @@ class Service:
             self._client.job_started(self._job)
         return False
 
+    def _is_lost(self) -> bool:
+        """Whether its socket has been gone for LOST_SECONDS, and it has not ended; then it does, as
+        nobody can come any more."""
+        assert self.started is not None
+        self._missing_since = self._missing_since or time.monotonic()
+        if time.monotonic() < self._missing_since + LOST_SECONDS or self.started.has_ended():
+            return False
+        self.started.signal(signal.SIGTERM)
+        return True
+
+    def let_it_end(self) -> bool:
+        """It does not answer: whether it stands still (SIGSTOP); then it goes on, for it ends by
+        itself once nobody is left. The one of another launcher is that one's affair."""
+        if self.started is None or self.started.has_ended():
+            return False
+        stands = state_of(self.started.pid) == "T"
+        if stands:
+            self.started.signal(signal.SIGCONT)
+        return stands
+
     def client(self) -> NodeClient:
         """The connection, once the service has answered.
 
-        Raises ServiceGone where it has ended, NotOurService for a stranger, TimeoutError when it
-        does not answer within START_TIMEOUT_SECONDS.
+        Raises ServiceGone where it has ended or cannot be reached any more, NotOurService for a
+        stranger, TimeoutError when it does not answer within START_TIMEOUT_SECONDS.
         """
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while self.is_awaited():
             if time.monotonic() >= deadline:
                 raise TimeoutError("it does not start")
             time.sleep(_POLL_SECONDS)
+        if self._client is None and self.started is not None and not self.started.has_ended():
+            raise ServiceGone(f"somebody has removed {self.address.socket}")
         if self._client is None:
             assert self.started is not None and self.started.status is not None
             status = os.waitstatus_to_exitcode(self.started.status)
