@@ -266,3 +266,15 @@ def test_a_service_that_stands_still_at_the_end_of_its_job_goes_on_and_ends(
     assert (done.status, done.lines) == (0, [{"digest": records.digest}])
     assert "for it stood still (SIGSTOP)" in done.stderr
     wait_until(lambda: process_gone(service), "its end")
+
+
+def test_what_a_dead_service_has_read_is_no_read_of_the_jobs(job: Start, records: Records) -> None:
+    """The launcher waits for it, and what its children have read counts for a process."""
+    code = "m = Mapping(sys.argv[1])\nsay(digest=m.digest())\nhear()"
+    work = job(python(code, records.path), options=("--engine", "pool", "--budget", "64MiB"))
+    assert work.line() == {"digest": records.digest}
+    work.kill_service()
+    work.tell()
+    done = work.finish()
+    assert done.status == 0 and done.summary is not None
+    assert done.summary["totals"]["unserved_read_bytes"] < records.size_bytes // 2

@@ -20,6 +20,7 @@ from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_unt
 from suite import own_name
 
 from uffdprefetch import doctor
+from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import faults, machine, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
@@ -354,6 +355,10 @@ def test_a_small_cgroup_cuts_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(machine, "cgroup_limit_bytes", lambda: 256 << 20)
     found = machine.memory(4 << 30)
     assert found.status == LIMIT and "256 MiB" in found.found
+    with monkeypatch.context() as full:
+        full.setattr(cgroup, "left_bytes", lambda: 33 << 20)
+        found = machine.memory(4 << 30)
+    assert found.status == CANNOT and found.found.startswith("33 MiB are left in the memory")
     monkeypatch.setattr(machine, "cgroup_limit_bytes", lambda: None)
     monkeypatch.setattr(machine, "_mem_available_bytes", lambda: 64 << 30)
     assert machine.memory(4 << 30).status == OK

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require, uffdprefetch
 
+from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import POOL_LEAST_BYTES, Config, fall_back, why_fallen_back
 from uffdprefetch.doctor import faults, pool
 from uffdprefetch.launch.engine_choice import choose
@@ -52,6 +53,16 @@ def test_why_and_what_would_lift_it_are_told(monkeypatch: pytest.MonkeyPatch) ->
     line = why_fallen_back(choose(POOL, {}))
     assert line.startswith("engine pool: no userfaultfd with kernel faults: EPERM")
     assert faults.cure() in line and "\n" not in line
+
+
+def test_where_a_pool_s_service_would_end_at_once_it_is_the_page_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cgroup, "left_bytes", lambda: cgroup.POOL_BYTES - 1)
+    assert choose(POOL, {}).engine == "cache"
+    require(works(), "no userfaultfd with kernel faults for this user")
+    monkeypatch.setattr(cgroup, "left_bytes", lambda: cgroup.POOL_BYTES)
+    assert choose(POOL, {}).engine == "pool"
 
 
 def test_a_service_that_fell_back_is_the_one_that_was_asked_for() -> None:

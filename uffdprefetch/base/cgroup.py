@@ -12,6 +12,11 @@ import zlib
 
 ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60
+#: What a service takes before it has read anything (its own memory, page tables, the kernel's
+#: stacks), and what it leaves to the job at the least (csrc/service/pressure.c): with less it would
+#: end at once. With a pool it takes as much more (docs/limits.md); some MiB of that are no pool.
+SERVICE_BYTES = (48 + 8) << 20
+POOL_BYTES = SERVICE_BYTES + (16 << 20)
 #: Hierarchies (version 1) that charge memory or by which a job's processes are found and killed;
 #: the empty name is version 2. A rank may well have a cpuset or a net_cls of its own.
 _MATTER = frozenset({"", "memory", "freezer", "pids", "name=systemd"})
@@ -99,6 +104,19 @@ def own_memory_levels() -> list[tuple[int, int]]:
             return memory_levels(file.read())
     except (OSError, ValueError):
         return []
+
+
+def left_bytes() -> int | None:
+    """What this process's memory groups leave, beside page cache; None: none has a limit."""
+    return min((left for _, left in own_memory_levels()), default=None)
+
+
+def why_no_room(needed_bytes: int) -> str | None:
+    """Why what needs so much is not started; None: there is room."""
+    left = left_bytes()
+    if left is None or left >= needed_bytes:
+        return None
+    return f"{left >> 20} MiB are left in the memory cgroup, it needs {needed_bytes >> 20} MiB"
 
 
 def groups(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import format_size
@@ -108,6 +109,12 @@ def memory(budget_bytes: int = Config.budget_bytes) -> Check:
     found = f"{format_size(available_bytes)} available, cgroup limit " + (
         "none" if limit_bytes is None else format_size(limit_bytes)
     )
+    why = cgroup.why_no_room(cgroup.SERVICE_BYTES)
+    if why is not None:
+        return Check(
+            "memory", CANNOT, why, "wrap runs the job without prefetching",
+            "ask the batch system for more memory (Slurm: --mem)", values,
+        )  # fmt: skip
     usable_bytes = min(available_bytes, limit_bytes or available_bytes)
     if usable_bytes < 2 * budget_bytes:
         return Check(

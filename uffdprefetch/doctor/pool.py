@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
 from uffdprefetch.base.units import format_size
 from uffdprefetch.doctor import faults, site
@@ -179,6 +180,12 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
             "a file that is larger is served by cache, not by the pool",
             "ulimit -f unlimited" if hard == resource.RLIM_INFINITY else None,
             {"file_size_limit_bytes": soft},
+        )  # fmt: skip
+    why_not = cgroup.why_no_room(cgroup.POOL_BYTES)
+    if why_not is not None:
+        return Check(
+            name, status, why_not, "cache is used",
+            "ask the batch system for more memory (Slurm: --mem)",
         )  # fmt: skip
     allowed, binds = limits.pool_bytes(budget, 0)
     values = {"budget_bytes": budget, "allowed_bytes": allowed, "allowed_by": binds.value}

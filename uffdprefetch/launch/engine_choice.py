@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import POOL_LEAST_BYTES, fall_back
 from uffdprefetch.base.units import format_size, parse_size
 
@@ -36,6 +37,9 @@ def _why_no_pool(config: Config, environ: Mapping[str, str]) -> str | None:
         return "no userfaultfd (UFFDPREFETCH_RUNG=2)"
     if environ.get("UFFDPREFETCH_SOCKET"):
         return None  # nested in a wrap: its service exists
+    why = cgroup.why_no_room(cgroup.POOL_BYTES)
+    if why is not None:
+        return why
     return _in_a_child(_probe)
 
 

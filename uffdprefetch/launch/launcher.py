@@ -292,7 +292,7 @@ def run(
         from uffdprefetch.launch.panel import Live
 
         view = Live(node.address.socket, config.interval_seconds, environ)
-    began, read_before, kills_before = time.monotonic(), _job_read(), oom.Counts.now()
+    began, read_before, kills_before = time.monotonic(), JobRead.now(), oom.Counts.now()
 
     def started(pid: int) -> None:
         if node is not None:
@@ -332,7 +332,9 @@ def run(
         if locks is not None:
             locks.leave()
     ended_ns = time.monotonic_ns()
-    last, read = True, _job_read().since(read_before)
+    last, read = True, JobRead.now().since(read_before)
+    if node is not None and node.started is not None:
+        read = read.since(node.started.read)  # that was no read of the job's
     if node is not None:
         if node.end_unused():
             if not only_record:
@@ -354,17 +356,6 @@ def run(
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(status), ended_ns, wait=last)
     return spawn.end_like(status)
-
-
-def _job_read() -> JobRead:
-    """What this process and its children have read (/proc/PID/io): the kernel adds those of a child
-    when it is waited for."""
-    try:
-        with open("/proc/self/io", "rb", buffering=0) as file:
-            words = file.read(512).split()
-        return JobRead(int(words[1]), int(words[words.index(b"read_bytes:") + 1]))
-    except (OSError, ValueError, IndexError):
-        return JobRead()
 
 
 def _job(argv: Sequence[str], status: int, config: Config) -> dict[str, Any]:

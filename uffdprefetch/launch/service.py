@@ -24,7 +24,7 @@ from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.record import record
 from uffdprefetch.base.rundir import is_of_node, runtime_directory, socket_path
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
+from uffdprefetch.protocol.node import JobRead, NodeClient, NotOurService, ServiceGone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ START_TIMEOUT_SECONDS = 10.0
 #: Connections that wait for the service while it starts: those of all ranks of a node, and of all
 #: their processes. The kernel takes no more than net.core.somaxconn.
 BACKLOG = 4096
-#: What a service takes before it has read anything (its own memory, page tables, the kernel's
-#: stacks), and what it leaves to the job at the least (csrc/service/pressure.c): with less it would
-#: end at once.
-ROOM_BYTES = (48 + 8) << 20
 #: Between two looks for a service that is to be waited for.
 _POLL_SECONDS = 0.002
 #: From the end of a service's connections to its own, which the kernel makes at once.
@@ -92,6 +88,7 @@ class Started:
         self.pid = pid
         self.cpu_seconds = 0.0  # once it has ended
         self.status: int | None = None  # as of waitpid(2), once it has ended
+        self.read = JobRead(0, 0)  # what it has read, which counts for us from then on
         self._listener = listener
         self._lock_fd = lock_fd
 
@@ -103,13 +100,14 @@ class Started:
     def _reap(self, options: int) -> None:
         if self.status is not None:
             return
+        before = JobRead.now()
         try:
             pid, status, usage = os.wait4(self.pid, options)
         except ChildProcessError:  # we were started with SIGCHLD ignored
             self.status = 0
             return
         if pid:
-            self.status = status
+            self.status, self.read = status, JobRead.now().since(before)
             self.cpu_seconds = usage.ru_utime + usage.ru_stime
 
     def signal(self, number: signal.Signals) -> None:
@@ -401,12 +399,10 @@ def no_service(why: str) -> UffdPrefetchError:
 def _check_room(address: Address, lock_fd: int) -> None:
     """Raises UffdPrefetchError where the memory group is too full for a service; then the names are
     gone."""
-    left = min((left for _, left in cgroup.own_memory_levels()), default=ROOM_BYTES)
-    if left < ROOM_BYTES:
+    why = cgroup.why_no_room(cgroup.SERVICE_BYTES)
+    if why is not None:
         leftovers.remove_names(address.socket, lock_fd)
-        raise no_service(
-            f"{left >> 20} MiB are left in the memory cgroup, it needs {ROOM_BYTES >> 20} MiB"
-        )
+        raise no_service(why)
 
 
 def find_or_start(environ: Mapping[str, str], config: Config, address: Address) -> Service:
