@@ -619,9 +619,9 @@ const int up_entry_count = 5;
 
 /* The pool's anchor takes address space as long as the mapping (pooled.c), which a job that limits its own would miss
  * later. What is mapped afterwards has a page of it. */
-void up_before_limit(int resource, int is_set)
+UP_EARLY void up_before_limit(int resource, int is_set)
 {
-	if (resource == RLIMIT_AS && is_set)
+	if (resource == RLIMIT_AS && is_set && up_job.pool)
 		up_give_back_pool();
 }
 
@@ -633,22 +633,22 @@ void up_before_limit(int resource, int is_set)
 	return up_next.name ? up_next.call                                                         \
 			    : (int)up_fail(up_sys4(SYS_prlimit64, pid, resource, limit, old))
 
-UP_EXPORT int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit)
+UP_EXPORT UP_EARLY int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit)
 {
 	LIMIT(setrlimit, setrlimit(resource, limit), 0, NULL, 1);
 }
 
-UP_EXPORT int setrlimit64(__rlimit_resource_t resource, const struct rlimit64 *limit)
+UP_EXPORT UP_EARLY int setrlimit64(__rlimit_resource_t resource, const struct rlimit64 *limit)
 {
 	LIMIT(setrlimit64, setrlimit64(resource, limit), 0, NULL, 1);
 }
 
-UP_EXPORT int prlimit(pid_t pid, enum __rlimit_resource resource, const struct rlimit *limit, struct rlimit *old)
+UP_EXPORT UP_EARLY int prlimit(pid_t pid, enum __rlimit_resource resource, const struct rlimit *limit, struct rlimit *old)
 {
 	LIMIT(prlimit, prlimit(pid, resource, limit, old), pid, old, limit != NULL);
 }
 
-UP_EXPORT int prlimit64(pid_t pid, enum __rlimit_resource resource, const struct rlimit64 *limit, struct rlimit64 *old)
+UP_EXPORT UP_EARLY int prlimit64(pid_t pid, enum __rlimit_resource resource, const struct rlimit64 *limit, struct rlimit64 *old)
 {
 	LIMIT(prlimit64, prlimit64(pid, resource, limit, old), pid, old, limit != NULL);
 }

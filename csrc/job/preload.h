@@ -22,6 +22,8 @@
 #pragma weak __errno_location
 
 #define UP_EXPORT __attribute__((visibility("default")))
+/* A sanitizer's run-time calls it before it is ready itself. */
+#define UP_EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 struct capability_header;
 struct capability_data;
@@ -171,7 +173,7 @@ void up_lock_mapped(void);
 #pragma GCC visibility pop
 
 /* The kernel's value as libc's: -1 and errno. */
-static inline long up_fail(long ret)
+UP_EARLY static inline long up_fail(long ret)
 {
 	if (!up_failed(ret))
 		return ret;
