@@ -185,10 +185,14 @@ def test_huge_pages_of_no_mount_are_memory_as_well(job: Start) -> None:
     again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     m = Mapping(again, 64 << 20, flags=MAP_SHARED | 0x4000)  # MAP_NORESERVE
     say(ours=m.checkpoints() > 0)
-    time.sleep(0.5)
+    hear()
     """
-    done = job(python(code), options=("--engine", "pool", "--budget", "32MiB")).finish().good()
-    assert done.lines == [{"ours": False}] and done.summary is not None
+    work = job(python(code), options=("--engine", "pool", "--budget", "32MiB"))
+    assert work.line() == {"ours": False}
+    wait_until(lambda: snapshot(work.env).refused, "the service to refuse it")
+    work.tell()
+    done = work.finish().good()
+    assert done.summary is not None
     (unserved,) = done.summary["unserved"]
     assert unserved["why"] == "hugetlbfs is memory already"
 
