@@ -10,12 +10,10 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
+#include "common/madvise.h"
 #include "job/preload.h"
 #include "common/status.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
 /* What is said of a range of less is not told: the kernel itself reads that all at once (read_ahead_kb is 128 by
  * default), and programs that drop each record say it often. */
 #define STATED_LEAST_BYTES (256 << 10)

@@ -14,12 +14,9 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
+#include "common/madvise.h"
 #include "common/uffd.h"
 #include "job/agent.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
 
 /* What is read for one touch. */
 #define FILL_BYTES ((uint64_t)64 << 10)

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
+#include "common/madvise.h"
 #include "job/preload.h"
 
 #ifndef SYS_clone3

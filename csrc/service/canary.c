@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/madvise.h"
 #include "common/sys.h"
 #include "service/canary.h"
 
@@ -40,10 +41,6 @@
  * killer, which adds up score and size, would take the service first. */
 #define SERVICE_BYTES (128ull << 20)
 #define SCORE_LESS_MOST 900
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-
 struct up_canary {
 	pthread_t thread;
 	void (*free_memory)(void *context);

@@ -219,7 +219,8 @@ def test_where_there_is_no_room_for_a_service_none_is_started(job: Start, record
 def test_what_a_dead_service_leaves_in_a_process_that_bypasses_libc_is_freed_and_stays_small(
     job: Start, cold: Records
 ) -> None:
-    """Its own thread answers for the pool then, and has 16 MiB of it at the most."""
+    """Its own thread answers for the pool then, and where that is slow the guardian, too: each has
+    16 MiB of it at the most."""
     code = """
     m = Mapping(sys.argv[1])
     def held():
@@ -246,5 +247,5 @@ def test_what_a_dead_service_leaves_in_a_process_that_bypasses_libc_is_freed_and
     work.tell()
     line = work.line()
     assert (line["digest"], line["pooled"]) == (cold.digest, True)
-    assert line["held"] <= 16 * MIB
+    assert line["held"] <= 32 * MIB
     assert work.finish().status == 0

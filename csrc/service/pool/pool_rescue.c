@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/madvise.h"
 #include "service/pool/pool.h"
 
 /* Storage that answers has done so by then, most of the time: a second read of the page is what an error costs. */
