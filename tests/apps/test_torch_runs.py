@@ -24,6 +24,7 @@ N = 500
 SIZES = (40_000, 160_000)
 #: A part of what an epoch reads after the pause.
 SENT_BYTES = N * SIZES[0] // 4
+HOLE_BYTES = 64 << 20
 
 #: Pauses after some batches, so that the test can look; the rest is what a user writes.
 SCRIPT = """
@@ -68,7 +69,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind in dict.fromkeys(case[0] for case in CASES):
         made[kind] = tmp_path_factory.mktemp("data") / kind
         KINDS[kind].make(made[kind], N, np.random.default_rng(3), sizes=SIZES)
+        grow(made[kind] / KINDS[kind].file)
     return made
+
+
+def grow(path: Path) -> None:
+    """Give it a hole that nobody reads. Of a file that is in memory whole nobody asks for an order,
+    and readahead may well bring the last page of this one with the first epoch."""
+    content = path.read_bytes()
+    at = len(content)
+    if path.suffix == ".arrow":  # whose footer is found from its end
+        at -= int.from_bytes(content[-10:-6], "little") + 10
+    with path.open("r+b") as file:
+        file.truncate(at + HOLE_BYTES)
+        file.seek(at + HOLE_BYTES)
+        file.write(content[at:])
 
 
 def cold(path: Path, kind: str) -> None:

@@ -58,7 +58,11 @@ def test_a_sanitizer_s_program_runs_as_without_us(
     plain = runner.plain(program, records.path)
     run = runner.wrapped(program, records.path, options=SMALL)
     assert (run.status, run.stdout, run.stderr) == (0, plain, "")
-    assert run.summary["refused"] == {"program alone": why}
+    refused = run.summary["refused"]
+    # while it starts, TSan maps a file of its own that it has deleted, which may be seen in /proc
+    assert {path: said for path, said in refused.items() if "/tsan.rodata." not in path} == {
+        "program alone": why
+    }
     assert run.summary["files"] == []
 
 
