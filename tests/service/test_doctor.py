@@ -22,7 +22,7 @@ from suite import own_name
 from uffdprefetch import doctor
 from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import Config
-from uffdprefetch.doctor import faults, machine, storage
+from uffdprefetch.doctor import faults, machine, show, site, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.trace.record import bpf_compiler
@@ -177,9 +177,10 @@ def test_nobody_gets_an_answer_for_every_probe(env: dict[str, str], data: Path) 
     device = Path("/dev/userfaultfd")
     if not open_to_all and not (device.exists() and device.stat().st_mode & 0o006):
         assert (document["rung"], document["exit_status"]) == (2, 2)
-        assert by_name["lay a checkpoint"]["lift"] == faults.cure()
+        lift = by_name["lay a checkpoint"]["lift"]
+        assert lift
         _, out, _ = run(env, prefix=prefix)
-        assert f"cure: {faults.cure()}" in out.splitlines()
+        assert f"cure: {lift}" in out.splitlines()
 
 
 def test_the_script_for_a_site_makes_files_that_the_system_reads(
@@ -250,21 +251,72 @@ def test_the_cure_of_a_venv_that_does_not_see_the_system_cures_it(
     assert "include-system-site-packages = true" in config
 
 
-def test_nobody_reaches_rung_1_through_an_open_device(env: dict[str, str], tmp_path: Path) -> None:
-    """What `doctor --site` sets for a group really lifts the rung (in a mount namespace)."""
-    prefix = require_unprivileged(env)
+def with_a_device(tmp_path: Path, owner: str, mode: str) -> tuple[str, ...]:
+    """The words that run a command where /dev/userfaultfd has this owner and mode: in a mount
+    namespace."""
     require(Path("/dev/userfaultfd").exists(), "no /dev/userfaultfd in this kernel")
     number = Path("/dev/userfaultfd").stat().st_rdev
     script = (
         f"mount -t tmpfs none {tmp_path} && cd {tmp_path} &&"
         f" mknod open c {os.major(number)} {os.minor(number)} &&"
-        " chgrp 65534 open && chmod 0660 open &&"
+        f" chown {owner} open && chmod {mode} open &&"
         ' mount --bind open /dev/userfaultfd && cd / && exec "$@"'
     )
-    document = report(env, prefix=("unshare", "-m", "sh", "-c", script, "sh", *prefix))
+    return ("unshare", "-m", "sh", "-c", script, "sh")
+
+
+def test_nobody_reaches_rung_1_through_an_open_device(env: dict[str, str], tmp_path: Path) -> None:
+    """What `doctor --site` sets for a group really lifts the rung (in a mount namespace)."""
+    prefix = require_unprivileged(env)
+    document = report(env, prefix=(*with_a_device(tmp_path, "0:65534", "0660"), *prefix))
     assert document["by_name"]["/dev/userfaultfd"]["status"] == OK
     assert document["by_name"]["kernel-mode fault"]["status"] == OK
     assert document["rung"] == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "cure"),
+    [
+        ("0:0", "0600", site.COMMAND),
+        ("0:12345", "0660", "sudo gpasswd -a nobody 12345"),  # whose a site has chosen
+    ],
+)
+def test_a_device_that_is_shut_to_this_user_is_a_matter_of_its_mode(
+    env: dict[str, str], tmp_path: Path, owner: str, mode: str, cure: str
+) -> None:
+    """No option of a container's engine opens what is there and has the wrong mode."""
+    require(Path("/proc/sys/vm/unprivileged_userfaultfd").read_text() != "1\n", "open to all")
+    prefix = (*with_a_device(tmp_path, owner, mode), *require_unprivileged(env))
+    document = report(env, prefix=prefix)
+    for name in ("lay a checkpoint", "/dev/userfaultfd", "pool"):
+        assert document["by_name"][name]["lift"].startswith(cure), document["by_name"][name]
+        assert f"/dev/userfaultfd is {mode} of uid 0" in document["by_name"][name]["found"]
+    _, out, _ = run(env, prefix=prefix)
+    (told,) = [line for line in out.splitlines() if line.startswith("cure: ")]
+    assert told.startswith(f"cure: {cure}")
+
+
+@pytest.mark.parametrize("in_a_container", [False, True])
+def test_a_device_that_is_missing_is_a_matter_of_who_makes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_a_container: bool
+) -> None:
+    (tmp_path / "mark").touch()
+    monkeypatch.setattr(faults, "DEVICE", str(tmp_path / "none"))
+    monkeypatch.setattr(faults, "_seccomp_is_on", lambda: False)
+    marks = (str(tmp_path / ("mark" if in_a_container else "no mark")),)
+    monkeypatch.setattr(faults, "CONTAINER_MARKS", marks)
+    assert faults.cure() == (faults.IN_A_CONTAINER if in_a_container else site.COMMAND)
+
+
+def test_what_is_ready_needs_no_cure() -> None:
+    """Least of all one that runs a script as root for the sake of huge pages."""
+    note = Check("pool huge pages", NOTE, "shmem_enabled is never", "pages of 4 KiB", site.COMMAND)
+    told = show.short(doctor.assess([*checks(), note]))
+    assert told.startswith("ready") and "pool huge pages: pages of 4 KiB" in told
+    assert "cure: " not in told and "sudo" not in told
+    limit = Check("vm.max_map_count", LIMIT, "1024", "fewer streams are followed", site.COMMAND)
+    told = show.short(doctor.assess([*checks(), note, limit]))
+    assert told.startswith("works with limits") and f"\ncure: {site.COMMAND}\n" in told
 
 
 # ---- storage ------------------------------------------------------------------------------------

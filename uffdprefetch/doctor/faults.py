@@ -6,8 +6,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import grp
 import os
+import pwd
 import select
+import stat
 import struct
 import threading
 from pathlib import Path
@@ -19,6 +22,9 @@ from uffdprefetch.native import syscalls as sc
 DEVICE = "/dev/userfaultfd"
 #: Of Docker's and Podman's own words, beside those that start the container.
 IN_A_CONTAINER = f"docker run --device {DEVICE} ...  # docs/containers.md"
+#: Docker makes the first one, Podman the second one; a machine that was made from an image may have
+#: kept one.
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"
 
 
@@ -29,12 +35,51 @@ def _seccomp_is_on() -> bool:
     )
 
 
+def _in_a_container() -> bool:
+    return _seccomp_is_on() or any(map(os.path.exists, CONTAINER_MARKS))
+
+
 def cure() -> str:
-    """What lets jobs open a userfaultfd: of a container its engine, of a node its administrator."""
-    marks = ("/.dockerenv", "/run/.containerenv")
-    if _seccomp_is_on() or any(map(os.path.exists, marks)):
-        return IN_A_CONTAINER
-    return site.COMMAND
+    """What lets jobs open a userfaultfd: where the device is missing in a container, or its device
+    controller refuses it (EPERM), the container's engine; where its mode refuses this user, who may
+    change that: the node's administrator."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            return _right_to_the_device()
+    return IN_A_CONTAINER if _in_a_container() else site.COMMAND
+
+
+def _right_to_the_device() -> str:
+    """The mode of the device's file keeps this user out."""
+    status = os.stat(DEVICE)
+    if status.st_mode & 0o060 == 0o060 and status.st_gid:  # a site has chosen a group already
+        return f"sudo gpasswd -a {_name_of_user()} {_name_of_group(status.st_gid)}  # log in anew"
+    return f"{site.COMMAND}  # on the host" if _in_a_container() else site.COMMAND
+
+
+def _name_of_user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _name_of_group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def refused(error: OSError) -> str:
+    """Why a userfaultfd was refused, with the mode of the device's file where it was for that."""
+    if error.filename != DEVICE or error.errno != errno.EACCES:
+        return why(error)
+    status = os.stat(DEVICE)
+    owner = f"uid {status.st_uid}, group {_name_of_group(status.st_gid)}"
+    return f"{DEVICE} is {stat.S_IMODE(status.st_mode):04o} of {owner} (EACCES)"
 
 
 def _through_syscall(flags: int = 0) -> int:
@@ -64,8 +109,8 @@ def by_syscall() -> Check:
         os.close(_through_syscall())
         return Check(name, OK, "opens, with kernel faults", "checkpoints (rung 1) can be used")
     except OSError as error:
-        found, refused = f"{why(error)}", error.errno
-    if refused == errno.ENOSYS:
+        found, number = f"{why(error)}", error.errno
+    if number == errno.ENOSYS:
         return Check(name, NOTE, f"{found}: not in this kernel", "page tables (rung 2) are used")
     try:
         os.close(_through_syscall(sc.UFFD_USER_MODE_ONLY))
@@ -93,7 +138,7 @@ def by_device() -> Check:
                 name, NOTE, "not there (Linux < 6.1, or a container that hides it)",
                 "userfaultfd(2) is the other way in", cure(),
             )  # fmt: skip
-        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", cure())
+        return Check(name, NOTE, refused(error), "userfaultfd(2) is the other way in", cure())
 
 
 def unprivileged_sysctl() -> Check:
@@ -134,7 +179,7 @@ def register_minor() -> Check:
         uffd, how = open_uffd()
     except OSError as error:
         return Check(
-            name, LIMIT, f"no userfaultfd: {why(error)}",
+            name, LIMIT, f"no userfaultfd: {refused(error)}",
             "no checkpoints: progress comes from page tables (rung 2)", cure(),
         )  # fmt: skip
     try:
@@ -154,7 +199,7 @@ def kernel_fault() -> Check:
         uffd, _ = open_uffd()
         address, content = _armed_page(uffd)
     except OSError as error:
-        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", cure())
+        return Check(name, LIMIT, f"not tried: {refused(error)}", "rung 2 is used", cure())
     events: list[int] = []
 
     def answer() -> None:

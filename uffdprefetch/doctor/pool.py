@@ -67,7 +67,8 @@ def _open() -> tuple[int, str]:
     try:
         uffd, how = faults.open_uffd()
     except OSError as error:
-        raise _Refused(f"no userfaultfd with kernel faults: {why(error)}", faults.cure()) from None
+        found = f"no userfaultfd with kernel faults: {faults.refused(error)}"
+        raise _Refused(found, faults.cure()) from None
     api = bytearray(struct.pack("<QQQ", sc.UFFD_API, 0, 0))
     fcntl.ioctl(uffd, sc.UFFDIO_API, api)
     if struct.unpack_from("<Q", api, 8)[0] & _FEATURES != _FEATURES:

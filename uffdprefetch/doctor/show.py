@@ -68,7 +68,8 @@ def short(report: Report) -> str:
     lines += [f"{c.name}: {c.follows}" for c in lacks[:LACKS_MAX]]
     if len(lacks) > LACKS_MAX:
         lines.append(f"and {len(lacks) - LACKS_MAX} more")
-    cures += [c.remedy for c in lacks if c.remedy]
+    # A note has no bearing on the verdict: what is well needs no cure, and least one by root.
+    cures += [c.remedy for c in lacks if c.remedy and c.status != NOTE]
     wrapped = [line for text in lines for line in _wrapped(text)]
     if cures:
         wrapped.append(f"cure: {cures[0]}")  # one line, to be copied
