@@ -2,7 +2,7 @@
 """What works on this machine for this user: probes that do the thing, and what follows.
 
 Nothing on the machine is changed: no sysctl, no bdi file, no mount outside a namespace of the
-probe's own; the one trace is 4 MiB of PATH in the page cache.
+probe's own; the one trace is some MiB of PATH in the page cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from uffdprefetch import __version__
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import usage_error
-from uffdprefetch.doctor import faults, machine, pool, storage
+from uffdprefetch.doctor import faults, machine, pool, read_ahead, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_isolated
 
 SCHEMA = "uffdprefetch.doctor/1"
@@ -82,11 +82,11 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         probes += [
             ("path", partial(storage.readable, path)),
             ("file system", partial(storage.file_system, path)),
-            ("read_ahead_kb", partial(storage.read_ahead, path)),
             ("read lease", partial(storage.lease, path)),
             ("O_DIRECT", partial(pool.direct, path)),
             ("cachestat", partial(storage.residency, path)),
             ("warm 4 MiB", partial(storage.warm, path)),
+            (read_ahead.NAME, partial(read_ahead.read_ahead, path)),
         ]
     return probes
 

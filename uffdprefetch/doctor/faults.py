@@ -39,12 +39,13 @@ def _in_a_container() -> bool:
     return _seccomp_is_on() or any(map(os.path.exists, CONTAINER_MARKS))
 
 
-def cure() -> str:
+def cure() -> str | None:
     """What lets jobs open a userfaultfd: where the device is missing in a container, or its device
     controller refuses it (EPERM), the container's engine; where its mode refuses this user, who may
-    change that: the node's administrator."""
+    change that: the node's administrator. None: it opens."""
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+        return None
     except OSError as error:
         if error.errno == errno.EACCES:
             return _right_to_the_device()

@@ -61,7 +61,8 @@ def short(report: Report) -> str:
     if report.rung != 1:  # else, whichever way in is shut, another one is open
         cures = [c.remedy for c in lacks if c.name in RUNG_1 and c.remedy]
     lacks = [c for c in lacks if c.name not in _OF_FOLLOWING]  # of which the verdict speaks
-    lacks.sort(key=lambda c: (CANNOT, LIMIT, NOTE).index(c.status))
+    general = {name for _, names in _GROUPS for name in names}  # after what was asked about: PATH
+    lacks.sort(key=lambda c: ((CANNOT, LIMIT, NOTE).index(c.status), c.name in general))
     lines = [_verdict(report)]
     if well:
         lines.append(f"works: {', '.join(well)}")

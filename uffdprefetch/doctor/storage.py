@@ -8,7 +8,6 @@ import fcntl
 import os
 import stat
 import time
-from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.units import format_duration, format_size
@@ -73,27 +72,6 @@ def file_system(path: str) -> Check:
     else:
         follows = f"{file_systems.CALLS[known.call]} fills its cache; each run checks that it does"
     return Check("file system", OK, known.name, follows, values=values)
-
-
-def read_ahead(path: str) -> Check:
-    """read_ahead_kb of the backing device. Only read: writing a Lustre client's panics the node."""
-    name = "read_ahead_kb"
-    device = os.stat(path).st_dev
-    never = ""
-    if file_systems.type_of(path) == LUSTRE:
-        never = "; NEVER write this file on Lustre, the next read panics the node"
-    size_bytes = file_systems.read_ahead_bytes(device)
-    if size_bytes is None:
-        mounts = Path("/proc/self/mountinfo").read_text()
-        place = file_systems.read_ahead_files(device, mounts)[0]
-        return Check(name, NOTE, f"no {place}", f"a run finds out what one call brings{never}")
-    kilobytes = size_bytes >> 10
-    values = {"read_ahead_bytes": size_bytes}
-    if kilobytes == 0:
-        follows = f"readahead(2) does nothing here: pread is used{never}"
-    else:
-        follows = f"one readahead(2) loads about {format_size(kilobytes * 1024)}; windows take many"
-    return Check(name, OK, str(kilobytes), follows, values=values)
 
 
 def lease(path: str) -> Check:

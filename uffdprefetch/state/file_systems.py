@@ -130,15 +130,20 @@ def _mount(device: int, mountinfo: str) -> tuple[str, str, str]:
     return found
 
 
-def read_ahead_files(device: int, mountinfo: str, bdi: Path = Path("/sys/class/bdi")) -> list[Path]:
+def read_ahead_files(device: int, mountinfo: str, sys: Path = Path("/sys")) -> list[Path]:
     """The read_ahead_kb files that may be a device's.
 
-    Most are named by its number; Lustre's by the file system and a client's address, which only
-    root can match to a mount: all of the file system's.
+    Most are named by its number, of a partition by its disk's; Lustre's by the file system and a
+    client's address, which only root can match to a mount: all of the file system's.
     """
-    own = bdi / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb"
+    bdi = sys / "class" / "bdi"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    own = bdi / number / "read_ahead_kb"
     kind, _, source = _mount(device, mountinfo)
     if kind != "lustre":
+        disk = sys / "dev" / "block" / number
+        if not own.exists() and (disk / "partition").exists():
+            own = bdi / (disk.resolve().parent / "dev").read_text().strip() / "read_ahead_kb"
         return [own]
     names = {source.rpartition(":/")[2].partition("/")[0] or "lustre", "lustre"}
     found = [p / "read_ahead_kb" for name in sorted(names) for p in sorted(bdi.glob(f"{name}-*"))]
