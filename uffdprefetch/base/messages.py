@@ -3,9 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 PREFIX = "uffdprefetch: "
+
+
+def columns() -> int | None:
+    """Of the terminal that lines are written to; None: to a file or pipe."""
+    try:
+        return os.get_terminal_size(2).columns or None if sys.stderr is not None else None
+    except OSError:
+        return None
 
 
 def say(message: str) -> None:

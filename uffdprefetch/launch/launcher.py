@@ -15,7 +15,7 @@ from uffdprefetch.base import cgroup, spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
-from uffdprefetch.base.messages import say
+from uffdprefetch.base.messages import columns, say
 from uffdprefetch.base.options import as_variables
 from uffdprefetch.base.record import record
 from uffdprefetch.launch import engine_choice, oom, service
@@ -502,7 +502,7 @@ def write_and_print(
     path, beside = write(config, environ, address, document)
     if not config.quiet and (config.verbose or speaks(environ)):
         try:
-            lines = summary.lines(document, path, config.verbose)
+            lines = summary.lines(document, path, config.verbose, columns())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
         for line in [beside, *lines] if beside is not None else lines:

@@ -8,18 +8,17 @@ import os
 import signal
 
 from uffdprefetch.base.messages import PREFIX
+from uffdprefetch.base.record import record
 from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, TypeAlias
 
     #: A line, or texts of which the first that fits is shown; the first one says most.
-    Line = str | tuple[str, ...]
+    Line: TypeAlias = "str | tuple[str, ...] | Named"
 
-#: A line of a terminal, less the prefix.
-WIDTH = 80 - len(PREFIX)
 #: Less than this is within what differs from one run to the next.
 LITTLE_SECONDS = 0.1
 #: Below this much, or this part of what was served, a job's own read(2) traffic is headers and
@@ -41,27 +40,29 @@ _PATH_LEAST = 12
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 
 
-def lines(summary: Mapping[str, Any], path: str | None = None, verbose: bool = False) -> list[str]:
+def lines(
+    summary: Mapping[str, Any],
+    path: str | None = None,
+    verbose: bool = False,
+    columns: int | None = None,
+) -> list[str]:
     """All that is said at the end, without prefix. ``path``: where the JSON was written, if it was;
-    ``verbose``: with how_it_ran()."""
+    ``verbose``: with how_it_ran(); ``columns``: of the terminal, None for what is none."""
     if not verbose:
-        return short_lines(summary)
-    return [*whole_lines(summary), *how_it_ran(summary, path)]
+        return short_lines(summary, columns)
+    return [*short_lines(summary), *how_it_ran(summary, path)]
 
 
-def short_lines(summary: Mapping[str, Any]) -> list[str]:
-    """One to four lines of WIDTH: what the run gained; what nodes have shared, or why nothing; what
-    was not served, or not as well as it could be, and why; what to do about that. All but the first
-    only where there is something to say.
+def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[str]:
+    """One to four lines: what the run gained; what nodes have shared, or why nothing; what was not
+    served, or not as well as it could be, and why; what to do about that. All but the first only
+    where there is something to say. Where a terminal has too few ``columns`` for one, the file that
+    it names loses folders; what is said of it stays whole.
 
     Pure; raises KeyError or TypeError for what is no summary.
     """
-    return [_cut(line) for line in _lines(summary)]
-
-
-def whole_lines(summary: Mapping[str, Any]) -> list[str]:
-    """short_lines(), of any length: nothing of what one says is left out."""
-    return [line if isinstance(line, str) else line[0] for line in _lines(summary)]
+    width = None if columns is None else columns - len(PREFIX)
+    return [_fitted(line, width) for line in _lines(summary)]
 
 
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
@@ -84,33 +85,41 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
 # ---- short lines --------------------------------------------------------------------------------
 
 
-def _cut(line: Line) -> str:
-    """The first of its texts that fits on a line; else what of the last one does."""
+@record(frozen=True)
+class Named:
+    """A line that names a file. ``without``: the line that does not, for where there is no room for
+    its name."""
+
+    before: str
+    path: str
+    after: str
+    without: str | None = None
+
+    def fitted(self, width: int | None) -> str:
+        """With the folders of its path that fit."""
+        name = os.path.basename(self.path)
+        room = len(self.path) if width is None else width - len(self.before) - len(self.after)
+        folders = self.path[3 - room :] if room > len(name) + 3 else ""
+        if len(self.path) <= room:
+            part = self.path
+        elif "/" in folders:
+            part = f"...{folders[folders.index('/') :]}"
+        elif len(name) <= max(room, _PATH_LEAST if self.without is None else 0):
+            part = name
+        elif self.without is not None:
+            return self.without
+        else:
+            part = f"...{name[3 - max(_PATH_LEAST, room) :]}"
+        return self.before + part + self.after
+
+
+def _fitted(line: Line, width: int | None) -> str:
+    """The first of its texts that fits; of those that do not the last, for the terminal to wrap:
+    cut short it would lack its end, which says why."""
+    if isinstance(line, Named):
+        return line.fitted(width)
     texts = (line,) if isinstance(line, str) else line
-    for text in texts:
-        if len(text) <= WIDTH:
-            return text
-    return texts[-1][: WIDTH - 3] + "..."
-
-
-def _with_path(before: str, path: str, after: str, without: str | None = None) -> Line:
-    """A line that names a file, by the folders of its path that fit; ``without``: the line that
-    does not, for where there is no room for its name."""
-    name, room = os.path.basename(path), WIDTH - len(before) - len(after)
-    folders = path[3 - room :] if room > len(name) + 3 else ""
-    if len(path) <= room:
-        part = path
-    elif "/" in folders:
-        part = f"...{folders[folders.index('/') :]}"
-    elif len(name) <= room:
-        part = name
-    elif without is not None:
-        return before + path + after, without
-    elif len(name) <= _PATH_LEAST:
-        part = name
-    else:
-        part = f"...{name[3 - max(_PATH_LEAST, room) :]}"
-    return before + path + after, before + part + after
+    return next((text for text in texts if width is None or len(text) <= width), texts[-1])
 
 
 def _served_bytes(summary: Mapping[str, Any]) -> int:
@@ -260,7 +269,7 @@ def _shared(summary: Mapping[str, Any]) -> list[Line]:
     if cluster.get("why_not"):
         return [f"nodes shared nothing: {cluster['why_not']}"]
     if first is not None:
-        return [_with_path("nodes shared nothing: ", first["path"], f": {first['why']}")]
+        return [Named("nodes shared nothing: ", first["path"], f": {first['why']}")]
     return ["nodes shared nothing: none had what another one read"]
 
 
@@ -284,7 +293,7 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
         more = f" (and {len(unserved) - 1} more)" if len(unserved) > 1 else ""
         remedy = [f"try: {first['remedy']}"] if first["remedy"] else []
         return [
-            _with_path(f"not served: {size}", first["path"], f": {first['why']}{more}"),
+            Named(f"not served: {size}", first["path"], f": {first['why']}{more}"),
             *remedy,
         ]
     by_calls, mapped = totals.get("unserved_read_bytes") or 0, _touched_bytes(summary)
@@ -302,9 +311,9 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
         return [said]
     path, largest = files[0]["path"], format_size(files[0]["bytes"])
     if largest == format_size(by_calls):
-        named = _with_path(f"{before} of ", path, " by read(2)", without=said)
+        named = Named(f"{before} of ", path, " by read(2)", without=said)
     else:
-        named = _with_path(f"{said}, {largest} of ", path, "", without=said)
+        named = Named(f"{said}, {largest} of ", path, "", without=said)
     return [named, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
 
 

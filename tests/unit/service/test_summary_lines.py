@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,15 @@ from uffdprefetch.report.summary import (
     lines,
     pool_line,
     short_lines,
-    whole_lines,
 )
 from uffdprefetch.state.unserved import Coarse, Reason
 
 
 def unserved(remedy: str | None, mapped_bytes: int) -> dict[str, Any]:
     return {"path": "/data/w", "mapped_bytes": mapped_bytes, "why": "shared", "remedy": remedy}
+
+
+TERMINAL = 80
 
 
 def changed(**values: Any) -> dict[str, Any]:
@@ -212,11 +217,11 @@ def job(*command: str, status: int = 0) -> dict[str, Any]:
     ],
 )
 def test_where_nothing_was_served_it_says_why(summary: dict[str, Any], said: list[str]) -> None:
-    assert short_lines(summary) == said
+    assert short_lines(summary, TERMINAL) == said
 
 
 def test_the_gain_is_told_with_how_much_it_may_differ() -> None:
-    assert short_lines(changed(totals_gained_error_seconds=0.3)) == [
+    assert short_lines(changed(totals_gained_error_seconds=0.3), TERMINAL) == [
         "saved about 2.35 s (give or take 300 ms) of waiting for storage"
     ]
     assert "give or take" not in short_lines(changed(totals_gained_error_seconds=0.0))[0]
@@ -274,7 +279,7 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
 def test_the_others_are_what_was_not_served_and_the_remedy(
     summary: dict[str, Any], following: list[str]
 ) -> None:
-    assert short_lines(summary)[1:] == following
+    assert short_lines(summary, TERMINAL)[1:] == following
 
 
 @pytest.mark.parametrize(
@@ -290,17 +295,46 @@ def test_a_file_is_told_by_the_folders_that_fit(path: str, end: str) -> None:
     read = [{"path": path, "bytes": 1 << 28}]
     summary = changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=read)
     told = f", 256 MiB{end}" if end else ""
-    assert short_lines(summary)[1] == f"of 1.5 GiB: 1 GiB served, 512 MiB by read(2){told}"
-    assert whole_lines(summary)[1].endswith(f", 256 MiB of {path}")
+    assert short_lines(summary, TERMINAL)[1] == (
+        f"of 1.5 GiB: 1 GiB served, 512 MiB by read(2){told}"
+    )
+    assert short_lines(summary)[1].endswith(f", 256 MiB of {path}")
 
 
+@pytest.mark.parametrize("columns", [40, TERMINAL, 160, None])
 @pytest.mark.parametrize("length", [5, 40, 200])
 @pytest.mark.parametrize("why", ["short", "w" * 40, "w" * 200])
-def test_a_line_is_a_terminals_and_a_file_is_told_by_its_end(length: int, why: str) -> None:
-    one = {**unserved("r" * length, 1 << 40), "path": f"/{'p' * length}/name", "why": why}
-    for line in short_lines(changed(files=[], unserved=[one], degradations=["x" * length])):
-        assert len(PREFIX + line) <= 80
-    assert "name: " in short_lines(changed(files=[], unserved=[one]))[1]
+def test_a_line_loses_folders_on_a_terminal_and_never_why(
+    columns: int | None, length: int, why: str
+) -> None:
+    path = f"/{'p' * length}/name"
+    one = {**unserved("r" * length, 1 << 40), "path": path, "why": why}
+    _, line, remedy = short_lines(changed(files=[], unserved=[one]), columns)
+    assert line.endswith(f"name: {why}") and remedy == f"try: {'r' * length}"
+    fits = columns is None or len(f"{PREFIX}not served: 1 TiB of {path}: {why}") <= columns
+    assert (path in line) == fits
+    if columns is not None and not fits and len(why) < 40 < columns:
+        assert len(PREFIX + line) <= columns
+    note = f"{path}: {why}"
+    (said,) = short_lines(changed(degradations=[note]), columns)[1:]
+    assert said.endswith(f"name: {why}")
+    assert columns is not None or said == f"note: {note}"
+
+
+@pytest.mark.parametrize(("columns", "told"), [(None, None), (0, None), (57, 57), (200, 200)])
+def test_only_a_terminal_has_columns(columns: int | None, told: int | None) -> None:
+    """Of its own, and not those of a variable."""
+    ours, theirs = os.pipe() if columns is None else os.openpty()
+    if columns is not None:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    code = "import sys; from uffdprefetch.base.messages import columns; print(columns())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, text=True, check=True,
+        env={**os.environ, "COLUMNS": "33"},
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    assert done.stdout.strip() == str(told)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
