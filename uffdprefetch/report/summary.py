@@ -30,6 +30,8 @@ _MODULES_SHARE = 2
 LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
 #: Options of theirs of one letter that take no value.
 _FLAGS = frozenset("-" + letter for letter in "lukvQOsXHEbh")
+#: Reasons (state/unserved.py) that only -v speaks of.
+OF_PROGRAMS = frozenset(("library",))
 #: Files of which -v says how they are served.
 DECISIONS_MAX = 20
 #: A service that was there for less has not looked at the job (service/observe.py, LOOK_NS).
@@ -122,6 +124,12 @@ def _fitted(line: Line, width: int | None) -> str:
     return next((text for text in texts if width is None or len(text) <= width), texts[-1])
 
 
+def _refused(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The mappings that were not served, but those of programs' own files: nobody wants these to be
+    served."""
+    return [one for one in summary.get("unserved") or [] if one.get("reason") not in OF_PROGRAMS]
+
+
 def _served_bytes(summary: Mapping[str, Any]) -> int:
     return sum(file.get("size_bytes") or 0 for file in summary.get("files") or [])
 
@@ -209,7 +217,7 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
     """No file was served."""
     job = summary.get("job") or {}
     if _failed(summary):
-        told = summary.get("unserved") or (summary.get("oom") or {}).get("job")
+        told = _refused(summary) or (summary.get("oom") or {}).get("job")
         mapped = "" if told else " and mapped no file"
         return f"{_failed(summary)}{mapped}"
     if _launches_elsewhere(summary):
@@ -217,7 +225,7 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
         return f"{name} runs its programs outside of this wrap"
     if summary["totals"].get("gain") == "unknown":  # nobody was there to see one
         return str(summary["rung_reason"])
-    if summary.get("unserved") or not job:
+    if _refused(summary) or not job:
         return "no mapping was served"
     if summary["wall_seconds"] < LOOKED_SECONDS:
         return "the job ended before it was looked at"
@@ -227,7 +235,7 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
 def _launches_elsewhere(summary: Mapping[str, Any]) -> bool:
     """A launcher, and nothing was seen of what it has started."""
     command = (summary.get("job") or {}).get("command") or [""]
-    return os.path.basename(command[0]) in LAUNCHERS and not summary.get("unserved")
+    return os.path.basename(command[0]) in LAUNCHERS and not _refused(summary)
 
 
 def _wrapped_inside(command: Sequence[str]) -> list[str]:
@@ -277,13 +285,14 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
     """The largest mapping that was not served, else what was read by read(2); and the remedy."""
     totals, served = summary["totals"], _served_bytes(summary)
     job = summary.get("job") or {}
-    if not served and _failed(summary) and not summary.get("unserved"):
+    mappings = _refused(summary)
+    if not served and _failed(summary) and not mappings:
         return []
     if not served and _launches_elsewhere(summary):
         return [tuple(f"try: {words}" for words in _wrapped_inside(job["command"]))]
     unserved = [
         one
-        for one in summary.get("unserved") or []
+        for one in mappings
         if not served or (one["remedy"] and one["mapped_bytes"] * _WORTH_SAYING_SHARE >= served)
     ]
     unserved.sort(key=lambda one: one["remedy"] is None)
@@ -296,21 +305,26 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
             Named(f"not served: {size}", first["path"], f": {first['why']}{more}"),
             *remedy,
         ]
-    by_calls, mapped = totals.get("unserved_read_bytes") or 0, _touched_bytes(summary)
-    files = totals.get("unserved_read_files") or []
-    # what no large file is seen for are the program's own modules, unless it is most
-    share = _WORTH_SAYING_SHARE if files else _MODULES_SHARE
-    if by_calls < max(_WORTH_SAYING_BYTES, mapped // share):
-        return []
-    before = f"not served: {format_size(by_calls)}"
+    return _read_by_calls(totals, _touched_bytes(summary))
+
+
+def _read_by_calls(totals: Mapping[str, Any], mapped: int) -> list[Line]:
+    """What came by read(2): not served is what was seen of files. All that is known of the rest is
+    its size: pipes and sockets are in it, and the program's own modules."""
+    every, files = totals.get("unserved_read_bytes") or 0, totals.get("unserved_read_files") or []
+    seen = min(every, sum(file["bytes"] for file in files))
+    if seen < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
+        if every < max(_WORTH_SAYING_BYTES, mapped // _MODULES_SHARE):
+            return []
+        return [f"{format_size(every)} came by read(2), of files or pipes: no mapping, not served"]
+    before = f"not served: {format_size(seen)}"
     if mapped:
-        total = format_size(mapped + by_calls)
-        before = f"of {total}: {format_size(mapped)} served, {format_size(by_calls)}"
-    said = f"{before} by read(2)"
-    if not files:
-        return [said]
+        before = (
+            f"of {format_size(mapped + seen)}: {format_size(mapped)} served, {format_size(seen)}"
+        )
     path, largest = files[0]["path"], format_size(files[0]["bytes"])
-    if largest == format_size(by_calls):
+    said = f"{before} by read(2)"
+    if largest == format_size(seen):
         named = Named(f"{before} of ", path, " by read(2)", without=said)
     else:
         named = Named(f"{said}, {largest} of ", path, "", without=said)

@@ -44,6 +44,14 @@ def in_memory(file_system: str) -> Refusal:
     return Refusal(Reason.IN_MEMORY, f"{file_system} is memory already")
 
 
+def is_of_a_program(path: str) -> bool:
+    """Whether a file belongs to a program, not to its data: of LMDB its lock, a library, of a Java
+    VM its classes (JDK 9 and newer: lib/modules, and the archives of class data sharing)."""
+    name = os.path.basename(path)
+    java = name.endswith(".jsa") or path.endswith("/lib/modules")
+    return name == "lock.mdb" or ".so" in name or java
+
+
 class FileTable:
     """The files under management, by (device, inode, size, mtime)."""
 
@@ -147,8 +155,8 @@ class FileTable:
             return REUSED
         if not self._config.wants(path):
             return Refusal(Reason.EXCLUDED, "left out by --include or --exclude")
-        if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
-            return Refusal(Reason.PROGRAM, "a lock file or a library")
+        if is_of_a_program(path):
+            return Refusal(Reason.LIBRARY, "a lock file, a library or a run-time's own file")
         return None
 
     # -------------------------------------------------------------- changed files

@@ -13,7 +13,8 @@ class Reason(Enum):
 
     SHARED_WRITABLE = (
         "shared-writable",
-        "map it read-only (numpy: mode='r'; lmdb: readonly=True)",
+        "map it read-only (numpy: mode='r'; lmdb: readonly=True; R: readonly = TRUE); chmod a-w it"
+        " where nobody writes it",
     )
     DELETED = "deleted", "keep the file until the job has ended"
     CHANGED = "changed", "write it before the job starts, or under another name"
@@ -22,7 +23,8 @@ class Reason(Enum):
     EXCLUDED = "excluded", "change --include or --exclude"
     TOO_LARGE = "too-large", "let the service have more memory (ulimit -v)"
     IN_MEMORY = "in-memory", None
-    PROGRAM = "program", None  # a library, a lock file; a program that is left alone
+    LIBRARY = "library", None  # of a program's own files: a library, a lock file
+    PROGRAM = "program", None  # a program that is left alone
     ANOTHER_FILE = "another-file", None  # its number, or its descriptor, is another file's by now
 
     @property
@@ -40,7 +42,10 @@ class Coarse(Enum):
     """Why a mapping is followed by page tables alone: the words for it, and the remedy; none where
     nothing is to be gained, or nobody can do anything."""
 
-    OPENED_FOR_WRITING = "opened for writing (O_RDWR)", "open it read-only (lmdb: readonly=True)"
+    OPENED_FOR_WRITING = (
+        "opened for writing (O_RDWR)",
+        "open it read-only (lmdb: readonly=True), or chmod a-w it where nobody writes it",
+    )
     WRITER = "a writer has it open", "open it read-only everywhere (lmdb: readonly=True)"
     COPIES = (
         "private and writable, its pages may be the job's own: "

@@ -23,6 +23,7 @@ from fake_service import SUMMARY_JSON
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.report import output
+from uffdprefetch.report import summary as summary_of
 from uffdprefetch.report.summary import (
     cluster_lines,
     death,
@@ -236,15 +237,29 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
     [
         (changed(files=[]), []),
         (
-            changed(**BY_READ),
-            ["not served: 1 GiB by read(2)"],
+            changed(**BY_READ),  # as of `zcat data | program`
+            ["1 GiB came by read(2), of files or pipes: no mapping, not served"],
         ),
+        (changed(totals_unserved_read_bytes=1 << 28), []),
         (
             changed(**BY_READ, totals_unserved_read_files=NAMED),
             [
-                "not served: 1 GiB by read(2), 512 MiB of /data/a",
+                "not served: 512 MiB of /data/a by read(2)",
                 "try: a format that is mapped (LMDB, Arrow, numpy.memmap)",
             ],
+        ),
+        (
+            changed(
+                **BY_READ, totals_unserved_read_files=[*NAMED, {"path": "b", "bytes": 3 << 27}]
+            ),
+            [
+                "not served: 896 MiB by read(2), 512 MiB of /data/a",
+                "try: a format that is mapped (LMDB, Arrow, numpy.memmap)",
+            ],
+        ),
+        (
+            changed(files=[], unserved=[{**unserved(None, 1 << 27), "reason": "library"}]),
+            [],
         ),
         (
             changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=NAMED),
@@ -292,7 +307,7 @@ def test_the_others_are_what_was_not_served_and_the_remedy(
     ],
 )
 def test_a_file_is_told_by_the_folders_that_fit(path: str, end: str) -> None:
-    read = [{"path": path, "bytes": 1 << 28}]
+    read = [{"path": path, "bytes": 1 << 28}, {"path": "/data/b", "bytes": 1 << 28}]
     summary = changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=read)
     told = f", 256 MiB{end}" if end else ""
     assert short_lines(summary, TERMINAL)[1] == (
@@ -335,6 +350,11 @@ def test_only_a_terminal_has_columns(columns: int | None, told: int | None) -> N
     os.close(ours)
     os.close(theirs)
     assert done.stdout.strip() == str(told)
+
+
+def test_what_is_of_programs_is_the_reason_of_that_name() -> None:
+    """The launcher loads no more for a word."""
+    assert {Reason.LIBRARY.value[0]} == summary_of.OF_PROGRAMS
 
 
 @pytest.mark.parametrize("reason", list(Reason))
