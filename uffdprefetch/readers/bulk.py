@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
-from uffdprefetch.base.units import format_size
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import bulk
 from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS
@@ -210,10 +209,12 @@ class Bulk(Predictor):
         decision = bulk.judge(inputs)
         book.why = decision.why
         if decision.what is bulk.Choice.NO_ROOM:
+            otherwise = self._room.made_by(book.pooled, file.size_bytes)
             self._refuse(
-                book, f"{decision.why} ({limit.value}): not warmed; with --budget "
-                f"{format_size(file.size_bytes).replace(' ', '')} it could be, a plan needs less",
-            )  # fmt: skip
+                book,
+                f"{decision.why} ({limit.value}): not warmed; {otherwise} it could be, a plan needs"
+                " less",
+            )
         elif decision.what is bulk.Choice.NO_GAIN:
             self._refuse(book, f"{decision.why}: not warmed, nothing to do")
         elif decision.what is bulk.Choice.MEASURE:

@@ -210,6 +210,13 @@ class Room:
             allowed = min(self._config.budget_bytes, allowed + cached_bytes)
         return allowed - others, limit
 
+    def made_by(self, pooled: PoolFile | None, needed_bytes: int) -> str:
+        """What would make room for so much, for people: a larger --budget only where no
+        other limit is in its way."""
+        pool = self._layout.pool if pooled is not None else None
+        resident = pool.pool.used_bytes() if pool is not None else None
+        return self._limits.at(needed_bytes, resident).raised_to(needed_bytes)
+
 
 def missing_bytes(
     file: FileState, start: int = 0, end: int | None = None, pooled: PoolFile | None = None

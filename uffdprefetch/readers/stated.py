@@ -176,7 +176,8 @@ class StatedRanges:
             if end - start > room:
                 book.settled.add(start, end)
                 size, left = format_size(end - start), format_size(max(0, room))
-                self._refuse(book, f"{size} do not fit in {left} ({limit.value})")
+                otherwise = self._room.made_by(pooled, end - start)
+                self._refuse(book, f"{size} do not fit in {left} ({limit.value})", otherwise)
                 continue
             room -= end - start
             if book.stream is None:
@@ -192,7 +193,7 @@ class StatedRanges:
             book.ended_ns = now
         book.pending = IntervalSet()
 
-    def _refuse(self, book: StatedFile, why: str) -> None:
+    def _refuse(self, book: StatedFile, why: str, otherwise: str) -> None:
         if book.stream is None:
             book.stage = Stage.REFUSED
             book.why = f"{book.by} has said that it will be needed, but {why}"
@@ -200,7 +201,7 @@ class StatedRanges:
             book.told = True
             self._ledger.degrade(
                 f"{book.file.path}: --whole: {why}: not read whole; what lies ahead of its readers "
-                "is; a larger --budget, or memory, would do"
+                f"is; {otherwise} it would be"
             )
 
     def _ends(self, book: StatedFile, stream: FileStream, now: int) -> bool:

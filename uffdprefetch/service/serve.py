@@ -460,7 +460,9 @@ class Service:
         layout.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
         self._asked_bytes = self._scheduler.prefetched_bytes
         if self._limit is not Limit.BUDGET and layout.allowed_bytes < before // 2:
-            self._ledger.degrade(f"windows are bounded by {self._limit.value}, not by --budget")
+            self._ledger.degrade(
+                f"less is read ahead than --budget allows: {self._limit.words} leaves no more"
+            )
 
     def _look_for_writers(self) -> None:
         """A broken lease: detach everywhere, then let the writer in."""

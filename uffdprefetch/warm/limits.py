@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from uffdprefetch.base import cgroup
+from uffdprefetch.base.units import format_size
 from uffdprefetch.native import memory
 from uffdprefetch.native.memory import Pressure
 
@@ -26,6 +27,21 @@ class Limit(Enum):
     BUDGET = "--budget"
     MEMORY = "MemAvailable"
     CGROUP = "cgroup memory limit"
+
+    @property
+    def words(self) -> str:
+        """In a sentence."""
+        if self is Limit.MEMORY:
+            return "the node's free memory (MemAvailable)"
+        return "the memory limit of the job's control group" if self is Limit.CGROUP else self.value
+
+    def raised_to(self, needed_bytes: int) -> str:
+        """What would have to be otherwise for so much to fit, for people."""
+        if self is Limit.MEMORY:
+            return "on a node with more free memory"
+        if self is Limit.CGROUP:
+            return "with a higher memory limit of the job (Slurm: --mem)"
+        return f"with --budget {format_size(needed_bytes).replace(' ', '')}"
 
 
 def mem_available_bytes(meminfo: str) -> int | None:
@@ -92,6 +108,13 @@ class Limits:
     def ahead_bytes(self) -> tuple[int, Limit]:
         """See :func:`allowed_bytes`."""
         return allowed_bytes(self.budget_bytes)
+
+    def at(self, budget_bytes: int, resident_bytes: int | None = None) -> Limit:
+        """Which limit would bind if --budget were this; ``resident_bytes``: of a pool that holds
+        so much."""
+        if resident_bytes is None:
+            return allowed_bytes(budget_bytes)[1]
+        return pool_bytes(budget_bytes, resident_bytes, pressure=self.pressure)[1]
 
     def pool_bytes(self, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, Limit]:
         """See :func:`pool_bytes`."""

@@ -322,6 +322,7 @@ def a_pool(budget_bytes: int, limited_by: Limit | None) -> Any:
     """One that maps no more than what is touched."""
     return SimpleNamespace(
         budget_bytes=budget_bytes, limited_by=limited_by,
+        pool=SimpleNamespace(used_bytes=lambda: 0),
         walked=lambda part, stream, start, end, forward: (start, end),
     )  # fmt: skip
 
@@ -351,6 +352,39 @@ def test_a_file_in_the_pool_must_fit_in_the_pool(
     until(bed, file, "refused")
     (finding,) = bed.ledger.degradations
     assert f"256 MiB do not fit in 255 MiB ({named})" in finding and bed.sent == []
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("next_one", "advice"),
+    [
+        (Limit.BUDGET, "with --budget 256MiB it could be"),
+        (Limit.CGROUP, "with a higher memory limit of the job (Slurm: --mem) it could be"),
+        (Limit.MEMORY, "on a node with more free memory it could be"),
+    ],
+)
+def test_a_larger_budget_is_advised_only_where_nothing_else_is_in_its_way(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, next_one: Limit, advice: str, pooled: bool
+) -> None:
+    """--budget 4GiB is the default: who has a smaller memory limit gains nothing by it."""
+    asked = []
+
+    def at(budget_bytes: int, resident_bytes: int | None = None) -> Limit:
+        asked.append((budget_bytes, resident_bytes))
+        return next_one
+
+    bed = Bed(monkeypatch)
+    monkeypatch.setattr(bed.limits, "at", at)
+    monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (SIZE - MIB, Limit.BUDGET))
+    if pooled:
+        monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE - MIB, None))
+        in_the_pool(bed, file)
+    else:
+        bed.crops(bed.region(file), 400)
+    until(bed, file, "refused")
+    (finding,) = bed.ledger.degradations
+    assert finding.endswith(f": not warmed; {advice}, a plan needs less")
+    assert asked == [(SIZE, 0 if pooled else None)]
 
 
 def test_two_files_that_fit_in_the_pool_only_singly(

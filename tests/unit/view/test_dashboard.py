@@ -39,7 +39,7 @@ def busy(count: int) -> model.View:
     made["files"] = [
         {**made["files"][0], "path": f"/data/{'deep/' * i}shard-{i:05}.mdb"} for i in range(30)
     ]
-    made["degradations"] = ["windows are bounded by MemAvailable, not by --budget", "x " * 200]
+    made["degradations"] = ["less is read ahead than --budget allows: so", "x " * 200]
     process = {
         "pid": 77, "parent_pid": 1, "command": "static", "why": "static", "maps_bytes": MIB,
     }  # fmt: skip
@@ -165,11 +165,11 @@ def test_the_reason_for_no_stall_fits_80_columns_whole() -> None:
 
 
 def test_a_degradation_has_a_line_at_every_size() -> None:
-    shown = snapshot(40, degradations=["windows are bounded by MemAvailable, not by --budget"])
+    shown = snapshot(40, degradations=["less is read ahead than --budget allows: so"])
     for width, height in SIZES:
         text = plain(render.picture(shown, width, height))
-        assert "! windows are bounded" in text, (width, height)
-    assert "! windows are bounded" in plain(panel.panel(shown, 80, 5))
+        assert "! less is read ahead" in text, (width, height)
+    assert "! less is read ahead" in plain(panel.panel(shown, 80, 5))
 
 
 def test_several_alerts_are_counted_gravest_first() -> None:

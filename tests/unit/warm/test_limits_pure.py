@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uffdprefetch.warm import limits
-from uffdprefetch.warm.limits import TokenBucket, cgroup_room_bytes
+from uffdprefetch.warm.limits import Limit, Limits, TokenBucket, cgroup_room_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 SECOND = 1_000_000_000
@@ -31,6 +31,28 @@ def test_a_kernel_without_mem_available() -> None:
     text = "".join(line for line in _MEMINFO.splitlines(True) if "Available" not in line)
     assert limits.mem_available_bytes(text) is None
     assert limits.mem_available_bytes("") is None
+
+
+def test_which_limit_would_bind_next_is_that_of_the_larger_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "mem_available_bytes", lambda _: 8 * GIB)
+    monkeypatch.setattr(limits, "cgroup_room_bytes", lambda _: None)
+    of_a_run = Limits(GIB)
+    assert of_a_run.ahead_bytes() == (GIB, Limit.BUDGET)
+    assert of_a_run.at(4 * GIB) is Limit.BUDGET
+    assert of_a_run.at(5 * GIB) is Limit.MEMORY
+    monkeypatch.setattr(limits, "cgroup_room_bytes", lambda _: 16 * GIB)
+    assert of_a_run.at(3 * GIB) is Limit.CGROUP
+
+
+def test_each_limit_is_told_in_words_and_with_what_would_lift_it() -> None:
+    assert [limit.raised_to(3 * GIB) for limit in Limit] == [
+        "with --budget 3GiB",
+        "on a node with more free memory",
+        "with a higher memory limit of the job (Slurm: --mem)",
+    ]
+    assert all(limit.words for limit in Limit)
 
 
 # ---- cgroups ------------------------------------------------------------------------------------
