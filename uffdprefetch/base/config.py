@@ -143,9 +143,10 @@ class Config:
 def validate(config: Config) -> Config:
     """Return ``config`` if its values make sense together, else raise (exit 2)."""
 
-    def check(condition: bool, message: str) -> None:
+    def check(condition: bool, key: str, what: str, name: str | None = None) -> None:
+        """``what`` is wrong with the option ``key``, of which ``name`` is the field."""
         if not condition:
-            raise usage_error(message)
+            raise usage_error(f"{_written(config, key, name or key.replace('-', '_'))} {what}")
 
     for name, words in (
         ("engine", ENGINES),
@@ -155,39 +156,62 @@ def validate(config: Config) -> Config:
         ("torch", TORCH),
     ):
         value = getattr(config, name)
-        check(value in words, f"{name} {value!r} is none of {', '.join(words)}")
-    check(0.0 < config.serve_cpu <= 4096.0, f"serve-cpu {config.serve_cpu} is no number of cores")
+        what = f"{value!r} is none of {', '.join(words)}"
+        check(value in words, name.replace("_", "-"), what)
+    cores = config.serve_cpu
+    check(0.0 < cores <= 4096.0, "serve-cpu", f"{cores:g} is no number of cores")
     check(
         config.budget_bytes >= PAGE_BYTES,
-        f"budget {config.budget_bytes} is less than a page: give it a unit, as in --budget 4GiB",
+        "budget",
+        f"{config.budget_bytes} is less than a page: give it a unit, as in 4GiB",
+        "budget_bytes",
     )
-    check(0.0 < config.threshold <= 1.0, f"threshold {config.threshold} is not in 0..1")
+    check(0.0 < config.threshold <= 1.0, "threshold", f"{config.threshold} is not in 0..1")
     check(
         config.size_bytes >= PAGE_BYTES,
-        f"size {config.size_bytes} is less than a page ({PAGE_BYTES} bytes)",
+        "size",
+        f"{config.size_bytes} is less than a page ({PAGE_BYTES} bytes)",
+        "size_bytes",
     )
     check(
         config.policy != "fixed" or config.budget_bytes >= config.size_bytes,
-        f"budget {format_size_exact(config.budget_bytes)} is less than size"
+        "budget",
+        f"{format_size_exact(config.budget_bytes)} is less than --size"
         f" {format_size_exact(config.size_bytes)}: raise --budget or lower --size",
+        "budget_bytes",
     )
     distance = config.distance_bytes
     if distance is not None:
         check(
             distance >= PAGE_BYTES and distance % PAGE_BYTES == 0,
-            f"distance {distance} is not a multiple of the page ({PAGE_BYTES} bytes)",
+            "distance",
+            f"{distance} is not a multiple of the page ({PAGE_BYTES} bytes)",
+            "distance_bytes",
         )
     rate = config.max_rate_bytes_per_second
     check(
         rate is None or rate >= MIB,
-        f"max-rate {rate} is below 1 MiB/s: to read nothing ahead use --policy none",
+        "max-rate",
+        f"{rate} is below 1 MiB/s: to read nothing ahead use --policy none",
+        "max_rate_bytes_per_second",
     )
     check(
         config.interval_seconds >= 0.1,
-        f"interval {config.interval_seconds:g} s is too short: at least 100ms",
+        "interval",
+        f"{config.interval_seconds:g} s is too short: at least 100ms",
+        "interval_seconds",
     )
-    check(config.output != "", "output is empty: give a pattern such as uffdprefetch.%j.%r")
+    check(config.output != "", "output", "is empty: give a pattern such as uffdprefetch.%j.%r")
     return config
+
+
+def _written(config: Config, key: str, name: str) -> str:
+    """How an option was written where its value is from: on the command line, as a variable, as a
+    key of a file."""
+    origin = config.origins.get(name, "")
+    if origin.startswith(PREFIX):
+        return f"{origin}:"
+    return f"{origin}: {key}:" if "/" in origin else f"--{key}"
 
 
 def fall_back(config: Config, why: str) -> Config:

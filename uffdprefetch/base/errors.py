@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 #: Exit statuses of our own; otherwise the wrapper's is the wrapped program's. 125-127 as env(1) and
 #: timeout(1) have them.
 EXIT_CANNOT = 1
@@ -25,6 +32,15 @@ class UffdPrefetchError(Exception):
         super().__init__(message)
         self.message = message
         self.exit_code = exit_code
+
+
+def named(what: str, parse: Callable[[str], T], text: str) -> T:
+    """What ``parse`` makes of a text; where it is wrong the error begins with ``what`` it is of: an
+    option, a variable, a key of a file."""
+    try:
+        return parse(text)
+    except UffdPrefetchError as error:
+        raise UffdPrefetchError(f"{what}: {error.message}", error.exit_code) from None
 
 
 def pip_install(*names: str) -> str:

@@ -12,8 +12,8 @@ import os
 import sys
 
 from uffdprefetch.base.config import FIXED_DISTANCE_BYTES, PREFIX, Config, validate
-from uffdprefetch.base.errors import UffdPrefetchError, usage_error
-from uffdprefetch.base.options import BY_KEY, BY_VARIABLE, OPTIONS, Option
+from uffdprefetch.base.errors import UffdPrefetchError, named, usage_error
+from uffdprefetch.base.options import BY_KEY, BY_VARIABLE, OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ INTERNAL_VARIABLES = frozenset(
 )
 
 
-def _parsed(option: Option, text: str, origin: str) -> Any:
-    try:
-        return option.parse(text)
-    except UffdPrefetchError as error:
-        raise usage_error(f"{origin}: {error.message}") from None
-
-
 def _from_command_line(args: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in OPTIONS:
@@ -46,7 +39,7 @@ def _from_command_line(args: Mapping[str, Any]) -> dict[str, Any]:
             continue
         # On the command line a glob may contain a colon: it is no separator there.
         values[option.field] = (
-            tuple(given) if option.is_list else _parsed(option, given, f"--{option.key}")
+            tuple(given) if option.is_list else named(f"--{option.key}", option.parse, given)
         )
     return values
 
@@ -73,7 +66,7 @@ def _from_variable(name: str, text: str) -> dict[str, Any]:
     if name not in BY_VARIABLE:
         raise _unknown(name, [*BY_VARIABLE, *INTERNAL_VARIABLES], "environment")
     option = BY_VARIABLE[name]
-    return {option.field: _parsed(option, text, name)}
+    return {option.field: named(name, option.parse, text)}
 
 
 def load_toml(path: str, what: str) -> dict[str, Any]:
@@ -109,7 +102,7 @@ def _from_key(path: str, key: str, value: Any) -> dict[str, Any]:
             raise usage_error(f"{origin}: wants true or false, got {value!r}")
         return {option.field: value}
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        return {option.field: _parsed(option, str(value), origin)}
+        return {option.field: named(origin, option.parse, str(value))}
     raise usage_error(f"{origin}: wants a string or a number, got {value!r}")
 
 

@@ -71,6 +71,19 @@ def split_rest(
     return words[:at], words[at + 1 :] if at < len(words) else None
 
 
+def with_values(words: Sequence[str]) -> list[str]:
+    """The words with a negative number joined to the option before it: argparse takes -5MiB for an
+    option, and says that the one before it lacks its value."""
+    found: list[str] = []
+    for word in words:
+        after = found[-1] if found else ""
+        if word[:1] == "-" and word[1:2].isdigit() and after[:2] == "--" and "=" not in after:
+            found[-1] = f"{after}={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def _dedented(docstring: str) -> str:
     """A docstring as help text (Python 3.13 dedents it by itself)."""
     import textwrap
@@ -200,7 +213,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         if plain is not None:
             return command.run(Plain(plain), rest)  # type: ignore[arg-type]
     parser = parser_of(name, command)
-    args, unknown = parser.parse_known_args(words)
+    args, unknown = parser.parse_known_args(with_values(words))
     if unknown:
         parser.error(_unrecognized(unknown, parser, rest is not None))
     return command.run(args, rest)

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, named, usage_error
 from uffdprefetch.base.units import parse_duration, parse_rate, parse_size
 
 
@@ -94,9 +94,9 @@ class Command:
 
         wishes = measure.Wishes(
             args.path,
-            parse_duration(args.seconds),
-            parse_size(args.bytes),
-            parse_size(args.file_size),
+            named("--seconds", parse_duration, args.seconds),
+            named("--bytes", parse_size, args.bytes),
+            named("--file-size", parse_size, args.file_size),
             _counts(args.threads),
             _sizes(args.requests),
             args.prefetchers,
@@ -158,9 +158,10 @@ def _write(name: str, text: str) -> None:
 
 
 def _rate(option: str, text: str) -> str:
-    if parse_rate(text) < 1:
+    rate = named(option, parse_rate, text)
+    if rate < 1:
         raise usage_error(f"{option} {text}: more than none")
-    return f"{parse_rate(text) / 1e6:.6g}MB/s"
+    return f"{rate / 1e6:.6g}MB/s"
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -174,7 +175,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(sorted({parse_size(part) for part in text.split(",")}))
+    sizes = tuple(sorted({named("--requests", parse_size, part) for part in text.split(",")}))
     if sizes[0] < 4096 or any(size % 4096 for size in sizes):
         raise usage_error(f"--requests {text}: multiples of 4KiB")
     return sizes

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, named, usage_error
 from uffdprefetch.base.units import parse_duration, parse_rate, parse_size
 
 
@@ -50,9 +50,9 @@ class Command:
                     f"no configuration {unknown[0]!r}: one of {', '.join(demo.CONFIGURATIONS)}"
                 )
         options = demo.Options(
-            size_bytes=parse_size(args.size),
-            bandwidth=parse_rate(args.bandwidth),
-            latency_us=round(parse_duration(args.latency) * 1e6),
+            size_bytes=named("--size", parse_size, args.size),
+            bandwidth=named("--bandwidth", parse_rate, args.bandwidth),
+            latency_us=round(named("--latency", parse_duration, args.latency) * 1e6),
             local=args.local,
             work=args.work,
             configurations=names,

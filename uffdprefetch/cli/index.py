@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.errors import named, usage_error
 from uffdprefetch.base.units import parse_size
 
 
@@ -87,7 +87,9 @@ def _sizes(record: str | None, header: str | None) -> tuple[int | None, int]:
         raise usage_error("--header-size is given twice: it stands in --record-size too")
     if comma:
         header = after
-    return parse_size(size), 0 if header is None else parse_size(header)
+    of_header = "--record-size" if comma else "--header-size"
+    record_bytes = named("--record-size", parse_size, size)
+    return record_bytes, 0 if header is None else named(of_header, parse_size, header)
 
 
 def _key(text: str) -> bytes:

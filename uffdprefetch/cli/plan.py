@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.errors import named, usage_error
 from uffdprefetch.base.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Command:
         for name in ("rank", "epoch"):
             if (getattr(args, name) or 0) < 0:
                 raise usage_error(f"--{name} {getattr(args, name)}: they count from 0")
-        lookahead_bytes = parse_size(args.lookahead)
+        lookahead_bytes = named("--lookahead", parse_size, args.lookahead)
         if lookahead_bytes < 1:
             raise usage_error("--lookahead: at least 1 byte")
         from uffdprefetch.orders import plan_file
@@ -66,7 +66,7 @@ def _link(bandwidth: str | None, seconds: str | None) -> Link | None:
         return None
     if bandwidth is None or seconds is None:
         raise usage_error("--bandwidth and --seconds-per-item: give both, or none")
-    rate = parse_rate(bandwidth)
+    rate = named("--bandwidth", parse_rate, bandwidth)
     if rate < 1:
         raise usage_error(f"--bandwidth {bandwidth}: more than none")
-    return Link(rate, parse_duration(seconds))
+    return Link(rate, named("--seconds-per-item", parse_duration, seconds))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import UffdPrefetchError, named, usage_error
 
 if TYPE_CHECKING:
     from uffdprefetch.sim.replay.choices import Choice
@@ -278,16 +278,18 @@ def _storage(args: argparse.Namespace) -> Storage:
         raise usage_error(
             "--replay: of which storage? a calibrated SCENARIO, or --bandwidth and --latency"
         )
-    rate = parse_rate(args.bandwidth)
+    rate = named("--bandwidth", parse_rate, args.bandwidth)
     if rate < 1:
         raise usage_error(f"--bandwidth {args.bandwidth}: more than none")
-    return Storage(rate, parse_duration(args.latency))
+    return Storage(rate, named("--latency", parse_duration, args.latency))
 
 
 def _sizes(option: str, text: str | None, least: int = 1 << 16) -> list[int]:
     from uffdprefetch.base.units import format_size_exact, parse_size
 
-    sizes = [parse_size(part) for part in text.split(",")] if text is not None else []
+    sizes = (
+        [named(option, parse_size, part) for part in text.split(",")] if text is not None else []
+    )
     if any(size < least for size in sizes):
         raise usage_error(f"{option} {text}: at least {format_size_exact(least)}")
     return sizes

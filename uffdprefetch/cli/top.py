@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, named, usage_error
 from uffdprefetch.base.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Command:
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if rest is not None:
             raise usage_error("top watches jobs, it starts none: nothing goes after --")
-        interval_seconds = parse_duration(args.interval)
+        interval_seconds = named("--interval", parse_duration, args.interval)
         if interval_seconds < INTERVAL_MIN_SECONDS:
             raise usage_error(f"--interval {args.interval}: at least 100ms")
         from uffdprefetch.view import watch

@@ -82,7 +82,7 @@ class Command:
 
 def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     from uffdprefetch.base import spawn
-    from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
+    from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError, named
     from uffdprefetch.base.identity import identify
     from uffdprefetch.base.messages import say
     from uffdprefetch.base.units import parse_duration
@@ -104,7 +104,8 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     name = output.expand(args.output or "uffdprefetch.%p", "", identify(environ).rank, environ)
     spec = Spec(
         output_path(name), args.force, args.include, MIN_SIZE_BYTES, args.max_events, rest or [],
-        duration_seconds=None if args.duration is None else parse_duration(args.duration),
+        duration_seconds=None if args.duration is None
+        else named("--duration", parse_duration, args.duration),
         quiet=args.quiet, witness=not args.no_bpf,
     )  # fmt: skip
     if rest:

@@ -197,16 +197,19 @@ def test_whole_is_what_matches_and_by_default_nothing() -> None:
         ({"UFFDPREFETCH_POLCY": "auto"}, "'UFFDPREFETCH_POLCY', the nearest is"),
         ({"UFFDPREFETCH_SIZE": "big"}, "UFFDPREFETCH_SIZE: not a size: 'big'"),
         ({"UFFDPREFETCH_STRICT": "perhaps"}, "UFFDPREFETCH_STRICT: 'perhaps' is neither"),
-        ({"UFFDPREFETCH_THRESHOLD": "1.5"}, "threshold 1.5 is not in 0..1"),
-        ({"UFFDPREFETCH_THRESHOLD": "nan"}, "threshold nan is not in 0..1"),
+        ({"UFFDPREFETCH_THRESHOLD": "1.5"}, "UFFDPREFETCH_THRESHOLD: 1.5 is not in 0..1"),
+        ({"UFFDPREFETCH_THRESHOLD": "nan"}, "UFFDPREFETCH_THRESHOLD: nan is not in 0..1"),
         (
             {"UFFDPREFETCH_BUDGET": "1MiB", "UFFDPREFETCH_POLICY": "fixed"},
-            "budget 1MiB is less than size 50MiB",
+            "UFFDPREFETCH_BUDGET: 1MiB is less than --size 50MiB",
         ),
-        ({"UFFDPREFETCH_DISTANCE": "5000"}, "distance 5000 is not a multiple of the page"),
-        ({"UFFDPREFETCH_SIZE": "100"}, "size 100 is less than a page"),
+        (
+            {"UFFDPREFETCH_DISTANCE": "5000"},
+            "UFFDPREFETCH_DISTANCE: 5000 is not a multiple of",
+        ),
+        ({"UFFDPREFETCH_SIZE": "100"}, "UFFDPREFETCH_SIZE: 100 is less than a page"),
         ({"UFFDPREFETCH_MAX_RATE": "1kB/s"}, "below 1 MiB/s"),
-        ({"UFFDPREFETCH_OUTPUT": ""}, "output is empty"),
+        ({"UFFDPREFETCH_OUTPUT": ""}, "UFFDPREFETCH_OUTPUT: is empty"),
         ({"UFFDPREFETCH_ENGINE": "cash"}, "did you mean cache?"),
         ({"UFFDPREFETCH_EVICT": "belady"}, "'belady' is none of cyclic, lru"),
         ({"UFFDPREFETCH_HUGE_PAGES": "always"}, "'always' is none of auto, off"),
@@ -227,6 +230,15 @@ def test_what_is_wrong_is_one_clear_line(
     assert machine.load(**variables, UFFDPREFETCH_MIN_SIZE="1MiB").min_size_bytes == 1 << 20
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1 and said.endswith("; ignored\n")
+
+
+def test_what_does_not_fit_is_named_as_it_was_written(machine: Machine) -> None:
+    with pytest.raises(UffdPrefetchError, match=r"^--size 100 is less than a page"):
+        machine.load("--size", "100")
+    machine.local_file.write_text("size = 100\n")
+    with pytest.raises(UffdPrefetchError) as caught:
+        machine.load("--strict")
+    assert caught.value.message.startswith(f"{machine.local_file}: size: 100 is less than a page")
 
 
 @pytest.mark.parametrize(
@@ -365,5 +377,5 @@ def test_values_are_looked_at_together_and_not_one_by_one(
     loaded = machine.load(**given, UFFDPREFETCH_MIN_SIZE="1MiB")
     assert (loaded.policy, loaded.size_bytes) == ("fixed", Config.size_bytes)
     assert loaded.min_size_bytes == 1 << 20 and "; ignored" in capsys.readouterr().err
-    with pytest.raises(UffdPrefetchError, match="budget 1MiB is less than size"):
+    with pytest.raises(UffdPrefetchError, match=r"^--budget 1MiB is less than --size"):
         machine.load("--budget", "1MiB", "--policy", "fixed")

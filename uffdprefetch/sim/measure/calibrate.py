@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.base.units import format_size
 from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MIN, Budget, repeat
@@ -281,4 +281,4 @@ def _reader(
                 )
             yield reader
     except OSError as error:
-        raise UffdPrefetchError(f"calibrate: cannot read {path}: {error.strerror}") from None
+        raise usage_error(f"calibrate: cannot read {path}: {error.strerror}") from None

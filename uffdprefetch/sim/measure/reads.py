@@ -10,7 +10,7 @@ import stat
 
 import numpy as np
 
-from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.native.uffd import resident_bytes
 from uffdprefetch.sim.measure.barrier import seconds_from_barrier
 from uffdprefetch.sim.measure.bounds import Budget
@@ -40,7 +40,7 @@ class Reader:
         elif stat.S_ISREG(os.stat(path).st_mode):
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
         else:
-            raise UffdPrefetchError(f"calibrate: {path} is no file: give one, or a directory")
+            raise usage_error(f"calibrate: {path} is no file: give one, or a directory")
         self.direct = direct
         self.size_bytes = os.fstat(self.fd).st_size
         if not direct:

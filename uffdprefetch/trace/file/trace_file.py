@@ -49,7 +49,11 @@ _UNSIGNED = (np.uint8, np.uint16, np.uint32)
 
 
 class TraceError(UffdPrefetchError):
-    """A file that cannot be read as a trace: what was seen, and where."""
+    """A file that cannot be read as a trace: what was seen, and where. Exit 2, as of any file that
+    is not what it should be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, EXIT_USAGE)
 
 
 # ---- columns ------------------------------------------------------------------------------------
