@@ -98,7 +98,7 @@ def test_a_wrong_quantity_is_one_line_that_names_its_option(
     [
         "trace {}", "trace --compare {} {}", "summary {}", "summary --compare {} {}",
         "index {}", "index --format npy {}", "index --format lmdb {}", "index --format arrow {}",
-        "index --format tfrecord {}",
+        "index --format tfrecord {}", "index --format safetensors {}",
         "plan {}", "simulate {}", "simulate --replay {} --bandwidth 1GB/s --latency 1ms",
         "wrap --plan {} -- true", "wrap --config {} -- true", "doctor --config {}",
     ],

@@ -192,6 +192,6 @@ def test_the_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["index", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "lmdb, npy, arrow, tfrecord, raw" in text and "SIZE[,HEADER]" in text
+    assert "lmdb, npy, arrow, tfrecord, safetensors, raw" in text and "SIZE[,HEADER]" in text
     main(["--help"])
     assert "index" in capsys.readouterr().out

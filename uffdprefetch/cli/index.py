@@ -17,7 +17,8 @@ class Command:
     """Show which bytes of a record file hold which record.
 
     FILE is an LMDB (its directory, too), a .npy file, a TFRecord file, an Arrow IPC file or stream,
-    or raw records of one size. Its data are not read, only what says where records are. With
+    a safetensors file (its records are tensors, their keys the tensors' names), or raw records of
+    one size. Its data are not read, only what says where records are. With
     --record or --key: where these lie. Exit status: 0; 2 when the file is not what it should be
     (one line says at which byte), or there is no such record.
     """

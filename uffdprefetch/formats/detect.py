@@ -36,6 +36,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "npy": ("uffdprefetch.formats.npy", "Npy"),
     "arrow": ("uffdprefetch.formats.arrow", "Arrow"),
     "tfrecord": ("uffdprefetch.formats.tfrecord", "TFRecord"),
+    "safetensors": ("uffdprefetch.formats.safetensors", "Safetensors"),
     "raw": ("uffdprefetch.formats.raw", "Raw"),
 }
 #: Magic numbers of whole-file compression, which cannot be indexed.

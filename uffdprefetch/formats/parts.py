@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from uffdprefetch.formats.error import FormatError
 
@@ -40,31 +40,50 @@ def parts_of(reader: RangeReader) -> list[Range] | None:
     head = reader.read(0, LENGTH_BYTES + 1)
     if head.startswith(ZIP_MAGIC):
         return _of_zip(reader)
-    if len(head) > LENGTH_BYTES and head[LENGTH_BYTES:] == b"{":
-        return _of_safetensors(reader, int.from_bytes(head[:LENGTH_BYTES], "little"))
-    return None
-
-
-def _of_safetensors(reader: RangeReader, header_bytes: int) -> list[Range] | None:
-    data = LENGTH_BYTES + header_bytes
-    if header_bytes > HEADER_MAX_BYTES or data > reader.size_bytes:
+    length = safetensors_header_bytes(head, reader.size_bytes)
+    if length is None or length > HEADER_MAX_BYTES:
         return None  # the first bytes of any other file
+    tensors = safetensors_of(reader, length)
+    return sorted((one.start, one.end) for one in tensors if one.start < one.end)
+
+
+class Tensor(NamedTuple):
+    """[start, end) of the file."""
+
+    start: int
+    end: int
+    name: str
+    dtype: str
+
+
+def safetensors_header_bytes(head: bytes, size_bytes: int) -> int | None:
+    """How long the header is of a file of this size that begins so; None: it is no safetensors."""
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    is_one = len(head) > LENGTH_BYTES and head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{"
+    return length if is_one and LENGTH_BYTES + length <= size_bytes else None
+
+
+def safetensors_of(reader: RangeReader, header_bytes: int) -> list[Tensor]:
+    """The tensors in the order of the header. Raises FormatError where it says what cannot be."""
+    data = LENGTH_BYTES + header_bytes
     text = reader.read(LENGTH_BYTES, header_bytes)
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError("safetensors header", LENGTH_BYTES, f"no JSON ({error})") from None
-    parts = []
-    for name, tensor in header.items():
+    tensors = []
+    for name, said in header.items():
         if name == "__metadata__":
             continue
-        offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
-        match offsets:
+        tensor = said if isinstance(said, dict) else {}
+        match tensor.get("data_offsets"):
             case [int(start), int(end)] if 0 <= start <= end <= reader.size_bytes - data:
-                parts.append((data + start, data + end))
-            case _:
-                raise FormatError("safetensors header", LENGTH_BYTES, f"{name[:64]!r}: {offsets}")
-    return sorted(part for part in parts if part[0] < part[1])
+                tensors.append(Tensor(data + start, data + end, name, str(tensor.get("dtype"))))
+            case other:
+                raise FormatError(
+                    "safetensors header", LENGTH_BYTES, f"{name[:64]!r}: {str(other)[:64]}"
+                )
+    return tensors
 
 
 def _of_zip(reader: RangeReader) -> list[Range] | None:

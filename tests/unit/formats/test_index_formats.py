@@ -28,6 +28,7 @@ from record_files import (
     sparse,
     tfrecord,
 )
+from safetensors.numpy import save
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import crc32c as ours
@@ -372,6 +373,63 @@ def test_lmdb_behind_the_interface_takes_no_more_memory(tmp_path: Path) -> None:
     assert np.shares_memory(direct.places.arrays()["0.start"], direct.offset)
 
 
+# ---- safetensors --------------------------------------------------------------------------------
+
+
+def test_safetensors_records_are_its_tensors_by_place_and_by_name() -> None:
+    tensors = {
+        "model.embed.weight": np.arange(640, dtype=np.float16).reshape(10, 64),
+        "größe": np.arange(7, dtype=np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+        "b": np.arange(3, dtype=np.int64),
+    }
+    data = save(tensors, {"format": "pt"})
+    index = index_of(data)
+    assert index.format == "safetensors" and index.exact and len(index) == 4
+    for name, tensor in tensors.items():
+        (record,) = index.find(name.encode()).tolist()
+        start, end = (edge.item() for edge in index.extents(record))
+        assert data[start:end] == tensor.tobytes() and index.key(record) == name.encode()
+    starts, _ = index.extents(np.arange(4))
+    assert (np.diff(starts) >= 0).all()
+    assert index.find(b"no such").tolist() == []
+    assert index.facts["dtypes"] == "F16, F32, I64"
+    assert index.outside_bytes["header"] == len(data) - sum(t.nbytes for t in tensors.values())
+
+
+def test_only_the_header_of_safetensors_is_read() -> None:
+    data = save({str(number): np.zeros(1 << 16) for number in range(20)})
+    reader = Memory(data)
+    read_index(reader, "f")
+    assert sum(length for _, length in reader.reads) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("header", "saw"),
+    [
+        (b'{"a": [', "safetensors header at byte 8: no JSON"),
+        (b'{"a": {"data_offsets": [0, 9]}}', "safetensors header at byte 8: 'a': "),
+        (b'{"a": {"data_offsets": [2, 1]}}', "safetensors header at byte 8: 'a': "),
+        (b'{"a": 1}', "safetensors header at byte 8: 'a': None"),
+        (
+            b'{"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [3, 8]}}',
+            "tensors overlap at byte 73: 'a' and 'b'",
+        ),
+    ],
+)
+def test_safetensors_that_cannot_be_are_refused(header: bytes, saw: str) -> None:
+    data = struct.pack("<Q", len(header)) + header + bytes(8)
+    refused(data, None, saw)
+
+
+def test_a_header_of_safetensors_is_as_long_as_its_library_takes() -> None:
+    reader = Memory(struct.pack("<Q", 100_000_001) + b'{"')
+    reader.size_bytes = 1 << 40
+    with pytest.raises(FormatError, match="impossible length of a header at byte 0"):
+        read_index(reader, "f", "safetensors")
+    assert sum(length for _, length in reader.reads) < 5000
+
+
 # ---- which format -------------------------------------------------------------------------------
 
 
@@ -383,6 +441,7 @@ def test_each_format_is_detected_and_no_other_takes_it(tmp_path: Path) -> None:
         "npy": saved(np.arange(3)),
         "tfrecord": tfrecord([b"abc"]),
         "arrow": b"ARROW1\0\0" + bytes(20),
+        "safetensors": save({"a": np.arange(3)}),
     }
     for name, data in files.items():
         assert detect(data[:4096], len(data), "f") == name

@@ -7,6 +7,7 @@ makes it longer.
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import struct
@@ -61,6 +62,17 @@ def arrow_file(kind: str, codec: str | None = None) -> bytes:
     return sink.getvalue()
 
 
+def safetensors_file() -> bytes:
+    tensors, end = {}, 0
+    for number in range(40):
+        begin, end = end, end + number * 100
+        tensors[f"layers.{number}.weight"] = {
+            "dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end],
+        }  # fmt: skip
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
 def lmdb_file(path: Path) -> bytes:
     env = lmdb.open(str(path), map_size=1 << 24, max_dbs=2, sync=False)
     named = env.open_db(b"named", dupsort=True)
@@ -77,6 +89,7 @@ FILES: dict[str, Callable[[Path], bytes]] = {
     "npy 3.0": lambda _: numpy_file((3, 0)),
     "tfrecord": lambda _: tfrecord(some_records(1, 40, 400)),
     "lmdb": lmdb_file,
+    "safetensors": lambda _: safetensors_file(),
     "arrow stream": lambda _: arrow_file("stream"),
     "arrow file": lambda _: arrow_file("file"),
     "arrow compressed": lambda _: arrow_file("file", "zstd"),
@@ -185,10 +198,11 @@ def test_every_byte_turned_in_the_head_of_a_file(whole: tuple[str, bytes]) -> No
 
 def test_bytes_of_no_kind_are_refused_by_all(tmp_path: Path) -> None:
     source = random.Random(3)
-    for wanted in ("npy", "tfrecord", "lmdb", "arrow"):
+    for wanted in ("npy", "tfrecord", "lmdb", "arrow", "safetensors"):
         if wanted == "arrow":
             pytest.importorskip("pyarrow")
         magic = {"npy": b"\x93NUMPY\1\0", "arrow": b"ARROW1\0\0"}
+        magic["safetensors"] = b"\x20\0\0\0\0\0\0\0{"
         for _ in range(60):
             junk = source.randbytes(source.randrange(1, 400))
             assert attempt(magic.get(wanted, b"") + junk, wanted) is None
@@ -214,6 +228,7 @@ def test_a_file_of_holes_costs_nothing(tmp_path: Path) -> None:
         "tfrecord": header(1 << 62),
         "lmdb": lmdb_file(tmp_path / "db")[:8192],
         "arrow": b"ARROW1\0\0" + b"\xff\xff\xff\xff\0\0\0\x7f",
+        "safetensors": (1 << 39).to_bytes(8, "little") + b'{"',
     }
     assert pa is not None
     for wanted, head in heads.items():
