@@ -30,6 +30,15 @@ def test_what_a_document_links_to_is_there(document: Path) -> None:
             assert anchor in anchors(target), match[0]
 
 
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "packaging" / "README.md"], ids=lambda path: str(path.name)
+)
+def test_what_is_used_of_dist_is_made_before(document: Path) -> None:
+    """Who copies the lines in their order has it."""
+    before, used, _ = document.read_text().partition("dist/")
+    assert not used or "make release" in before
+
+
 def test_each_document_is_listed() -> None:
     listed = (ROOT / "docs" / "README.md").read_text()
     names = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
