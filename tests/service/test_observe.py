@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from conftest import require, wait_until
+from harness import Start, snapshot, write_records
 
 from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, file_readers
+from uffdprefetch.report.summary import short_lines
 from uffdprefetch.service import observe
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.unserved import Coarse
+
+pytest_plugins = ("harness_fixtures",)
 
 MIB = 1 << 20
 
@@ -109,3 +117,44 @@ def test_a_forked_child_whose_agent_has_not_said_hello_yet_is_not_a_stranger(
     assert met_after(1, False, path, monkeypatch) == []
     assert met_after(2, False, path, monkeypatch) == [os.getpid()]
     assert met_after(1, True, path, monkeypatch) == [os.getpid()]
+
+
+#: Maps a file, and ends when it is told.
+STATIC = """
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+int main(int argc, char **argv)
+{
+    int fd = open(argv[1], O_RDONLY);
+    volatile const char *m = mmap(0, 4 << 20, PROT_READ, MAP_PRIVATE, fd, 0);
+    return (const char *)m == MAP_FAILED || m[0] < -128 || getchar() == EOF;
+}
+"""
+
+
+def test_why_a_static_program_is_found_late_is_told(job: Start, tmp_path: Path) -> None:
+    require(shutil.which("gcc"), "gcc is not installed")
+    program, path = tmp_path / "static", tmp_path / "data"
+    built = subprocess.run(
+        ["gcc", "-static", "-x", "c", "-o", program, "-"], input=STATIC, text=True, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    require(built.returncode == 0, f"no static libc: {built.stderr}")
+    write_records(path, 4 * MIB)
+    run = job([str(program), str(path)])
+
+    def served() -> bool:
+        return any(file.path == str(path) and file.served_by for file in snapshot(run.env).files)
+
+    run.service()
+    wait_until(served, "the service to find it")
+    run.tell()
+    summary = run.finish().good().summary
+    assert summary is not None
+    assert summary["coarse"] == {str(path): Coarse.STATIC.words}
+    told = short_lines(summary)[1:]
+    assert told == [
+        f"seen less closely than it could be: {Coarse.STATIC.words}",
+        f"try: {Coarse.STATIC.remedy}",
+    ]

@@ -70,6 +70,12 @@ def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
     return [m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs]
 
 
+def is_static(maps: str) -> bool:
+    """Whether a text of /proc/PID/maps is of a statically linked program: it has no loader, and so
+    nothing that LD_PRELOAD names."""
+    return "/ld-" not in maps and "/ld.so" not in maps and "ld-musl" not in maps
+
+
 def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
     """The file mappings of at least min_bytes in a maps text that nobody prefetches for: (path,
     bytes, whether the file is deleted; else it is mapped shared and writable). A page of ours in

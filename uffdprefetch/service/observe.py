@@ -20,6 +20,7 @@ from uffdprefetch.base.procfs import (
     Mapping,
     descendants,
     file_readers,
+    is_static,
     maps_text,
     read_files,
     unserved_files,
@@ -130,7 +131,7 @@ class Observer:
             if not stranger:
                 return
             try:
-                client = self._engine.clients[-pid] = self._meet(pid)
+                client = self._engine.clients[-pid] = self._meet(pid, is_static(maps))
             except OSError:  # out of descriptors
                 return
         self._reconcile(client, mappings)
@@ -190,7 +191,7 @@ class Observer:
                 sighted.add(mapping.start)
         client.sighted = sighted
 
-    def _meet(self, pid: int) -> Client:
+    def _meet(self, pid: int, static: bool) -> Client:
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
@@ -203,6 +204,7 @@ class Observer:
             wire.Role.AGENT, pid, 0, rank, local, world, 0, 0, 0, 0, 0, 0, command[:15]
         )
         client = Client(None, hello, pid)
+        client.static = static
         self._ledger.hello(client)
         return client
 

@@ -58,7 +58,9 @@ def _coarse(client: Client, a: wire.Attach, file: FileState, engine: str) -> Coa
     if a.flags & wire.ATTACH_COPIES:
         return Coarse.COPIES
     if client.observed:
-        return Coarse.ENGINE_OFF if engine == "off" else Coarse.PAST_LIBC
+        if engine == "off":
+            return Coarse.ENGINE_OFF
+        return Coarse.STATIC if client.static else Coarse.NOT_LOADED
     if a.region >= FIRST_OBSERVED:
         return Coarse.BYPASSES if client.bypasses else Coarse.PAST_LIBC
     if not client.has_uffd:

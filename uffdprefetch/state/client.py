@@ -50,6 +50,7 @@ class Client:
         self.pool_slot = -1
         #: it changes its address space past the interposers: observed by page tables alone
         self.bypasses = False
+        self.static = False  # of one that is only observed: its program is statically linked
         self._outbox: deque[bytes] = deque()
         self._sequence = 0
         self.gone = False

@@ -52,6 +52,16 @@ class Coarse(Enum):
         "later passes over pages that are still mapped do not show",
         None,
     )
+    STATIC = (
+        "its program is statically linked: nothing of ours loads into it, what it maps is found in "
+        "/proc about a second later; later epochs hardly show",
+        "link it dynamically (without -static; a Go program is not helped by that)",
+    )
+    NOT_LOADED = (
+        "nothing of ours is in its process (set-uid, a cleared environment, another libc): what it "
+        "maps is found in /proc about a second later; later epochs hardly show",
+        "let LD_PRELOAD reach it",
+    )
     BYPASSES = "the process changes its mappings without libc's functions", None
     PAST_LIBC = (
         "not handed over (mapped past libc, locked, or before the service answered): "

@@ -63,7 +63,9 @@ def loading(maps: str) -> bool:
 
 def why_not_preloaded(maps: str) -> str:
     """Why a process has no preload object, by its mappings."""
-    if "/ld-" not in maps and "/ld.so" not in maps and "ld-musl" not in maps:
+    from uffdprefetch.base.procfs import is_static
+
+    if is_static(maps):
         return "statically linked"
     return "LD_PRELOAD did not reach it (cleared environment, setuid, or another libc)"
 
