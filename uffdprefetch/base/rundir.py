@@ -8,6 +8,7 @@ between our repair and our use.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -108,6 +109,18 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
         " set UFFDPREFETCH_RUNDIR to a local directory of yours",
         EXIT_OURS,
     )
+
+
+def why_unusable(directory: str, error: OSError) -> str:
+    """What an error in the runtime directory (or elsewhere) means, with what to do where the
+    directory is full: a limit of blocks, of files (inodes), or of the user's (quota)."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        name = errno.errorcode[error.errno]
+        return (
+            f"the runtime directory {directory} is full ({name}: {os.strerror(error.errno)}); make"
+            " room there, or set UFFDPREFETCH_RUNDIR to another local directory of yours"
+        )
+    return str(error)
 
 
 def existing_directories(environ: Mapping[str, str]) -> list[str]:

@@ -130,12 +130,23 @@ def memory(budget_bytes: int = Config.budget_bytes) -> Check:
 def runtime_directory() -> Check:
     """Where the service's socket would lie."""
     from uffdprefetch.base.rundir import runtime_directory as make
+    from uffdprefetch.base.rundir import why_unusable
 
     try:
         path = make()
     except UffdPrefetchError as error:
         return Check(
             "runtime directory", CANNOT, error.message, "no service, so no prefetching",
+            "export UFFDPREFETCH_RUNDIR=$(mktemp -d)",
+        )  # fmt: skip
+    try:
+        # as a service does (protocol/leftovers.py); what is named by mkdtemp is ours alone
+        os.rmdir(tempfile.mkdtemp(prefix="doctor-", dir=path))
+        with tempfile.TemporaryFile(dir=path) as file:
+            os.ftruncate(file.fileno(), 1)
+    except OSError as error:
+        return Check(
+            "runtime directory", CANNOT, why_unusable(path, error), "no service, so no prefetching",
             "export UFFDPREFETCH_RUNDIR=$(mktemp -d)",
         )  # fmt: skip
     return Check("runtime directory", OK, path, "the service's socket and log lie there")

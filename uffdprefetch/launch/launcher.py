@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 
-from uffdprefetch.base import cgroup, spawn
+from uffdprefetch.base import cgroup, rundir, spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify
@@ -185,6 +185,10 @@ def _record(
         except FileExistsError:
             _wait_for_recorder(mark)
             return None
+        except OSError as error:
+            why = rundir.why_unusable(address.directory, error)
+            _say_no_trace(config, UffdPrefetchError(why, EXIT_OURS))
+            return None
         fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (protocol/leftovers.py)
     spec = Spec(
         output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
@@ -196,14 +200,18 @@ def _record(
     except UffdPrefetchError as error:
         if mark is not None:
             os.unlink(mark)
-        if config.strict:
-            raise
-        say(f"running the job without a trace: {error.message}")
+        _say_no_trace(config, error)
         return None
     if mark is not None:
-        with open(mark, "w") as file:
-            file.write("ready\n")
+        leftovers.mark(mark_fd)
     return recording
+
+
+def _say_no_trace(config: Config, error: UffdPrefetchError) -> None:
+    """With --strict it is raised."""
+    if config.strict:
+        raise error
+    say(f"running the job without a trace: {error.message}")
 
 
 def _wait_for_recorder(mark: str) -> None:
@@ -274,7 +282,10 @@ def run(
             _say_if_other_options_hold(config, node)
         environment = job_environment(environment, config, address, preload)
     except (UffdPrefetchError, OSError) as error:
-        text = error.message if isinstance(error, UffdPrefetchError) else str(error)
+        if isinstance(error, UffdPrefetchError):
+            text = error.message
+        else:
+            text = rundir.why_unusable(address.directory if address else "", error)
         if config.strict:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")

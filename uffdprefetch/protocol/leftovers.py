@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Held by the service as long as it serves: the election, and the socket and the plans' directory.
-#: It inherits it from the launcher that starts it. Empty while it starts, then "ready".
+#: It inherits it from the launcher that starts it. Empty while it starts, then marked.
 LOCK = ".lock"
 #: Held by the launcher that has started the recorder; by the one that shows the live view.
 TRACE, LIVE = ".trace", ".live"
@@ -42,7 +42,7 @@ def hold(path: str) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.stat(path), os.fstat(fd)):
-                os.ftruncate(fd, 0)  # "ready", of a service that was killed
+                os.ftruncate(fd, 0)  # the mark of a service that was killed
                 return fd
         except BlockingIOError:
             os.close(fd)
@@ -108,9 +108,15 @@ def remove_mpi(socket: str) -> None:
         shutil.rmtree(socket + MPI, ignore_errors=True)
 
 
+def mark(fd: int) -> None:
+    """Make an empty file one that is not: by its length alone, for which a full directory has
+    room."""
+    os.ftruncate(fd, 1)
+
+
 def say_ready(lock_fd: int) -> None:
     """By the service: from now on it answers whoever connects."""
-    os.pwrite(lock_fd, b"ready\n", 0)
+    mark(lock_fd)
 
 
 def is_starting(socket: str) -> bool:
