@@ -12,7 +12,21 @@ from threading import Event, Thread
 
 import pytest
 from conftest import process_gone, process_state, wait_until
-from harness import OWN_DESCRIPTORS, Job, Records, Start, both_engines, fd_count, python, settle
+from harness import (
+    OWN_DESCRIPTORS,
+    Job,
+    Records,
+    Start,
+    both_engines,
+    fd_count,
+    python,
+    settle,
+    snapshot,
+)
+
+from uffdprefetch.report.summary import short_lines
+from uffdprefetch.service.serve import HOUSEKEEPING_NS
+from uffdprefetch.service.standstill import LEAST_NS
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow
@@ -264,8 +278,25 @@ def test_a_service_that_stands_still_at_the_end_of_its_job_goes_on_and_ends(
     work.tell()
     done = work.finish()
     assert (done.status, done.lines) == (0, [{"digest": records.digest}])
-    assert "for it stood still (SIGSTOP)" in done.stderr
+    why = "the service did not answer within 5 s, for it stood still (SIGSTOP)"
+    assert f"what was gained is not known: {why}" in done.stderr
+    assert done.summary is not None, "or `uffdprefetch summary` shows that of another run"
+    assert (done.summary["service"]["silent"], done.summary["rung_reason"]) == (True, why)
     wait_until(lambda: process_gone(service), "its end")
+
+
+def test_a_service_that_stood_still_says_so_in_the_summary(job: Start, records: Records) -> None:
+    code = "m = Mapping(sys.argv[1])\nsay(first=m.view[0])\nhear()\nsay(digest=m.digest())"
+    work = job(python(code, records.path))
+    work.line()
+    with work.stopped_service():
+        time.sleep((LEAST_NS + HOUSEKEEPING_NS) / 1e9 + 0.5)  # what is stopped shows no state
+    wait_until(lambda: snapshot(work.env).seconds > 0, "it to go on")
+    work.tell()
+    summary = work.finish().good().summary
+    assert summary is not None
+    assert summary["service"]["stood_still_seconds"] >= LEAST_NS / 1e9
+    assert short_lines(summary)[0].startswith("the service stood still for ")
 
 
 def test_what_a_dead_service_has_read_is_no_read_of_the_jobs(job: Start, records: Records) -> None:

@@ -125,7 +125,11 @@ def test_whom_the_kernel_killed_for_want_of_memory_is_told(
     assert done.summary["service"]["died"]
     if victim == "job":
         assert done.status == -signal.SIGKILL
-        assert short_lines(done.summary)[0].endswith("was killed for want of memory (OOM)")
+        killed = "was killed for want of memory (OOM): give it more memory (Slurm: --mem)"
+        assert short_lines(done.summary)[0].endswith(killed)
+        # nor is that an error of ours: the service has made room for it
+        assert done.stderr.splitlines()[0].endswith(killed) and "see " not in done.stderr
+        assert "the service ended during the run, to leave its memory to the job" in done.stderr
     else:
         assert done.status == 0 and done.lines == [{"again": records.digest}]
         assert "(killed for want of memory, OOM); the job went on without it" in done.stderr

@@ -408,12 +408,16 @@ def _report(
         deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
         finished = client.finish(ended.status, ended.read, deadline)
     except ServiceGone as error:
-        why = "the job needed the memory" if node.had_no_room else str(error)
+        why = f"the service died during the run ({error})"
+        if node.had_no_room:
+            why = "the service ended during the run, to leave its memory to the job"
         _say_that_it_died(config, environ, node, ended, why, only_record)
         return True
     except TimeoutError:
         stood = ", for it stood still (SIGSTOP)" if node.let_it_end() else ""
-        say(f"no summary: the service did not answer within 5 s{stood}{node.address.see_log}")
+        why = f"the service did not answer within {SUMMARY_TIMEOUT_SECONDS:.0f} s{stood}"
+        say(f"what was gained is not known: {why}{node.address.see_log}")
+        _write_without_it(config, environ, node, ended, only_record, why, silent=True)
         return True
     if waited:
         _say_if_other_options_hold(config, node)
@@ -437,21 +441,34 @@ def _report(
 
 
 def _say_that_it_died(
-    config: Config, environ: Mapping[str, str], node: Service, ended: _Ended, error: str,
+    config: Config, environ: Mapping[str, str], node: Service, ended: _Ended, why: str,
     only_record: bool,
 ) -> None:  # fmt: skip
-    """The service died during the run: a line, and a summary with what is known without it."""
-    from uffdprefetch.launch import nothing_reported
+    """The service is gone since some time of the run: lines, and a summary with what is known
+    without it."""
     from uffdprefetch.report import summary
 
+    document = _write_without_it(config, environ, node, ended, only_record, why, died=True)
+    for line in summary.deaths(document, node.address.see_log):
+        say(line)
+
+
+def _write_without_it(
+    config: Config, environ: Mapping[str, str], node: Service, ended: _Ended, only_record: bool,
+    why: str, *, died: bool = False, silent: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the summary of a run of which the service has told nothing."""
+    from uffdprefetch.launch import nothing_reported
+
     document = nothing_reported.summary(
-        config, node.address.key, ended.seconds, node.cpu_seconds(), ended.read.by_calls, error
-    )
-    document["oom"] = ended.oom(node.was_killed())
+        config, node.address.key, ended.seconds, node.cpu_seconds(), ended.read.by_calls, why,
+        died=died, silent=silent,
+    )  # fmt: skip
+    document["oom"] = ended.oom(node.was_killed() if died else False)
     document["job"] = _job(ended.argv, ended.status, config)
-    say(f"{summary.death(document)}{node.address.see_log}")
     if not only_record and not identify(environ).local_rank:  # one for all ranks of the node
         write(config, environ, node.address, document)
+    return document
 
 
 #: Names of summaries of which it was said that they cannot be written.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a job whose service has none: it was not up yet when the job ended, or it died.
+"""The summary of a job whose service has none: it was not up yet when the job ended, it died, or it
+does not answer.
 
 What a service says of a run in which nothing was reported to it (service/summary.py), with the
 words for what nobody has looked at. Loads nothing of the service, for which nobody waits here.
@@ -23,12 +24,12 @@ WHY = "the job ended before the service was up"
 
 def summary(
     config: Config, run: str, seconds: float, service_cpu_seconds: float, read: int | None,
-    death: str | None = None,
+    why: str = WHY, *, died: bool = False, silent: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """The document of docs/summary-schema.md. ``seconds``: of the job; ``run``: its key;
     ``service_cpu_seconds``: what the service took until it ended; ``read``: what the job has read
-    by read(2) and its kind, in bytes; ``death``: what was seen of the service's, during the run."""
-    why = WHY if death is None else f"the service died during the run ({death})"
+    by read(2) and its kind, in bytes; ``why`` there is none: a sentence; ``died``: the service
+    ended during the run; ``silent``: it did not answer at the end."""
     totals = doc.Totals(
         demand_misses_sensor=why,
         used_sensor=why,
@@ -51,7 +52,7 @@ def summary(
             rung_reason=why,
             wall_seconds=round(seconds, 3),
             totals=vars(totals),
-            service=doc.service(service_cpu_seconds, died=death is not None),
+            service=doc.service(service_cpu_seconds, died=died, silent=silent),
             storage=doc.storage(why),
             degradations=[why_fallen_back(config)] if config.engine_asked else [],
         )

@@ -54,15 +54,19 @@ def storage(
 
 
 def service(
-    cpu_seconds: float, cpu_share: float = 0.0, worker_cpu_seconds: float = 0.0, died: bool = False
-) -> dict[str, Any]:
-    """The object ``service``; ``died``: so that what it knew is lost."""
+    cpu_seconds: float, cpu_share: float = 0.0, worker_cpu_seconds: float = 0.0,
+    stood_still_seconds: float = 0.0, died: bool = False, silent: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """The object ``service``; ``died``, ``silent`` (it did not answer at the end): so that what it
+    knew is lost."""
     return {
         "cpu_seconds": round(cpu_seconds, 3),
         "cpu_share": round(cpu_share, 4),
         "worker_cpu_seconds": round(worker_cpu_seconds, 3),
         "worker_cpu_note": "the copy of the reads into the page cache is in it",
+        "stood_still_seconds": round(stood_still_seconds, 3),
         "died": died,
+        "silent": silent,
     }
 
 

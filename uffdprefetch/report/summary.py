@@ -68,7 +68,8 @@ def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[
 
 
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
-    gained, shared = [*_short_of_memory(summary), _gained(summary)], _shared(summary)
+    first = [*_short_of_memory(summary), *_stood_still(summary)]
+    gained, shared = [*first, _gained(summary)], _shared(summary)
     seconds = summary["totals"].get("gained_seconds")
     if _moved(summary) and seconds is not None and seconds < LITTLE_SECONDS:
         gained.pop()  # the estimate knows one node's storage, and not what all nodes ask of it
@@ -139,9 +140,9 @@ def _gained(summary: Mapping[str, Any]) -> Line:
     gain, seconds = totals.get("gain"), totals.get("gained_seconds")
     ahead = totals.get("prefetched_bytes") or 0
     read = f"; read {format_size(ahead)} ahead" if ahead else ""
-    if (summary.get("service") or {}).get("died"):
-        unknown = "what was gained is not known: "
-        return f"{unknown}{_death(summary)}", f"{unknown}the service died during the run"
+    service = summary.get("service") or {}
+    if service.get("died") or service.get("silent"):
+        return f"what was gained is not known: {_death(summary)}"
     if not summary.get("files"):
         return f"gained nothing: {_why_nothing(summary)}"
     if summary["policy"] == "none":
@@ -181,7 +182,7 @@ def _short_of_memory(summary: Mapping[str, Any]) -> list[Line]:
     oom = summary.get("oom") or {}
     found: list[Line] = []
     if oom.get("job") and (summary.get("files") or (summary.get("service") or {}).get("died")):
-        found.append(str(_failed(summary)))
+        found.append(f"{_failed(summary)}: give it {_more_memory(summary)}")
     others = (oom.get("kills") or 0) - sum(oom.get(who) is not False for who in ("job", "service"))
     others -= (summary.get("pool") or {}).get("oom_canaries") or 0  # which have spared the job
     if oom and others > 0:
@@ -191,26 +192,47 @@ def _short_of_memory(summary: Mapping[str, Any]) -> list[Line]:
 
 
 def _death(summary: Mapping[str, Any]) -> str:
-    """How the service died, as far as that is known."""
+    """Why the service has told nothing, as far as that is known."""
     if (summary.get("oom") or {}).get("service"):
         return "the service died during the run (killed for want of memory, OOM)"
     return str(summary["rung_reason"])
 
 
-def death(summary: Mapping[str, Any]) -> str:
-    """The line about a service that died during the run, and what then became of the job."""
+def deaths(summary: Mapping[str, Any], see_log: str = "") -> list[str]:
+    """The lines about a service that ended during the run, and what then became of the job: first
+    that it was killed for want of memory, where it was. ``see_log``: the end of a line about an
+    error of ours."""
     oom, status = summary["oom"], summary["job"]["status"]
+    first = [f"{_failed(summary)}: give it {_more_memory(summary)}"] if oom["job"] else []
     if oom["job"]:
-        job = "the job was killed for want of memory (OOM)"
+        job = []
     elif oom["job"] is None and oom["kills"]:
-        job = "the job was killed, too; one of them for want of memory (OOM)"
+        job = ["the job was killed, too; one of them for want of memory (OOM)"]
     elif oom["job"] is None:
-        job = f"the job was killed, too; by whom is not known ({oom['why_not']})"
+        job = [f"the job was killed, too; by whom is not known ({oom['why_not']})"]
     elif status == -signal.SIGKILL:
-        job = "the job was killed, too (signal 9)"
+        job = ["the job was killed, too (signal 9)"]
     else:
-        job = "the job went on without it"
-    return f"{_death(summary)}; {job}; nothing is known of what was served"
+        job = ["the job went on without it"]
+    parts = [_death(summary), *job, "nothing is known of what was served"]
+    told = "; ".join(parts) + ("" if oom["kills"] else see_log)
+    more = [f"try: {_more_memory(summary)}"] if oom["service"] and not first else []
+    return [*first, told, *more]
+
+
+def _more_memory(summary: Mapping[str, Any]) -> str:
+    smaller = ", or a smaller --budget" if summary["engine"] == "pool" else ""
+    return f"more memory (Slurm: --mem){smaller}"
+
+
+def _stood_still(summary: Mapping[str, Any]) -> list[Line]:
+    seconds = (summary.get("service") or {}).get("stood_still_seconds") or 0.0
+    if not seconds:
+        return []
+    return [
+        f"the service stood still for {format_duration(seconds)} (SIGSTOP, or no CPU): nothing was"
+        " read ahead meanwhile"
+    ]
 
 
 def _why_nothing(summary: Mapping[str, Any]) -> str:

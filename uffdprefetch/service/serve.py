@@ -36,6 +36,7 @@ from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
+from uffdprefetch.service.standstill import Standstill
 from uffdprefetch.service.summary import summary
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.service.watchers import Watchers
@@ -130,6 +131,7 @@ class Service:
         self._listener, self._path = listener, listener.getsockname()
         self._live: Live | None = None
         self._limit = Limit.BUDGET
+        self._standstill = Standstill()
         self._asked_bytes = 0  # the scheduler's when it was asked what may lie ahead
         self._peers = Peers(
             listener,
@@ -244,7 +246,10 @@ class Service:
     def run(self) -> None:
         """Serve until the last client has gone."""
         while True:
-            self._turn(self._epoll.poll(self._timeout_seconds()))
+            timeout = self._timeout_seconds()
+            ready = self._epoll.poll(timeout)
+            self._standstill.waited(int(timeout * 1e9))
+            self._turn(ready)
             if self._finished():
                 break
             self._peers.part()
@@ -425,7 +430,7 @@ class Service:
         self._sample()
         return summary(
             self.config, self.run_key, self.engine, self._scheduler,
-            self._reading_cpu_seconds(), self._waits, self._described(),
+            self._reading_cpu_seconds(), self._waits, self._described(), self._standstill.ns,
         )  # fmt: skip
 
     def _described(self) -> dict[str, Any] | None:

@@ -238,6 +238,7 @@ def summary(
     workers_cpu: float,
     waits: Waits,
     cluster: dict[str, Any] | None = None,
+    stood_still_ns: int = 0,
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger
@@ -302,6 +303,7 @@ def summary(
                 service_cpu,
                 max(0.0, service_cpu - ledger.started_cpu_seconds) / wall,
                 workers_cpu,
+                stood_still_seconds=stood_still_ns / 1e9,
             ),
             storage=doc.storage(
                 "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",

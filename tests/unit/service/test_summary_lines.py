@@ -26,7 +26,7 @@ from uffdprefetch.report import output
 from uffdprefetch.report import summary as summary_of
 from uffdprefetch.report.summary import (
     cluster_lines,
-    death,
+    deaths,
     decision_lines,
     how_it_ran,
     lines,
@@ -653,7 +653,10 @@ def oom(kills: int | None = 1, **whom: bool | None) -> dict[str, Any]:
 def test_a_job_that_was_killed_for_want_of_memory_is_told_first() -> None:
     killed = {"job": job("/bin/cat", status=-9), "oom": oom(job=True)}
     first, *rest = short_lines(changed(**killed))
-    assert first == "cat was killed for want of memory (OOM)" and rest == short_lines(SUMMARY_JSON)
+    assert first == ("cat was killed for want of memory (OOM): give it more memory (Slurm: --mem)")
+    assert rest == short_lines(SUMMARY_JSON)
+    of_pool = short_lines(changed(**killed, engine="pool"))[0]
+    assert of_pool.endswith(": give it more memory (Slurm: --mem), or a smaller --budget")
     assert short_lines(changed(**killed, files=[])) == [
         "gained nothing: cat was killed for want of memory (OOM)"
     ]
@@ -676,7 +679,7 @@ def test_processes_of_the_job_that_were_killed_for_want_of_memory_are_told() -> 
     [
         (0, oom(0), "gone; the job went on without it"),
         (3, oom(1, service=True), "(killed for want of memory, OOM); the job went on without it"),
-        (-9, oom(2, job=True, service=True), "OOM); the job was killed for want of memory (OOM)"),
+        (-9, oom(2, job=True, service=True), "killed for want of memory, OOM); nothing is known"),
         (-9, oom(1, job=None, service=None), "gone; the job was killed, too; one of them for want"),
         (-9, oom(None, job=None, service=None), "too; by whom is not known (no file)"),
         (-9, oom(0), "gone; the job was killed, too (signal 9)"),
@@ -690,5 +693,27 @@ def test_a_service_that_died_tells_what_became_of_the_job(
         job=job("cat", status=status), oom=verdict, service={"died": True}, files=[],
         rung_reason="the service died during the run: gone",
     )  # fmt: skip
-    assert said in death(summary) and death(summary).startswith("the service died during the run")
+    *first, told = [line for line in deaths(summary, "; see log") if not line.startswith("try: ")]
+    assert said in told and told.startswith("the service died during the run")
+    killed = "cat was killed for want of memory (OOM): give it more memory (Slurm: --mem)"
+    assert first == ([killed] if verdict["job"] else [])
+    assert told.endswith("; see log") == (not verdict["kills"]), "an error of ours, perhaps"
+    only_it = verdict["service"] and not verdict["job"]
+    remedy = ["try: more memory (Slurm: --mem)"] if only_it else []
+    assert deaths(summary)[len(first) + 1 :] == remedy
     assert any(line.startswith("what was gained is not known") for line in lines(summary))
+
+
+def test_a_service_that_does_not_answer_leaves_what_is_not_known() -> None:
+    why = "the service did not answer within 5 s, for it stood still (SIGSTOP)"
+    silent = changed(service={"died": False, "silent": True}, files=[], rung_reason=why)
+    assert short_lines(silent) == [f"what was gained is not known: {why}"]
+
+
+def test_how_long_the_service_stood_still_is_said() -> None:
+    first, *rest = short_lines(changed(service={"died": False, "stood_still_seconds": 12.3}))
+    assert first == (
+        "the service stood still for 12.3 s (SIGSTOP, or no CPU): nothing was read ahead meanwhile"
+    )
+    assert rest == short_lines(SUMMARY_JSON)
+    assert short_lines(changed(service={"died": False, "stood_still_seconds": 0.0})) == rest
