@@ -140,7 +140,7 @@ def test_where_a_canary_dies_and_the_pool_has_nothing_the_service_goes_before_th
     assert work.line() == {"digest": records.digest}
     done = work.finish()
     assert done.status == 0
-    assert "the job needed the memory" in done.stderr
+    assert "the service ended during the run, to leave its memory to the job" in done.stderr
 
 
 # ---- in a small group ----------------------------------------------------------------------------

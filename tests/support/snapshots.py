@@ -28,6 +28,7 @@ def rank(number: int, of: int = 4, **changes: Any) -> dict[str, Any]:
         "pattern": "consecutive", "direction": 1, "start_bytes": start,
         "position_bytes": position, "frontier_bytes": position + 32 * MIB, "stride_bytes": None,
         "density_64KiB": 0.99, "quiet_seconds": 0.1, "rate_bytes_per_second": 71_300_000,
+    "read_bytes_per_second": 71_300_000,
         "window_bytes": 28 * MIB, "ahead_bytes": 32 * MIB, "in_flight_bytes": 4 * MIB,
         "wasted_bytes": 0, "wasted_why": None, "late_extents": 2,
         "hit": {"share": 0.998, "misses": 2, "blocks": 1000, "seconds": 10.0, "why": None},

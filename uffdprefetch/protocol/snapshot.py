@@ -72,6 +72,7 @@ class Rank:
     density_64KiB: float | None
     quiet_seconds: float | None
     rate_bytes_per_second: float
+    read_bytes_per_second: float
     window_bytes: int
     ahead_bytes: int
     in_flight_bytes: int

@@ -45,6 +45,7 @@ SENSORS = {
         "speed of the position, moving average, half-life 1 s: what a rank skips is in it; that of "
         "a silent reader is bounded by the step in which it is followed"
     ),
+    "read": "of that speed the share of blocks of 64 KiB that the rank has touched on its way",
     "readers": "of all ranks, in the last second: blocks as in hit.blocks",
     "wasted": (
         "blocks of 64 KiB that were prefetched, lie where the rank has passed, and are in nobody's "
@@ -185,6 +186,7 @@ class Live:
             density_64KiB=stream.density if stream else None,
             quiet_seconds=round((now - stream.last_ns) / 1e9, 1) if stream else None,
             rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
+            read_bytes_per_second=round(sum(self._reads(s, now) for _, s in moving)),
             window_bytes=sum(self._engine.layout.lookahead(s) for _, s in moving),
             ahead_bytes=sum(
                 max(0, (s.frontier_bytes - s.position_bytes) * s.direction) for _, s in moving
@@ -232,6 +234,10 @@ class Live:
         if quiet_seconds > 1.0:
             rate = min(rate, self._engine.layout.distance(stream) / quiet_seconds)
         return rate
+
+    def _reads(self, stream: Stream, now: int) -> float:
+        """Of its speed what it touches: the rates of ranks that skip add up to that of all."""
+        return self._rate(stream, now) * (1.0 if stream.density is None else stream.density)
 
     # -------------------------------------------------------------- files and the node
 

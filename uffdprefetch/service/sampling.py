@@ -218,6 +218,9 @@ class Sampling:
 
     def asked(self, now: int) -> None:
         """A watcher wants a snapshot: keep the slow counts fresh for a while."""
+        if now - self._asked_ns > WATCHED_NS:  # what was counted for who has gone is old
+            self.counted.clear()
+            self._pass = None
         first = not self.counted and self._pass is None
         self._asked_ns = now
         if not self.due_ns:

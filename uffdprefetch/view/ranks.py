@@ -54,7 +54,7 @@ RANK_COLUMNS = (
     Column("at", 5, 2, lambda r, w: words.percent(model.share(r))),
     Column("offset", 9, 11, _position, wide=True),
     Column("pattern", 11, 4, lambda r, w: words.pattern(r.pattern, r.stride_bytes, w), right=False),
-    Column("MB/s", 5, 3, lambda r, w: words.megabytes(r.rate_bytes_per_second)),
+    Column("MB/s", 5, 3, lambda r, w: words.megabytes(r.read_bytes_per_second)),
     Column(
         "hit",
         5,
@@ -131,9 +131,9 @@ def folded_line(ranks: Sequence[Rank], not_listed: int, width: int, glyphs: Glyp
     """The ranks that have no line of their own: how many, and the worst of them."""
     count = len(ranks) + not_listed
     parts = [f"{glyphs.more} {count} more rank{'' if count == 1 else 's'}"]
-    slowest = min(ranks, key=lambda r: r.rate_bytes_per_second, default=None)
+    slowest = min(ranks, key=lambda r: r.read_bytes_per_second, default=None)
     if slowest is not None:
-        rate = words.megabytes(slowest.rate_bytes_per_second)
+        rate = words.megabytes(slowest.read_bytes_per_second)
         parts.append(f"slowest {slowest.rank}: {rate} MB/s")
     hits = [r for r in ranks if r.hit.share is not None]
     if hits:

@@ -13,6 +13,8 @@ from uffdprefetch.view import model
 from uffdprefetch.view.model import ENDED, LOST, SILENT, View
 
 NA = "n/a"
+#: Files are counted every two seconds while somebody watches, a large one over some more.
+OLD_SECONDS = 5.0
 
 
 def short_size(size_bytes: float | None) -> str:
@@ -149,6 +151,13 @@ def notes(snapshot: Snapshot) -> list[str]:
     return found
 
 
+def _age(snapshot: Snapshot) -> str:
+    """How old the counts of what is cached are, where they are not of now."""
+    ages = [f.counted_seconds_ago for f in snapshot.files if f.counted_seconds_ago is not None]
+    oldest = max(ages, default=0.0)
+    return f" ({format_duration(round(oldest))} ago)" if oldest >= OLD_SECONDS else ""
+
+
 def one_line(view: View) -> str:
     """The whole run in one line of text, for a pipe or a log."""
     snapshot, node = view.snapshot, view.snapshot.node
@@ -166,7 +175,7 @@ def one_line(view: View) -> str:
     parts.append(f"wasted {short_size(model.wasted_bytes(snapshot))}")
     resident = [f.resident_bytes for f in snapshot.files if f.resident_bytes is not None]
     size = sum(f.size_bytes for f in snapshot.files if f.resident_bytes is not None)
-    parts.append(f"cached {percent(sum(resident) / size) if size else NA}")
+    parts.append(f"cached {percent(sum(resident) / size) if size else NA}{_age(snapshot)}")
     if snapshot.pool:
         parts[-1] = pool(snapshot.pool)
     first = alerts(view)[:1]

@@ -14,7 +14,7 @@ import pytest
 
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.service import sampling
-from uffdprefetch.service.live import _hit
+from uffdprefetch.service.live import Live, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.opening import reopen
@@ -203,6 +203,45 @@ def test_the_slow_pass_runs_only_while_somebody_asks(run: Run, file: FileState) 
     assert samples.due_ns == 0 and samples.counted[file.key] is before
     samples.step(100 * SECOND)
     assert samples.counted[file.key] is before
+
+
+def test_who_comes_when_nobody_has_watched_is_told_what_is_so_now(
+    run: Run, file: FileState
+) -> None:
+    """And not what was counted for the one before, minutes ago."""
+    run.reader(0, file)
+    samples = sample(run)
+    samples.tick(SECOND)
+    samples.asked(2 * SECOND)
+    passed(samples)
+    assert samples.counted[file.key].unused_bytes == 0
+    file.mark_prefetched(0, 8 * MIB)
+    samples.asked(3 * SECOND)  # somebody watches: it is counted in its turn
+    assert samples.counted[file.key].unused_bytes == 0
+    samples.asked(3 * SECOND + sampling.WATCHED_NS + 1)
+    assert not samples.counted_all or samples.counted[file.key].unused_bytes == 8 * MIB
+    passed(samples)
+    assert samples.counted[file.key].unused_bytes == 8 * MIB
+
+
+def test_what_ranks_that_skip_read_adds_up_to_what_is_read(run: Run, file: FileState) -> None:
+    """Four ranks that read each fourth block: each goes on four times as fast as it reads."""
+    streams = [run.reader(rank, file) for rank in range(4)]
+    samples, now = sample(run), SECOND
+    layout = SimpleNamespace(distance=lambda _: 4 * MIB)
+    live = Live.__new__(Live)
+    live._engine = SimpleNamespace(layout=layout)  # type: ignore[assignment]
+    samples.tick(now)
+    for _ in range(4):
+        for stream in streams:
+            walk(stream, 4 * MIB, touched=MIB)
+            stream.passed_bytes += 4 * MIB
+            stream.rate.note(4 * MIB, now)
+            stream.last_ns = now
+        samples.tick(now := now + SECOND)
+    ahead = sum(live._rate(stream, now) for stream in streams)
+    read = sum(live._reads(stream, now) for stream in streams)
+    assert ahead > 0 and read == pytest.approx(ahead / 4)
 
 
 def test_pieces_keep_their_distance_in_proportion_to_their_cost(

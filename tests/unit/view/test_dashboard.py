@@ -29,7 +29,7 @@ def busy(count: int) -> model.View:
     source = random.Random(count)
     made = document(count)
     for r in made["ranks"]:
-        r["rate_bytes_per_second"] = source.choice([0, 3, 5e3, 9.99e6, 123.4e6, 98.7e9])
+        r["read_bytes_per_second"] = source.choice([0, 3, 5e3, 9.99e6, 123.4e6, 98.7e9])
         r["hit"]["share"] = source.choice([0.0, 0.0001, 0.5, 0.9999, 1.0])
         r["stall"].update(share=source.choice([None, 0.0, 0.034, 1.8]), why="n/a")
         for name in ("window_bytes", "in_flight_bytes", "wasted_bytes"):
@@ -82,7 +82,7 @@ def test_no_number_is_cut(width: int) -> None:
 def _numbers_of(r: Rank) -> set[str]:
     texts = [
         words.percent(model.share(r)), words.percent(r.hit.share), words.percent(r.stall.share),
-        words.megabytes(r.rate_bytes_per_second), words.short_size(r.wasted_bytes),
+        words.megabytes(r.read_bytes_per_second), words.short_size(r.wasted_bytes),
         words.short_size(r.window_bytes), words.short_size(r.in_flight_bytes),
     ]  # fmt: skip
     return {number for text in texts for number in re.findall(r"[\d.]+", text)}
@@ -90,7 +90,7 @@ def _numbers_of(r: Rank) -> set[str]:
 
 def test_ranks_beyond_the_height_are_folded_and_the_worst_of_them_named() -> None:
     made = document(40)
-    made["ranks"][37]["rate_bytes_per_second"] = 1e6
+    made["ranks"][37]["read_bytes_per_second"] = 1e6
     made["ranks"][38]["hit"]["share"] = 0.25
     lines = plain(render.picture(view(made), 80, 24)).splitlines()
     rows = [line for line in lines if re.match(r" +\d+ ", line)]
@@ -214,6 +214,17 @@ def test_before_a_mapping_there_is_a_word_instead_of_a_table() -> None:
     })  # fmt: skip
     assert "no process of the job has mapped a file yet" in plain(render.picture(empty, 80, 24))
     assert words.one_line(empty).startswith("resnet50-7731 2 min 34 s: 0 ranks")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(2.0, ""), (40.4, " (40 s ago)")])
+def test_what_is_cached_is_of_now_or_says_of_when(seconds: float, told: str) -> None:
+    found = busy(2).snapshot
+    files = [
+        replace(file, counted_seconds_ago=seconds, resident_bytes=file.size_bytes // 2)
+        for file in found.files
+    ]
+    shown = model.View(replace(found, files=tuple(files)))
+    assert re.search(rf"cached 50%{re.escape(told)}(;|$)", words.one_line(shown))
 
 
 def test_one_line_is_one_line_of_words_and_numbers() -> None:
