@@ -323,8 +323,10 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
         size = f"{format_size(first['mapped_bytes'])} of " if first["mapped_bytes"] else ""
         more = f" (and {len(unserved) - 1} more)" if len(unserved) > 1 else ""
         remedy = [f"try: {first['remedy']}"] if first["remedy"] else []
+        also = first["path"] in {file["path"] for file in summary.get("files") or []}
+        other = "; other mappings of it are" if also else ""
         return [
-            Named(f"not served: {size}", first["path"], f": {first['why']}{more}"),
+            Named(f"not served: {size}", first["path"], f": {first['why']}{other}{more}"),
             *remedy,
         ]
     return _read_by_calls(totals, _touched_bytes(summary))
@@ -453,9 +455,8 @@ def decision_lines(summary: Mapping[str, Any]) -> list[str]:
     """For each file how it is served and why, and how its readers went through it; for each that is
     not served, why."""
     patterns: dict[str, dict[str, list[int]]] = {}
-    for stream in summary.get("streams") or []:
-        by_pattern = patterns.setdefault(stream["file"], {})
-        by_pattern.setdefault(stream["pattern"], []).append(stream["rank"])
+    for (path, rank), pattern in _patterns(summary).items():
+        patterns.setdefault(path, {}).setdefault(pattern, []).append(rank)
     found = []
     for file in summary.get("files") or []:
         path = file["path"]
@@ -466,9 +467,25 @@ def decision_lines(summary: Mapping[str, Any]) -> list[str]:
         how = _SERVED_BY.get(str(file.get("served_by")), str(file.get("served_by")))
         why = f", warmed by {file['warmed_by']}" if file.get("warmed_by") else ""
         found.append(f"{path}: followed by {how}{why}{''.join(f'; {one}' for one in readers)}")
-    found += [f"{one['path']}: not served: {one['why']}" for one in summary.get("unserved") or []]
+    served = {file["path"] for file in summary.get("files") or []}
+    for one in summary.get("unserved") or []:
+        which = "another mapping of it is " if one["path"] in served else ""
+        found.append(f"{one['path']}: {which}not served: {one['why']}")
     rest = len(found) - DECISIONS_MAX
     return found[:DECISIONS_MAX] + ([f"and {_count(rest, 'file')} more"] if rest > 0 else [])
+
+
+def _patterns(summary: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+    """(file, rank) -> how it went through it: by its longest walk. The first touches of a file are
+    a walk, too, mostly forward, whichever way the reader goes then."""
+    found: dict[tuple[str, int], str] = {}
+    walked: dict[tuple[str, int], int] = {}
+    for one in summary.get("streams") or []:
+        key = one["file"], one["rank"]
+        length = abs((one.get("position_bytes") or 0) - (one.get("start_bytes") or 0))
+        if length > walked.get(key, -1):
+            found[key], walked[key] = one["pattern"], length
+    return found
 
 
 def _numbers(values: Sequence[int]) -> str:

@@ -124,6 +124,26 @@ def test_with_v_each_decision_is_explained() -> None:
     assert len(decision_lines(many)) == 21 and decision_lines(many)[-1] == "and 10 files more"
 
 
+def test_no_line_of_a_summary_contradicts_another_one() -> None:
+    """A rank goes one way through a file, and a file that is served is not called unserved."""
+    way = {"file": "/data/a", "rank": 0}
+    streams = [
+        {**way, "pattern": "consecutive", "start_bytes": 0, "position_bytes": 1 << 20},
+        {**way, "pattern": "consecutive backward", "start_bytes": 1 << 30, "position_bytes": 0},
+        {**way, "pattern": "strided", "start_bytes": 5 << 20, "position_bytes": 7 << 20},
+    ]
+    one = {"path": "/data/a", "size_bytes": 1 << 30, "served_by": "pool", "warmed_by": None}
+    written = {**unserved("mode='r'", 1 << 30), "path": "/data/a"}
+    told = changed(files=[one], streams=streams, unserved=[written])
+    assert decision_lines(told) == [
+        "/data/a: followed by the pool's faults; rank 0: consecutive backward",
+        "/data/a: another mapping of it is not served: shared",
+    ]
+    assert short_lines(told)[1] == (
+        "not served: 1 GiB of /data/a: shared; other mappings of it are"
+    )
+
+
 def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
     summary = changed(
         totals_demand_misses=None,
