@@ -123,12 +123,21 @@ def test_it_is_short_unless_all_is_asked_for(env: dict[str, str]) -> None:
     lines = out.splitlines()
     assert lines[0].startswith(("ready", "works with limits", "cannot"))
     assert lines[-1] == "all checks: uffdprefetch doctor --all"
-    assert max(len(line) for line in lines if not line.startswith("cure: ")) <= 80
-    assert sum(not line.startswith(" ") for line in lines) <= 10
+    assert not any(line.startswith(" ") for line in lines)  # one fact a line, into a pipe
+    assert len(lines) <= 10
     assert sum(line.startswith("cure: ") for line in lines) <= 1
     again, every, _ = run(env, "--all")
     assert again == status and len(every.splitlines()) > 2 * len(lines)
     assert every.splitlines()[-1].startswith(lines[0][:20])
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_on_a_terminal_a_line_is_folded_and_nothing_of_it_is_lost(columns: int) -> None:
+    note = Check("pool huge pages", NOTE, "shmem_enabled is never", "more faults " * 20)
+    report = doctor.assess([*checks(lay=LIMIT), note])
+    whole, folded = show.short(report), show.short(report, columns)
+    assert max(map(len, folded.splitlines())) <= columns
+    assert folded.split() == whole.split()
 
 
 def test_plain_text_into_a_pipe_and_a_table_on_a_terminal(env: dict[str, str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 
@@ -71,7 +72,8 @@ class Command:
                 }
             print(json.dumps(document, indent=2))
         elif not args.all and settings is None:
-            sys.stdout.write(show.short(report))
+            columns = os.get_terminal_size(1).columns or None if sys.stdout.isatty() else None
+            sys.stdout.write(show.short(report, columns))
         elif sys.stdout.isatty():
             show.table(report, settings)
         else:

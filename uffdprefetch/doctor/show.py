@@ -11,8 +11,8 @@ from uffdprefetch.doctor import RUNG_1, Report
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check
 
 _STYLES = {"ok": "green", "limit": "yellow", "cannot": "bold red", "note": "cyan", "skipped": "dim"}
-#: Columns of a short line; lines of what is lacking.
-WIDTH, LACKS_MAX = 80, 5
+#: Lines of what is lacking.
+LACKS_MAX = 5
 #: What each of these checks stands for, where it is well.
 _WORKS = {
     "pool": "the pool", "eBPF (bcc)": "the kernel's events in traces", "warm 4 MiB": "the path",
@@ -51,8 +51,9 @@ def _grouped(checks: Sequence[Check]) -> list[tuple[str, list[Check]]]:
     return [(name, some) for name, some in both if some]
 
 
-def short(report: Report) -> str:
-    """At most ten facts: the verdict, what works, what it costs not to have the rest, one cure."""
+def short(report: Report, columns: int | None = None) -> str:
+    """At most ten facts: the verdict, what works, what it costs not to have the rest, one cure; a
+    line each, which is folded where a terminal has fewer ``columns``."""
     works = {1: ["readers followed by userfaultfd"], 2: ["readers followed by page tables"]}
     well = list(works.get(report.rung or 0, []))
     well += [_WORKS[c.name] for c in report.checks if c.status == OK and c.name in _WORKS]
@@ -71,15 +72,17 @@ def short(report: Report) -> str:
         lines.append(f"and {len(lacks) - LACKS_MAX} more")
     # A note has no bearing on the verdict: what is well needs no cure, and least one by root.
     cures += [c.remedy for c in lacks if c.remedy and c.status != NOTE]
-    wrapped = [line for text in lines for line in _wrapped(text)]
+    wrapped = [line for text in lines for line in _folded(text, columns)]
     if cures:
         wrapped.append(f"cure: {cures[0]}")  # one line, to be copied
     return "\n".join([*wrapped, "all checks: uffdprefetch doctor --all", ""])
 
 
-def _wrapped(text: str) -> list[str]:
+def _folded(text: str, columns: int | None) -> list[str]:
+    if columns is None:
+        return [text]
     return textwrap.wrap(
-        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 
