@@ -14,10 +14,10 @@ class Command:
     Ten lines: the verdict, what works, what it costs not to have the rest, and one cure; --all has
     every check, with what was tried and what follows from it. --site prints what an administrator
     does once on each node, as a script. With PATH (a record file, or an LMDB's directory) its file
-    system is tried too, and what the kernel's own readahead (read_ahead_kb) has and could have
-    there; with --cluster, in an allocation of several nodes, an MPI process is
-    started on each of them, and messages are sent between them. Nothing is changed on the machine.
-    Exit status: 0 ready, 2 works with limits, 1 cannot.
+    system is tried too, and what the kernel's own readahead (read_ahead_kb) brings there, and could
+    bring; with --cluster, in an allocation of several nodes, an MPI process is started on each of
+    them, and messages are sent between them. Nothing is changed on the machine. Exit status: 0
+    ready, 2 works with limits, 1 cannot.
     """
 
     examples = (

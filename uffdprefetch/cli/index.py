@@ -18,9 +18,9 @@ class Command:
 
     FILE is an LMDB (its directory, too), a .npy file, a TFRecord file, an Arrow IPC file or stream,
     a safetensors file (its records are tensors, their keys the tensors' names), or raw records of
-    one size. Its data are not read, only what says where records are. With
-    --record or --key: where these lie. Exit status: 0; 2 when the file is not what it should be
-    (one line says at which byte), or there is no such record.
+    one size. Its data are not read, only what says where records are. With --record or --key: where
+    these lie. Exit status: 0; 2 when the file is not what it should be (one line says at which
+    byte), or there is no such record.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -209,7 +209,7 @@ class Bulk(Predictor):
         decision = bulk.judge(inputs)
         book.why = decision.why
         if decision.what is bulk.Choice.NO_ROOM:
-            otherwise = self._room.made_by(book.pooled, file.size_bytes)
+            otherwise = self._room.made_by(file, book.pooled, file.size_bytes)
             self._refuse(
                 book,
                 f"{decision.why} ({limit.value}): not warmed; {otherwise} it could be, a plan needs"

@@ -194,12 +194,7 @@ class Room:
     ) -> tuple[int, Limit]:
         """How much of a file may be in memory, where so much of it is already, and which limit
         binds."""
-        others = sum(
-            held
-            for holder in self.holders
-            for one, held in holder()
-            if one is not file and one.attached
-        )
+        others = self._held_beside(file)
         pool = self._layout.pool
         if pool is not None and pooled is not None:
             return pool.budget_bytes - others, pool.limited_by or Limit.BUDGET
@@ -210,12 +205,22 @@ class Room:
             allowed = min(self._config.budget_bytes, allowed + cached_bytes)
         return allowed - others, limit
 
-    def made_by(self, pooled: PoolFile | None, needed_bytes: int) -> str:
-        """What would make room for so much, for people: a larger --budget only where no
+    def made_by(self, file: FileState, pooled: PoolFile | None, needed_bytes: int) -> str:
+        """What would make room for so much of a file, for people: a larger --budget only where no
         other limit is in its way."""
+        needed_bytes += self._held_beside(file)
         pool = self._layout.pool if pooled is not None else None
         resident = pool.pool.used_bytes() if pool is not None else None
         return self._limits.at(needed_bytes, resident).raised_to(needed_bytes)
+
+    def _held_beside(self, file: FileState) -> int:
+        """What is streamed of other files."""
+        return sum(
+            held
+            for holder in self.holders
+            for one, held in holder()
+            if one is not file and one.attached
+        )
 
 
 def missing_bytes(

@@ -176,7 +176,7 @@ class StatedRanges:
             if end - start > room:
                 book.settled.add(start, end)
                 size, left = format_size(end - start), format_size(max(0, room))
-                otherwise = self._room.made_by(pooled, end - start)
+                otherwise = self._room.made_by(file, pooled, end - start)
                 self._refuse(book, f"{size} do not fit in {left} ({limit.value})", otherwise)
                 continue
             room -= end - start

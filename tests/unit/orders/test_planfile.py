@@ -22,7 +22,7 @@ import pytest
 from conftest import HANG_SECONDS, warnings_fail
 
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
-from uffdprefetch.formats.detect import open_index
+from uffdprefetch.formats.detect import FORMATS, open_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Listed, Parts, Places, Stride
 from uffdprefetch.orders import plan_file, stated
@@ -281,7 +281,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"epochs": [{}]}, "files[0].epochs[0]: no 'ranks'"),
     ({"epochs": [{"ranks": {}}]}, "files[0].epochs[0].ranks: an object: an object with a rank"),
     ({"epochs": [{"ranks": [1]}]}, "files[0].epochs[0].ranks: a list: an object with a rank"),
-    ({"format": "zip"}, "files[0].format: 'zip': one of lmdb, npy, arrow, tfrecord, safetensors, raw"),
+    ({"format": "zip"}, f"files[0].format: 'zip': one of {', '.join(FORMATS)}"),
     ({"format": "lmdb"}, "files[0].record_size: of raw records, not of lmdb"),
     ({"format": "raw", "record_size": None, "header_size": None}, "files[0].format: raw records:"),
     ({"record_size": None}, "files[0].header_size: of raw records: give record_size too"),

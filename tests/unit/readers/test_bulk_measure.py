@@ -397,6 +397,8 @@ def test_two_files_that_fit_in_the_pool_only_singly(
         bed.crops(bed.region(one, pid=7 + one.fd), 400)
         bed.rest()
     assert (bed.said(file)["state"], bed.said(other)["state"]) == ("done", "refused")
+    (finding,) = bed.ledger.degradations
+    assert "with --budget 512MiB it could be" in finding, "less is there already"
 
 
 def test_a_file_beside_the_pool_need_not_fit_in_it(
