@@ -249,9 +249,9 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["/nonexistent"], 1, "cannot read /nonexistent: No such file"),
+        (["/nonexistent"], 2, "cannot read /nonexistent: No such file"),
         (["{tmp}/small", "--seconds", "0s"], 2, "more than 0"),
-        (["{tmp}/fifo"], 1, "is no file: give one, or a directory"),
+        (["{tmp}/fifo"], 2, "is no file: give one, or a directory"),
         (["{tmp}/small", "--prefetchers", "2000"], 2, "--prefetchers: from 1 to 1024"),
         (["{tmp}/small"], 1, "has 10 bytes, less than the"),
         (["{tmp}/small", "-o", "{tmp}/small"], 2, "small exists: -o another name, or -f"),
