@@ -50,6 +50,7 @@ def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "totals": _totals([one["totals"] for one in ordered]),
         "pool": _pool(ordered),
         "cluster": _cluster(ordered),
+        "service": _service([one.get("service") or {} for one in ordered]),
         "degradations": _degradations(ordered),
         "oom": _oom([one["oom"] for one in ordered if one.get("oom")]),
         "nodes": ordered,
@@ -96,6 +97,12 @@ def _oom(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     whom = {name: _any([one[name] for one in all_]) for name in ("job", "service")}
     why_not = next((one["why_not"] for one in all_ if one["why_not"]), None)
     return {**all_[0], **counts, **whom, "why_not": why_not}
+
+
+def _service(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first node's, but for how long any stood still."""
+    longest = max(one.get("stood_still_seconds") or 0.0 for one in all_)
+    return {**all_[0], "stood_still_seconds": longest}
 
 
 def _any(values: Sequence[bool | None]) -> bool | None:

@@ -239,9 +239,9 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
     """No file was served."""
     job = summary.get("job") or {}
     if _failed(summary):
-        told = _refused(summary) or (summary.get("oom") or {}).get("job")
-        mapped = "" if told else " and mapped no file"
-        return f"{_failed(summary)}{mapped}"
+        if (summary.get("oom") or {}).get("job"):
+            return f"{_failed(summary)}: give it {_more_memory(summary)}"
+        return f"{_failed(summary)}{'' if _refused(summary) else ' and mapped no file'}"
     if _launches_elsewhere(summary):
         name = os.path.basename(job["command"][0])
         return f"{name} runs its programs outside of this wrap"
@@ -340,7 +340,7 @@ def _read_by_calls(totals: Mapping[str, Any], mapped: int) -> list[Line]:
     if seen < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
         if every < max(_WORTH_SAYING_BYTES, mapped // _MODULES_SHARE):
             return []
-        return [f"{format_size(every)} came by read(2), of files or pipes: no mapping, not served"]
+        return [f"{format_size(every)} came by read(2), of files or pipes, not through a mapping"]
     before = f"not served: {format_size(seen)}"
     if mapped:
         before = (

@@ -74,6 +74,15 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
     assert lines(run, "/out.json", verbose=True)[0].startswith("saved about 3 s of waiting")
 
 
+def test_the_longest_standstill_of_a_service_is_the_run_s() -> None:
+    still = [
+        {**node(n), "service": {"died": False, "stood_still_seconds": seconds}}
+        for n, seconds in enumerate((0.0, 12.5, 3.0))
+    ]
+    assert merged(still)["service"] == {"died": False, "stood_still_seconds": 12.5}
+    assert lines(merged(still))[0].startswith("the service stood still for 12.5 s")
+
+
 def test_a_ratio_is_that_of_all_bytes_and_one_unknown_is_no_sum() -> None:
     sizes = ("accuracy_denominator_bytes", "coverage_denominator_bytes")
     one = node(0, accuracy=1.0, coverage=None, **dict.fromkeys(sizes, 300))

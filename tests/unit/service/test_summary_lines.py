@@ -258,7 +258,7 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
         (changed(files=[]), []),
         (
             changed(**BY_READ),  # as of `zcat data | program`
-            ["1 GiB came by read(2), of files or pipes: no mapping, not served"],
+            ["1 GiB came by read(2), of files or pipes, not through a mapping"],
         ),
         (changed(totals_unserved_read_bytes=1 << 28), []),
         (
@@ -677,9 +677,7 @@ def test_a_job_that_was_killed_for_want_of_memory_is_told_first() -> None:
     assert rest == short_lines(SUMMARY_JSON)
     of_pool = short_lines(changed(**killed, engine="pool"))[0]
     assert of_pool.endswith(": give it more memory (Slurm: --mem), or a smaller --budget")
-    assert short_lines(changed(**killed, files=[])) == [
-        "gained nothing: cat was killed for want of memory (OOM)"
-    ]
+    assert short_lines(changed(**killed, files=[])) == [f"gained nothing: {first}"]
     by_hand = changed(job=job("/bin/cat", status=-9), oom=oom(0), files=[])
     assert "ended by signal 9" in short_lines(by_hand)[0]
 
