@@ -7,6 +7,8 @@ are folded into one line that names the worst of them. No line is longer than th
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -191,16 +193,31 @@ def rate_text(value: float) -> str:
 # ---- the whole ----------------------------------------------------------------------------------
 
 
+def _folded(alert: str, width: int) -> list[str]:
+    """An alert as lines; where one is too short the file that it begins with loses its folders."""
+    path, colon, what = alert.partition(": ")
+    if len(alert) > width - 2 and colon and path.startswith("/"):
+        alert = f"{os.path.basename(path)}: {what}"
+    return textwrap.wrap(f"! {alert}", width, subsequent_indent="  ")
+
+
 def alert_lines(view: View, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
-    """The gravest first; what has no line is counted in the last one."""
+    """The gravest first, each whole where there are rows for it; how many more there are stands at
+    the end. Only what has no room even alone is cut."""
     found = words.alerts(view)
-    lines = []
-    for i, alert in enumerate(found[:rows]):
-        rest = len(found) - rows
-        more = f" (and {rest} more)" if i == rows - 1 and rest > 0 else ""
-        text = words.fit(f"! {alert}", width - len(more), glyphs.more) + more
-        lines.append(Text(text, draw.ALERT))
-    return lines
+    if not found:
+        return []
+    for count in range(len(found), 0, -1):
+        more = f" (and {len(found) - count} more)" if count < len(found) else ""
+        shown = [*found[: count - 1], found[count - 1] + more]
+        lines = [line for alert in shown for line in _folded(alert, width)]
+        if len(lines) <= rows:
+            break
+    else:
+        whole = _folded(found[0], width)
+        last = words.fit(" ".join(whole[rows - 1 :]), width - len(more), glyphs.more) + more
+        lines = [*whole[: rows - 1], last]
+    return [Text(line, draw.ALERT) for line in lines]
 
 
 def picture(
@@ -221,7 +238,8 @@ def picture(
     if snapshot.pool:
         optional[1:1] = [("pool", 1)]
         optional[6:6] = [("waits", 1)]
-    alerts = min(len(words.alerts(view)), 1 if height < 20 else 3)
+    folded = sum(len(_folded(alert, width)) for alert in words.alerts(view))
+    alerts = min(folded, 1 if height < 20 else 3)
     least = min(count, max(4, height // 3))
     least = min(least, height - 1 - alerts)  # 1: the titles of the ranks
     left = height - 1 - alerts - least

@@ -172,6 +172,18 @@ def test_a_degradation_has_a_line_at_every_size() -> None:
     assert "! less is read ahead" in plain(panel.panel(shown, 80, 5))
 
 
+def test_an_alert_is_folded_where_there_are_rows_and_says_why() -> None:
+    why = "progress comes from page tables: opened for writing (O_RDWR), said at such length"
+    shown = snapshot(2, degradations=[f"/{'folder/' * 20}data.mdb: {why} that it takes two lines"])
+    lines = plain(render.picture(shown, 80, 30)).splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("! data.mdb: ")]
+    told = f"{lines[at]} {lines[at + 1].strip()}"
+    assert told == f"! data.mdb: {why} that it takes two lines"
+    assert max(map(len, lines)) <= 80
+    (cut,) = [line for line in plain(render.picture(shown, 80, 12)).splitlines() if "! " in line]
+    assert cut.startswith("! data.mdb: progress comes from page tables") and cut.endswith("…")
+
+
 def test_several_alerts_are_counted_gravest_first() -> None:
     made = document(4, degradations=[f"degradation {i}" for i in range(5)])
     made["files"][0]["changed"] = "modified"
