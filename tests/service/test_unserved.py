@@ -331,6 +331,42 @@ def test_what_a_user_hides_from_the_service_is_named(
     assert mended["unserved"] == [] and mended["files"][0]["served_by"] == "page_tables"
 
 
+#: Opens a file for writing where it may, and only reads it; waits until the service has looked.
+MAY_WRITE = """
+import mmap, os, sys, time
+try:
+    fd, prot = os.open(sys.argv[1], os.O_RDWR), mmap.PROT_READ | mmap.PROT_WRITE
+except PermissionError:
+    fd, prot = os.open(sys.argv[1], os.O_RDONLY), mmap.PROT_READ
+m = mmap.mmap(fd, 0, mmap.MAP_SHARED, prot)
+time.sleep(2.5)
+print(sum(m[at] for at in range(0, len(m), 4096)))
+"""
+
+
+@pytest.mark.root
+def test_chmod_a_w_has_a_program_that_only_reads_served(
+    nobody: Nobody, env: dict[str, str]
+) -> None:
+    """The remedy of who cannot change the program; root may write all the same."""
+    path = nobody.work / "matrix.bin"
+    write_records(path, 20 * MIB, seed=5)
+    os.chown(path, UID, UID)
+    reasons, served = [], []
+    for mode in (0o644, 0o444):
+        path.chmod(mode)
+        done = subprocess.run(
+            [*nobody.wrap(nobody.work / "out"), nobody.python, "-S", "-c", MAY_WRITE, str(path)],
+            env=nobody.environment(env), cwd="/", capture_output=True, timeout=HANG_SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        summary = json.loads((nobody.work / "out.summary.json").read_text())
+        reasons.append([one["reason"] for one in summary["unserved"]])
+        served.append([file["path"] for file in summary["files"]])
+    assert reasons == [["shared-writable"], []] and served == [[], [str(path)]]
+    assert "chmod a-w it" in str(Reason.SHARED_WRITABLE.remedy)
+
+
 # ---- more than the service's memory has room for ------------------------------------------------
 
 #: Of ext4, in blocks of 4 KiB. The books of a file have a byte for 64 KiB of it.
