@@ -44,6 +44,12 @@ def test_each_command_has_help_in_two_ways_and_a_version(name: str) -> None:
         ("trace sleep 1 --pid x", "--pid: invalid int value: 'x'; see uffdprefetch trace --help"),
         ("trace --zz sleep", "unrecognized arguments: --zz (a command goes after --); see"
          " uffdprefetch trace --help"),
+        ("wrap -o %z true", "-o '%z': '%z' is no token (%h %p %j %r %q{VAR} %%)"),
+        ("wrap --plan /none true", "--plan: cannot read /none: No such file or directory"),
+        ("index --format zz /etc/passwd", "--format zz: one of lmdb, npy, arrow, tfrecord,"
+         " safetensors, raw"),
+        ("demo --configurations zz", "--configurations zz: one of baseline, prefetch-off,"
+         " prefetch-on, warm cache"),
         ("wrpa", "no command 'wrpa': did you mean wrap?"),
     ],
 )  # fmt: skip

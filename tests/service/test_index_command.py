@@ -141,7 +141,7 @@ def test_rows_of_arrow_have_several_extents(
         (("empty",), "empty: no known format: it is empty"),
         ((".",), ". is a directory without data.mdb"),
         (("text", "--format", "lmdb"), "text: no LMDB meta page at byte 0"),
-        (("text", "--format", "jpeg"), "no format 'jpeg': lmdb, npy"),
+        (("text", "--format", "jpeg"), "--format jpeg: one of lmdb, npy"),
         (("text", "--record-size", "0"), "--record-size: at least 1 byte"),
         (("text", "--record-size", "x"), "not a size: 'x'"),
         (("text", "--header-size", "1"), "--header-size is of raw records"),

@@ -47,7 +47,7 @@ class Command:
             unknown = [name for name in names if name not in demo.CONFIGURATIONS]
             if unknown:
                 raise usage_error(
-                    f"no configuration {unknown[0]!r}: one of {', '.join(demo.CONFIGURATIONS)}"
+                    f"--configurations {unknown[0]}: one of {', '.join(demo.CONFIGURATIONS)}"
                 )
         options = demo.Options(
             size_bytes=named("--size", parse_size, args.size),

@@ -46,7 +46,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2"
 def load(name: str) -> Format:
     """An instance of the format of this name. Raises UffdPrefetchError (exit 2)."""
     if name not in FORMATS:
-        raise usage_error(f"no format {name!r}: {', '.join(FORMATS)}")
+        raise usage_error(f"--format {name}: one of {', '.join(FORMATS)}")
     module, class_name = FORMATS[name]
     found: Format = getattr(importlib.import_module(module), class_name)()
     return found

@@ -13,7 +13,7 @@ import time
 
 from uffdprefetch.base import cgroup, rundir, spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
-from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError, named
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.messages import columns, say
 from uffdprefetch.base.options import as_variables
@@ -176,7 +176,7 @@ def _record(
 
     assert config.trace is not None
     key = address.key if address else ""
-    name = output.expand(config.trace, key, identify(environ).rank, environ)
+    name = output.expand(config.trace, key, identify(environ).rank, environ, option="--trace")
     mark = None
     if address is not None:
         mark = address.socket + leftovers.TRACE
@@ -255,7 +255,7 @@ def run(
     if config.plan is not None and config.engine != "off":
         from uffdprefetch.orders import plan_file
 
-        plan_file.load(config.plan)  # likewise
+        named("--plan", plan_file.load, config.plan)  # likewise
     node: Service | None = None
     address: Address | None = None
     locks: OwnLocks | None = None

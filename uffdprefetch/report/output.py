@@ -74,8 +74,9 @@ def expand(
     environ: Mapping[str, str],
     host: str | None = None,
     pid: int | None = None,
+    option: str = "-o",
 ) -> str:
-    """Fill in the tokens of an -o pattern.
+    """Fill in the tokens of a pattern of an ``option``.
 
     %h host, %p pid, %j job key, %r rank (0 where no launcher gave one), %q{VAR} an environment
     variable (made safe for a file name; empty if unset), %% a percent sign. Raises
@@ -104,8 +105,7 @@ def expand(
             made += values[letter]
         else:
             raise UffdPrefetchError(
-                f"output pattern {pattern!r}: {'%' + letter!r} is no token"
-                " (%h %p %j %r %q{VAR} %%)",
+                f"{option} {pattern!r}: {'%' + letter!r} is no token (%h %p %j %r %q{{VAR}} %%)",
                 EXIT_USAGE,
             )
     return made
