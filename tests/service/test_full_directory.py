@@ -13,11 +13,16 @@ import pytest
 from conftest import HANG_SECONDS, require, uffdprefetch
 
 MIB = 1 << 20
-#: Reads a mapping of a file, and ends when the service must have seen it.
+#: Maps a file, waits until the service has laid something over it, and reads it.
 JOB = """
-import mmap, os, sys
+import mmap, sys, time
+def served():
+    with open("/proc/self/maps") as maps:
+        return "/memfd:uffdprefetch" in maps.read()
 with open(sys.argv[1], "rb") as file:
     m = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+while not served():
+    time.sleep(0.01)
 print(sum(m[at] for at in range(0, len(m), 4096)))
 """
 
@@ -53,8 +58,8 @@ def test_without_a_free_block_a_job_is_served(
     data.write_bytes(bytes(range(256)) * (4 * MIB // 256))
     done = within(
         tmp_path, "blocks", env, "wrap", "--strict", "--engine", engine, "--min-size", "1MiB",
-        "--budget", "64MiB", "-o", str(tmp_path / "out"), "--trace", str(tmp_path / "trace"),
-        "--", sys.executable, "-S", "-c", JOB, str(data),
+        "--budget", "64MiB", "--distance", "1MiB", "-o", str(tmp_path / "out"), "--trace",
+        str(tmp_path / "trace"), "--", sys.executable, "-S", "-c", JOB, str(data),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert "Traceback" not in done.stderr and (tmp_path / "trace.uptrace").exists()

@@ -331,7 +331,8 @@ def test_what_a_user_hides_from_the_service_is_named(
     assert mended["unserved"] == [] and mended["files"][0]["served_by"] == "page_tables"
 
 
-#: Opens a file for writing where it may, and only reads it; waits until the service has looked.
+#: Opens a file for writing where it may, and only reads it; is there for three looks of a service
+#: that nobody else may ask.
 MAY_WRITE = """
 import mmap, os, sys, time
 try:
@@ -339,7 +340,7 @@ try:
 except PermissionError:
     fd, prot = os.open(sys.argv[1], os.O_RDONLY), mmap.PROT_READ
 m = mmap.mmap(fd, 0, mmap.MAP_SHARED, prot)
-time.sleep(2.5)
+time.sleep(3)
 print(sum(m[at] for at in range(0, len(m), 4096)))
 """
 
@@ -356,7 +357,8 @@ def test_chmod_a_w_has_a_program_that_only_reads_served(
     for mode in (0o644, 0o444):
         path.chmod(mode)
         done = subprocess.run(
-            [*nobody.wrap(nobody.work / "out"), nobody.python, "-S", "-c", MAY_WRITE, str(path)],
+            [*nobody.wrap(nobody.work / "out", "--strict"), nobody.python, "-S", "-c", MAY_WRITE,
+             str(path)],
             env=nobody.environment(env), cwd="/", capture_output=True, timeout=HANG_SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
