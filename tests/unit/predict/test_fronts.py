@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a file is read on: touches near a front bring it on, a reader elsewhere lets it die."""
+
+from __future__ import annotations
+
+from uffdprefetch.predict.fronts import (
+    ASKED,
+    BLOCK_BYTES,
+    FRONTS_MAX,
+    LOOKS_ELSEWHERE,
+    LOST,
+    TOUCHED,
+    FileFronts,
+    Front,
+    State,
+)
+from uffdprefetch.predict.price import Account, Link
+from uffdprefetch.predict.survival import Law
+
+LINK = Link(300e6, 1e-3)
+REACH = int(LINK.reach_bytes) // BLOCK_BYTES
+BLOCKS = 10_000
+
+
+class File:
+    """A file of BLOCKS blocks and whoever touches it."""
+
+    def __init__(self) -> None:
+        self.account, self.ended = Account(), list[Front]()
+        self.fronts = FileFronts(BLOCKS, Law(), self.account, self.ended.append)
+        self.now = 0
+
+    def touch(self, start: int, length: int = 1, pid: int = 1) -> Front:
+        self.now += 1
+        front, _ = self.fronts.touch(pid, start, start + length, self.now, LINK)
+        return front
+
+    def look(self, *places: int, pid: int = 1) -> list[Front]:
+        """One look finds these blocks."""
+        return self.fronts.looked(pid, {self.touch(at, pid=pid) for at in places})
+
+
+def test_touches_in_order_are_one_front() -> None:
+    file = File()
+    first = file.touch(100)
+    for at in range(101, 150):
+        assert file.touch(at) is first
+    assert (first.start, first.position, first.length, first.touched) == (100, 150, 50, 50)
+    assert first.direction == 1 and first.runs == 0
+
+
+def test_a_gap_that_costs_less_than_a_miss_is_passed_over_a_longer_one_is_not() -> None:
+    file = File()
+    front = file.touch(100, 20)
+    assert file.touch(120 + REACH) is front and front.runs == 1
+    young = File()
+    one = young.touch(100)
+    assert young.touch(101 + REACH + 50) is not one
+
+
+def test_a_front_of_one_block_follows_no_far_gap() -> None:
+    file = File()
+    front = file.touch(100)
+    assert file.touch(101 + REACH) is not front
+
+
+def test_touches_before_the_first_turn_it_round() -> None:
+    file = File()
+    front = file.touch(100)
+    for at in (99, 98, 97):
+        assert file.touch(at) is front
+    assert front.direction == -1 and front.position == 97 and front.start == 101
+
+
+def test_processes_that_share_a_walk_share_its_front() -> None:
+    file = File()
+    front = file.touch(100, pid=1)
+    assert all(file.touch(101 + i, pid=1 + i % 4) is front for i in range(40))
+
+
+def test_a_reader_seen_elsewhere_time_and_again_has_left() -> None:
+    file = File()
+    front = file.touch(100, 10)
+    found = [file.look(5000 + 100 * i) for i in range(LOOKS_ELSEWHERE)]
+    assert front in found[-1] and front not in found[0]
+    assert front.state is State.DEAD and front in file.ended
+
+
+def test_looks_at_another_process_say_nothing() -> None:
+    file = File()
+    front = file.touch(100, 10, pid=1)
+    for i in range(3 * LOOKS_ELSEWHERE):
+        file.look(5000 + 100 * i, pid=2)
+    assert front.state is State.ALIVE
+
+
+def test_one_that_comes_back_is_waited_for_twice_as_long() -> None:
+    file = File()
+    front = file.touch(100, 10)
+    for i in range(LOOKS_ELSEWHERE):
+        file.look(5000 + 100 * i)
+    assert file.touch(110) is front and front.state is State.ALIVE
+    for i in range(2 * LOOKS_ELSEWHERE - 1):
+        file.look(7000 + 100 * i)
+    assert front.state is State.ALIVE
+    file.look(9900)
+    assert front.state is State.DEAD
+
+
+def test_what_lies_ahead_of_one_that_has_left_is_lost() -> None:
+    file = File()
+    front = file.touch(100)
+    file.fronts.ask(101, 111)
+    front.wanted = 111
+    assert file.account.open == 10 * BLOCK_BYTES
+    for i in range(LOOKS_ELSEWHERE):
+        file.look(5000 + 100 * i)
+    assert file.account.lost == 10 * BLOCK_BYTES and file.account.open == 0
+    assert all(flag & LOST for flag in file.fronts.flags[101:111])
+    file.touch(101, 10)
+    assert file.account.lost == 0 and file.account.used == 10 * BLOCK_BYTES
+
+
+def test_at_the_end_of_the_file_none_dies() -> None:
+    file = File()
+    front = file.touch(BLOCKS - 20, 20)
+    file.fronts.end(front)
+    assert front.state is State.ENDED
+
+
+def test_one_that_meets_what_was_read_has_ended_and_not_died() -> None:
+    file = File()
+    file.touch(200)
+    front = file.touch(100, 10)
+    for at in range(110, 200, 2):
+        file.touch(at, 2)
+    assert front.position == 200
+    file.fronts.end(front)
+    assert front.state is State.ENDED
+
+
+def test_only_what_nobody_has_asked_for_or_touched_counts() -> None:
+    file = File()
+    file.touch(100)
+    assert file.fronts.ask(99, 103) == 3
+    assert file.fronts.ask(99, 103) == 0
+    file.fronts.take_back(99, 103)
+    assert file.account.asked == 0
+    assert not any(flag & ASKED for flag in file.fronts.flags[99:103])
+    assert file.fronts.flags[100] & TOUCHED
+
+
+def test_a_gap_costs_no_more_than_what_the_kernel_would_not_have_read() -> None:
+    file = File()
+    front = file.touch(100, 20)
+    file.fronts.ask(120, 120 + REACH)
+    front.wanted = 120 + REACH
+    file.touch(120 + REACH - 1)
+    gap = REACH - 1
+    assert 0 < file.account.lost < gap * BLOCK_BYTES
+
+
+def test_no_more_fronts_are_kept_than_can_be_looked_at() -> None:
+    file = File()
+    for i in range(3 * FRONTS_MAX):
+        file.touch(100 * i)
+    assert len(file.fronts.fronts) == FRONTS_MAX
+    assert {front.start for front in file.fronts.fronts} >= {100 * (3 * FRONTS_MAX - 1)}
+
+
+def test_when_all_have_unmapped_it_nothing_is_open() -> None:
+    file = File()
+    file.touch(100, pid=1)
+    file.touch(500, pid=2)
+    file.fronts.ask(101, 120)
+    assert [front.pid for front in file.fronts.closed(1, others=True)] == [1]
+    assert file.account.open > 0
+    file.fronts.closed(2, others=False)
+    assert file.account.open == 0 and not file.fronts.fronts

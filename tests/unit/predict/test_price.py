@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reading ahead is worth, and the account that bounds what it may lose."""
+
+from __future__ import annotations
+
+import pytest
+
+from uffdprefetch.predict.price import (
+    FREE_SECONDS,
+    OPEN_SHARE,
+    SHARE,
+    SHY,
+    Account,
+    Link,
+    least_probability,
+    walk_gain,
+)
+
+BLOCK = 64 << 10
+LINK = Link(300e6, 1e-3)
+
+
+def test_a_gain_of_nothing_is_worth_no_probability() -> None:
+    assert least_probability(0.0) == 1.0
+    assert least_probability(SHY) == 1.0
+    assert least_probability(10 * SHY) == pytest.approx(0.1)
+
+
+def test_what_plain_reads_as_well_costs_nothing() -> None:
+    assert least_probability(0.5, kernel=1.0) < least_probability(0.5)
+
+
+def test_the_longer_the_latency_the_more_is_gained() -> None:
+    gains = [walk_gain(1.0, 0.1, False, Link(300e6, ms * 1e-3), BLOCK) for ms in (0.1, 1, 5)]
+    assert gains == sorted(gains)
+    assert walk_gain(1.0, 0.1, True, LINK, BLOCK) > walk_gain(1.0, 0.1, False, LINK, BLOCK)
+
+
+def test_a_miss_that_brings_a_page_alone_makes_every_block_worth_more() -> None:
+    alone = Link(300e6, 1e-3, miss_bytes=4096)
+    assert walk_gain(1.0, 0.1, False, alone, BLOCK) > 10 * walk_gain(1.0, 0.1, False, LINK, BLOCK)
+
+
+def test_readers_that_wait_side_by_side_gain_less() -> None:
+    four = Link(300e6, 1e-3, waiting=4)
+    assert walk_gain(1.0, 0.1, False, four, BLOCK) < walk_gain(1.0, 0.1, False, LINK, BLOCK)
+
+
+def test_a_run_may_lose_what_is_free_and_a_part_of_what_it_has_saved() -> None:
+    account = Account()
+    free = FREE_SECONDS * LINK.bandwidth
+    assert account.room_bytes(LINK.bandwidth) == int(free / OPEN_SHARE)
+    account.asked = account.lost = int(free)
+    assert account.room_bytes(LINK.bandwidth) == 0
+    account.saved_seconds = 1.0
+    assert account.room_bytes(LINK.bandwidth) == int(SHARE * LINK.bandwidth / OPEN_SHARE)
+
+
+def test_what_is_open_is_thought_half_lost() -> None:
+    account = Account(asked=BLOCK)
+    assert account.room_bytes(LINK.bandwidth) == Account().room_bytes(LINK.bandwidth) - BLOCK
+    account.note_use(BLOCK, 0, False, LINK)
+    assert account.open == 0 and account.saved_seconds > 0
+
+
+def test_a_miss_that_did_not_happen_saves_its_latency_and_its_bytes() -> None:
+    went_on, began = Account(), Account()
+    went_on.note_use(BLOCK, 0, False, LINK)
+    began.note_use(BLOCK, 0, True, LINK)
+    more = began.saved_seconds - went_on.saved_seconds
+    assert more == pytest.approx(LINK.latency / 2 + LINK.miss_bytes / LINK.bandwidth)
+
+
+def test_what_is_used_after_all_was_not_lost() -> None:
+    account = Account(asked=2 * BLOCK, lost=BLOCK)
+    account.note_use(BLOCK, BLOCK, False, LINK)
+    assert account.lost == 0 and account.used == BLOCK and account.open == BLOCK

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a file is being read on, by all processes together.
+
+A *front* is the head of a walk: touches near it bring it on, others begin a new one. Its length is
+what predict/survival.py judges; a front whose reader is seen elsewhere time and again has died. All
+places are in blocks of BLOCK_BYTES. Pure: who reads ahead of fronts is readers/ahead.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from uffdprefetch.predict.price import Account, Link
+from uffdprefetch.predict.survival import Law
+
+BLOCK_BYTES = 64 << 10
+#: Fronts of a file; the dead go first, then those that have stood for the longest.
+FRONTS_MAX = 24
+#: A front has died when its reader was seen elsewhere in so many looks, or twice as many each time
+#: that it has come back.
+LOOKS_ELSEWHERE = 3
+#: A gap of no more than so many blocks is always part of a walk: pages of a B-tree, headers.
+NEAR_BLOCKS = 2
+#: Blocks that the kernel reads around a touch that stands alone, beside it: a miss, and half a one.
+AROUND_BLOCKS = 3
+#: A first touch of no more blocks may turn out to be the end of a walk that goes backward.
+TURNS_BLOCKS = 8
+
+#: Flags of a block.
+TOUCHED, ASKED, USED, LOST = 1, 2, 4, 8
+_SET = {bit: bytes(value | bit for value in range(256)) for bit in (TOUCHED, ASKED, USED, LOST)}
+_OPEN = bytes(value & (ASKED | USED | LOST) == ASKED for value in range(256))
+_UNUSED = bytes(value & (ASKED | USED) == ASKED for value in range(256))
+_BACK = bytes(value & (ASKED | USED | LOST) == ASKED | LOST for value in range(256))
+_LOSE = bytes(
+    value | LOST if value & (ASKED | USED | LOST) == ASKED else value for value in range(256)
+)
+_USE = bytes(
+    (value | USED) & ~LOST | TOUCHED if value & ASKED else value | TOUCHED for value in range(256)
+)
+_USED = bytes(bool(value & USED) for value in range(256))
+_UNASK = bytes(value & ~(ASKED | LOST) if not value & USED else value for value in range(256))
+
+
+class State(Enum):
+    """Of a front."""
+
+    ALIVE = "alive"
+    DEAD = "dead"  # and may come back
+    ENDED = "ended"  # at the file's end, or where another has been
+
+
+@dataclass(eq=False)
+class Front:
+    """[start, position) where it goes on, [position, start) backward; ``wanted``: asked for up to
+    there."""
+
+    start: int
+    position: int
+    pid: int
+    born_ns: int
+    direction: int = 1
+    touched: int = 0  # blocks
+    runs: int = 0  # of touches, after gaps
+    wanted: int = 0
+    last_ns: int = 0
+    elsewhere: int = 0  # looks
+    patience: int = LOOKS_ELSEWHERE
+    state: State = State.ALIVE
+
+    @property
+    def length(self) -> int:
+        """How far it has come."""
+        return abs(self.position - self.start)
+
+    @property
+    def ahead(self) -> int:
+        """How far ahead of it was asked for."""
+        return max(0, (self.wanted - self.position) * self.direction)
+
+
+class FileFronts:
+    """Of one file. ``walks``: the law of how far its walks go; ``ending``: called before a front
+    ends: what waits to be read for it is taken back."""
+
+    def __init__(
+        self, blocks: int, walks: Law, account: Account,
+        ending: Callable[[Front], None] = lambda front: None,
+    ) -> None:  # fmt: skip
+        self.blocks, self.walks, self._account, self._ending = blocks, walks, account, ending
+        self.flags = bytearray(blocks)
+        self.fronts: list[Front] = []
+
+    # ---- blocks ---------------------------------------------------------------------------------
+
+    def _mark(self, start: int, end: int, table: bytes) -> None:
+        self.flags[start:end] = self.flags[start:end].translate(table)
+
+    def ask(self, start: int, end: int) -> int:
+        """[start, end) is asked for: how many blocks of it were not, nor touched."""
+        part = self.flags[start:end]
+        fresh = part.count(0)
+        self.flags[start:end] = part.replace(b"\0", bytes((ASKED,)))
+        self._account.asked += fresh * BLOCK_BYTES
+        return fresh
+
+    def take_back(self, start: int, end: int) -> None:
+        """What was asked for there is not read."""
+        part = self.flags[start:end].translate(_UNUSED)
+        lost = self.flags[start:end].translate(_BACK).count(1)
+        self._account.asked -= part.count(1) * BLOCK_BYTES
+        self._account.lost -= lost * BLOCK_BYTES
+        self._mark(start, end, _UNASK)
+
+    def lose(self, start: int, end: int) -> None:
+        """Nobody will come to what was asked for there."""
+        start, end = max(0, start), min(end, self.blocks)
+        if start < end:
+            gone = self.flags[start:end].translate(_OPEN).count(1)
+            self._account.lost += gone * BLOCK_BYTES
+            self._mark(start, end, _LOSE)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of what was asked for."""
+        return self.flags.translate(_USED).count(1) * BLOCK_BYTES
+
+    # ---- touches --------------------------------------------------------------------------------
+
+    def touch(self, pid: int, start: int, end: int, now_ns: int, link: Link) -> tuple[Front, bool]:
+        """A run of blocks is touched: its front, and whether that begins here."""
+        part = self.flags[start:end]
+        used = part.translate(_UNUSED)
+        if used.count(1):
+            back = part.translate(_BACK).count(1)
+            first = bool(used[0]) and not (start and self.flags[start - 1] & TOUCHED)
+            self._account.note_use(used.count(1) * BLOCK_BYTES, back * BLOCK_BYTES, first, link)
+        self.flags[start:end] = part.translate(_USE)
+        reach = int(link.reach_bytes) // BLOCK_BYTES
+        front = self._match(start, end, reach)
+        if front is None:
+            return self._begin(pid, start, end, now_ns), True
+        self._advance(front, pid, start, end, now_ns, reach)
+        return front, False
+
+    def _match(self, start: int, end: int, reach: int) -> Front | None:
+        best, near, turning, back = None, reach + 1, None, reach + 1
+        for front in self.fronts:
+            if front.direction > 0:
+                ahead = start - front.position
+            else:
+                ahead = front.position - end
+            length = front.length
+            if -length <= ahead <= max(NEAR_BLOCKS, length // 2) and ahead < near:
+                best, near = front, max(0, ahead)
+                if not near:
+                    return best
+            turns = front.direction > 0 and length <= reach and front.touched <= TURNS_BLOCKS
+            if turns and 0 <= front.start - end < back:
+                turning, back = front, front.start - end
+        return turning if back < near else best
+
+    def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
+        front = Front(start, end, pid, now_ns, touched=end - start, wanted=end, last_ns=now_ns)
+        if len(self.fronts) >= FRONTS_MAX:
+            oldest = min(self.fronts, key=lambda one: (one.state is State.ALIVE, one.last_ns))
+            self.end(oldest)
+            self.fronts.remove(oldest)
+        self.fronts.append(front)
+        self.walks.passed(1, end - start)
+        return front
+
+    def _advance(
+        self, front: Front, pid: int, start: int, end: int, now_ns: int, reach: int
+    ) -> None:
+        if front.direction > 0 and end <= front.start and front.length <= reach:
+            front.start, front.position = front.position, front.start
+            front.direction, front.wanted = -1, front.position
+        before = front.length
+        if front.direction > 0:
+            gap_start, gap_end = front.position, start
+            front.position = max(front.position, end)
+        else:
+            gap_start, gap_end = end, front.position
+            front.position = min(front.position, start)
+        if gap_end > gap_start:
+            front.runs += 1
+            self._pass_over(gap_start, gap_end)
+        if front.length <= before:
+            return
+        if front.state is State.DEAD:
+            self.walks.revived(before)
+            front.patience *= 2
+            front.wanted = front.position
+        self.walks.passed(max(1, before), front.length)
+        front.touched += end - start
+        front.state, front.elsewhere = State.ALIVE, 0
+        front.pid, front.last_ns = pid, now_ns
+
+    def _pass_over(self, start: int, end: int) -> None:
+        """A gap of a walk: some of it the kernel would have read as well."""
+        part, at, left = self.flags[start:end].translate(_OPEN), -1, AROUND_BLOCKS
+        while left and (at := part.find(1, at + 1)) >= 0:
+            self.take_back(start + at, start + at + 1)
+            left -= 1
+        self.lose(start, end)
+
+    def looked(self, pid: int, moved: set[Front]) -> list[Front]:
+        """A look at a process has found what it has touched, which brought ``moved`` on: the fronts
+        that have died by it."""
+        died = []
+        for front in self.fronts:
+            if front.state is State.ALIVE and front.pid == pid and front not in moved:
+                front.elsewhere += 1
+                if front.elsewhere >= front.patience:
+                    self.end(front)
+                    died.append(front)
+        return died
+
+    def end(self, front: Front) -> None:
+        """Its reader has left it: what was asked for beyond it was for nothing."""
+        if front.state is not State.ALIVE:
+            return
+        self._ending(front)
+        at = front.position if front.direction > 0 else front.position - 1
+        outside = not 0 <= at < self.blocks - (front.direction > 0)
+        met = 0 <= at < self.blocks and bool(self.flags[at] & TOUCHED)
+        front.state = State.ENDED if outside or met else State.DEAD
+        if front.state is State.DEAD:
+            self.walks.died(max(1, front.length))
+        low, high = sorted((front.position, front.wanted))
+        self.lose(low, high)
+        front.wanted = front.position
+
+    def closed(self, pid: int, others: bool) -> list[Front]:
+        """A process has unmapped the file: its fronts, which have ended. ``others``: somebody else
+        maps it."""
+        ended = [front for front in self.fronts if front.pid == pid]
+        for front in ended:
+            self.end(front)
+        if not others:
+            self.fronts.clear()
+            self.lose(0, self.blocks)
+        return ended

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it is worth to read ahead on a guess, and how much of that may be lost.
+
+Both are kept in seconds of the link: what a byte for nothing costs, and what a miss that does not
+happen saves. One account bounds a whole run: all files and processes, whoever has guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: A byte for nothing costs as much as so many bytes' time on the link: others wait for it, too, and
+#: memory is taken.
+SHY = 2.0
+#: Seconds of the link that may be lost before anything is known.
+FREE_SECONDS = 0.05
+#: Part of what was saved that may be lost.
+SHARE = 0.5
+#: Of what is asked for and not yet used, so much is thought to be lost.
+OPEN_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Link:
+    """``bandwidth``: bytes/s; ``latency``: of one request, s; ``waiting``: how many readers wait at
+    one time, whose latencies overlap; ``miss_bytes``: what one miss brings."""
+
+    bandwidth: float
+    latency: float
+    waiting: float = 1.0
+    miss_bytes: int = 128 << 10
+
+    @property
+    def wait_seconds(self) -> float:
+        """What of its latency a miss costs."""
+        return self.latency / max(1.0, self.waiting)
+
+    @property
+    def reach_bytes(self) -> float:
+        """The gap that costs to read what a miss costs."""
+        return self.bandwidth * self.latency + self.miss_bytes
+
+    @property
+    def miss_seconds(self) -> float:
+        """What a miss costs its reader."""
+        return self.latency + self.miss_bytes / self.bandwidth
+
+
+def least_probability(gain: float, kernel: float = 0.0) -> float:
+    """From which probability of use on a byte is worth its price. ``gain``: seconds saved by the
+    use of a byte, in times that the byte takes on the link; ``kernel``: the part of what lies there
+    that plain reads anyway."""
+    if gain <= 0:
+        return 1.0
+    return SHY / (gain + kernel * SHY)
+
+
+def walk_gain(density: float, runs: float, backward: bool, link: Link, block_bytes: int) -> float:
+    """See least_probability(). ``density``: the touched part of a walk; ``runs``: runs of touches a
+    block of it. Of a miss in order half a latency is saved, as the kernel reads ahead; backward it
+    does not."""
+    in_order = density * link.wait_seconds * link.bandwidth / (2 * link.miss_bytes)
+    alone = link.wait_seconds + link.miss_bytes / link.bandwidth / max(1.0, link.waiting)
+    return in_order * (3 if backward else 1) + runs * alone * link.bandwidth / block_bytes
+
+
+@dataclass
+class Account:
+    """Of a run. Bytes that were asked for on a guess, of them used and known to be lost; seconds
+    that readers need not wait."""
+
+    asked: int = 0
+    used: int = 0
+    lost: int = 0
+    saved_seconds: float = 0.0
+
+    @property
+    def open(self) -> int:
+        """Bytes of which it is not known yet."""
+        return self.asked - self.used - self.lost
+
+    def room_bytes(self, bandwidth: float) -> int:
+        """So many more may be asked for."""
+        may_lose = (FREE_SECONDS + SHARE * self.saved_seconds) * bandwidth
+        return max(0, int((may_lose - self.lost) / OPEN_SHARE) - self.open)
+
+    def note_use(self, used: int, was_lost: int, is_miss: bool, link: Link) -> None:
+        """Bytes are used that were read on a guess, ``was_lost`` of them after all. ``is_miss``: a
+        reader has come there from elsewhere, and would have waited at the first byte."""
+        self.used += used
+        self.lost -= was_lost
+        self.saved_seconds += used / link.miss_bytes * link.wait_seconds / 2
+        if is_miss:
+            others = max(1.0, link.waiting)
+            self.saved_seconds += link.wait_seconds / 2 + link.miss_bytes / link.bandwidth / others
