@@ -24,6 +24,8 @@ COST = 100
 AT_ONCE_NS = 2 * MS
 #: Threads of a process that are looked at in one sample, at 11 us each.
 THREADS_MOST = 64
+#: Weight of the last round of what is so lately.
+LATELY = 0.2
 #: A sample stands for the time since the last one, but not for a time in which the service slept:
 #: it may be so much later than it was due.
 LATE_NS = 3 * EVERY_NS
@@ -101,6 +103,9 @@ class Waits:
         self._read: dict[int, tuple[Client, Reading]] = {}
         self._when = IntervalSet()  # in which those have read that have ended
         self._thread_ns = self._waited_ns = 0.0  # of those
+        self._in_round = 0  # threads that wait, so far
+        #: Threads that wait at one time, where any does: lately.
+        self.side_by_side = 1.0
 
     def step(self, clients: dict[int, Client]) -> None:
         """Take samples if they are due, for AT_ONCE_NS or as long as one process takes."""
@@ -119,10 +124,14 @@ class Waits:
             touched_ns = max(one.seen_ns for one in readers)
             states = thread_states(client.pid, self._rounds)
             reading.note(states, touched_ns, now, self._every_ns)
+            self._in_round += states.count("D")
         rest = COST * (self._clock.cpu_ns() - began)
         self._rests_ns += rest
         self.due_ns = now + rest
         if not self._round:
+            if self._in_round:
+                self.side_by_side += (self._in_round - self.side_by_side) * LATELY
+            self._in_round = 0
             self.due_ns = max(self.due_ns, self._round_ns + EVERY_NS)
 
     def _begin_round(self, clients: dict[int, Client], now: int) -> None:

@@ -57,7 +57,9 @@ class PrefetchRange:
     it does not walk through the file itself but through an order; ``whole``: what lies around it
     is needed too, by some reader, some time; ``pooled``: the reader has the pool's memory;
     ``yield_bytes``: it yields to demand misses, so no more than this of it is under way to the page
-    cache at one time (0: it does not yield)."""
+    cache at one time (0: it does not yield); ``guess``: its consumer may never come to it, so no
+    more than ``yield_bytes`` of all that is asked for stands before a miss, and nothing is read
+    that its consumer has passed."""
 
     file: FileState
     start: int
@@ -67,6 +69,7 @@ class PrefetchRange:
     whole: bool = False
     pooled: bool = False
     yield_bytes: int = 0
+    guess: bool = False
 
 
 @dataclass

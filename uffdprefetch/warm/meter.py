@@ -19,6 +19,8 @@ SAMPLES_LEAST = 4
 #: A bandwidth is known to so much of it, and a latency wants to be known to RESOLVED seconds: of
 #: reads that are on the link for longer than both allow, none is told.
 BANDWIDTH_ERROR, RESOLVED = 0.1, 4e-4
+#: Of less the clock's noise tells more than the link.
+TELLING_BYTES = 512 << 10
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
 
@@ -40,6 +42,9 @@ class Meter:
     #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
     _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     _pages: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    #: Of those of which nothing was there, be it under way; of large ones, little.
+    _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _large: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * RECENT))
 
     def note(self, result: uffd.WarmResult, was_idle: bool, alone: bool) -> float | None:
         """Feed an extent that was really read; returns bytes/s when a busy stretch was long enough.
@@ -66,7 +71,13 @@ class Meter:
 
     def note_alone(self, result: uffd.WarmResult) -> None:
         """Feed an extent of any size that was really read, and alone."""
-        self._alone.append((result.bytes, result.took_ns / 1e9))
+        took = result.took_ns / 1e9
+        self._alone.append((result.bytes, took))
+        if result.bytes + result.resident_bytes >= TELLING_BYTES:
+            if result.bytes >= 3 * result.resident_bytes:
+                self._large.append((result.bytes, took))
+        elif not result.resident_bytes:
+            self._small.append((result.bytes, took))
 
     def note_pages(self, result: uffd.WarmResult, pages: int) -> None:
         """Feed reads of so many single pages."""
@@ -97,6 +108,20 @@ class Meter:
             if len(self._pages) + len(told) >= SAMPLES_LEAST:
                 latency = max(LATENCY_LEAST, min([*self._pages, *told]))
         return Storage(bandwidth, latency)
+
+    @property
+    def link(self) -> Storage | None:
+        """What one more request costs, from what was read alone; None: not known yet. Whatever runs
+        beside it makes it look worse: the best that was seen tells."""
+        if not self._large:
+            return None
+        small = min(self._small, key=lambda one: one[1], default=(0, 0.0))
+        pages = min(self._pages, default=0.0)
+        quickest, bandwidth = small[1] or pages, self.peak
+        for size, took in self._large:
+            bandwidth = max(bandwidth, size / max(took - quickest, took / 2))
+        latency = small[1] - small[0] / bandwidth if small[0] else pages
+        return Storage(bandwidth, max(LATENCY_LEAST, latency))
 
     @property
     def told_latency(self) -> float | None:

@@ -34,6 +34,8 @@ MIB = 1 << 20
 #: only a window is.)
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
+#: Of a guess less is taken back too late.
+GUESSED_EXTENT_BYTES = MIB
 #: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
 #: under way beside one. Of less it is latency that shows.
 METERED_BYTES = 1 * MIB
@@ -60,12 +62,16 @@ class Extent:
     yield_bytes: int = 0
     sent_bytes: int = 0  # of it under way at one time
     guessed: bool = False  # of a window: its reader may never come to it
+    guess: bool = False  # see PrefetchRange
 
     @property
     def window_bytes(self) -> int:
         """How much of it may be under way at one time where it yields (see PrefetchRange); 0: all.
-        Where the page cache is filled by reads, those have a size of their own."""
-        if not self.yield_bytes or self.pooled or self.file.method != uffd.WARM_READAHEAD:
+        Where the page cache is filled by reads, those have a size of their own; guesses are cut
+        small, and all of them that are under way are bounded."""
+        if not self.yield_bytes or self.guess or self.pooled:
+            return 0
+        if self.file.method != uffd.WARM_READAHEAD:
             return 0
         return max(PIECE_BYTES, self.yield_bytes // EXTENTS)
 
@@ -156,6 +162,8 @@ class Scheduler:
         #: it waits, and for so many ns (0: until readers have moved). Called with the end of what
         #: its reader has queued as well.
         self.defer: Callable[[int, int, int, int], int | None] | None = None
+        #: Told of each extent that goes to the workers.
+        self.on_sent: Callable[[Extent], None] | None = None
         self._deferred: set[int] = set()  # consumers whose first extent waits so
         self.prefetched_bytes = 0
         self.failed_extents = 0
@@ -179,12 +187,13 @@ class Scheduler:
             if need is None and self._goes_on(queue, file, consumer, a, part):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
-            for extent in self._cut(file, consumer, a, b, wanted.yield_bytes > 0):
+            for extent in self._cut(file, consumer, a, b, self._grid(wanted)):
                 extent.need = need if need is None else need + extent.start - start
                 extent.whole = wanted.whole or need is None
                 extent.guessed = need is None and not wanted.whole
                 extent.priority = wanted.priority
                 extent.yield_bytes = wanted.yield_bytes
+                extent.guess = wanted.guess
                 extent.pooled = part
                 queue.append(extent)
                 self._consumers[id(consumer)] = consumer
@@ -192,11 +201,18 @@ class Scheduler:
         self.device_of(file).queued_bytes += queued
         return queued
 
+    @staticmethod
+    def _grid(wanted: PrefetchRange) -> int:
+        """On which it is cut."""
+        if wanted.guess:
+            several = wanted.yield_bytes >= 2 * GUESSED_EXTENT_BYTES
+            return GUESSED_EXTENT_BYTES if several else GUESSED_EXTENT_BYTES // EXTENTS
+        by_pread = wanted.file.unit_bytes or wanted.file.method == uffd.WARM_PREAD
+        return EXTENT_BYTES if by_pread or wanted.yield_bytes else READAHEAD_EXTENT_BYTES
+
     def _cut(
-        self, file: FileState, consumer: Consumer, start: int, end: int, yields: bool
+        self, file: FileState, consumer: Consumer, start: int, end: int, size: int
     ) -> list[Extent]:
-        by_pread = file.unit_bytes or file.method == uffd.WARM_PREAD
-        size = EXTENT_BYTES if by_pread or yields else READAHEAD_EXTENT_BYTES
         cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
         for a, b in pairwise(cuts):
@@ -352,6 +368,9 @@ class Scheduler:
             queue = self._queues[key]
             extent = queue[0]
             device = self.device_of(extent.file)
+            if extent.guess and extent.passed:
+                self._drop_first(key)
+                continue
             deferred_ns = self._deferred_ns(extent, queue[-1])
             if deferred_ns is not None and extent.passed:  # it was not needed
                 extent.file.pending_pages.difference_update(extent.pages)
@@ -363,6 +382,9 @@ class Scheduler:
                 continue
             if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
                 closed.add(device)  # nothing that is nearer waits for it
+                continue
+            if extent.guess and self._would_delay(extent):
+                self._deferred.add(key)
                 continue
             if not self._hand(extent):
                 closed.add(device)  # its queue is full; the workers will tell when it is not
@@ -432,6 +454,12 @@ class Scheduler:
         seconds = max(2 * storage.latency_seconds, NEXT_SECONDS)
         return under_way > storage.bandwidth_bytes_per_second * seconds
 
+    def _would_delay(self, extent: Extent) -> bool:
+        """Whether a reader's miss would stand behind more of what is only guessed than it yields
+        to."""
+        under_way = self.device_of(extent.file).under_way_bytes
+        return under_way > 0 and under_way + extent.asked_bytes > extent.yield_bytes
+
     def _send(self, extent: Extent) -> bool:
         file, device = extent.file, self.device_of(extent.file)
         length = extent.end - extent.start
@@ -463,6 +491,8 @@ class Scheduler:
             self._under_way[self._next_id] = extent
             self._next_id += 1
             extent.in_flight.add(extent.start, extent.end)
+            if length and self.on_sent is not None:
+                self.on_sent(extent)
             extent.sent_bytes = extent.asked_bytes
             device.under_way_bytes += extent.sent_bytes
         return sent

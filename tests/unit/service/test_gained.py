@@ -126,6 +126,28 @@ def test_a_round_over_many_processes_holds_nobody(monkeypatch: pytest.MonkeyPatc
     assert watched.waited_seconds == pytest.approx(watched.thread_seconds)
 
 
+def test_how_many_wait_side_by_side_is_of_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, states = 0, "D"
+    monkeypatch.setattr(waits, "thread_states", lambda pid, turn: states)
+    reader = SimpleNamespace(regions={1: None}, seen_ns=0)
+    clients: dict[int, Any] = {n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(4)}
+    ours = Waits(Clock(lambda: now, lambda: 0))
+
+    def rounds(number: int) -> float:
+        nonlocal now
+        for _ in range(number):
+            now = max(now + 1, ours.due_ns)
+            ours.step(clients)
+        return ours.side_by_side
+
+    assert ours.side_by_side == 1.0
+    assert rounds(20) == pytest.approx(4.0, rel=0.05)
+    states = "R"
+    assert rounds(20) == pytest.approx(4.0, rel=0.05), "who does not wait tells nothing"
+    states = "DD"
+    assert rounds(30) == pytest.approx(8.0, rel=0.05)
+
+
 # ---- what can be said ---------------------------------------------------------------------------
 
 

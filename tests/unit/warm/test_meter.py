@@ -56,6 +56,31 @@ def test_a_large_read_tells_no_latency() -> None:
     assert met(large, *(small,) * 4).cost(None).latency_seconds == pytest.approx(LATENCY)
 
 
+def test_a_link_is_what_it_was_at_its_best() -> None:
+    """Whatever was read beside: others' requests, on a node whose cores are busy."""
+    assert met((MIB // 16, LATENCY)).link is None  # of little no bandwidth is told
+    large, small = (MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
+    for others in ([], [(MIB, 0.05), (MIB // 16, 0.03)] * 10):
+        link = met(*others, large, small, *others, pages=(0.02,)).link
+        assert link is not None
+        assert link.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.1)
+        assert link.latency_seconds == pytest.approx(LATENCY, rel=0.1)
+
+
+def test_until_a_block_was_read_a_page_tells_the_latency_of_a_link() -> None:
+    link = met((MIB, LATENCY + MIB / BANDWIDTH), pages=(0.02, LATENCY)).link
+    assert link is not None and link.latency_seconds == pytest.approx(LATENCY)
+
+
+def test_what_was_there_in_part_tells_nothing_of_a_link() -> None:
+    meter = met((MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH))
+    before = meter.link
+    there = uffd.WarmResult(1, 0, 0, 200_000, MIB // 32, MIB // 32, 0, 0, MIB // 16, 0)
+    meter.note_alone(there)
+    meter.note_alone(there._replace(resident_bytes=MIB // 2, bytes=MIB // 2))
+    assert meter.link == before
+
+
 def test_what_is_less_than_the_clocks_noise_is_not_told_to_people() -> None:
     meter = Meter(bandwidth=BANDWIDTH)
     assert meter.told_latency is None

@@ -20,7 +20,7 @@ from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import METER_NS
-from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, READAHEAD_EXTENT_BYTES, Scheduler
 
 MIB = 1 << 20
 NOW = 10**12
@@ -414,3 +414,48 @@ def test_bandwidth_shows_where_a_mib_is_under_way_for_an_order(
         scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, start, start + length, need))
     run_through(scheduler)
     assert (scheduler.meter.bandwidth > 0) == metered
+
+
+def guess(file: FileState, start: int, end: int, depth: int) -> PrefetchRange:
+    return PrefetchRange(file, start, end, yield_bytes=depth, guess=True)
+
+
+@pytest.mark.parametrize("depth", [MIB, 4 * MIB])
+def test_no_more_of_guesses_is_under_way_than_they_may_delay_a_miss_by(
+    file: FileState, depth: int
+) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    for number in range(2):
+        place = (1 + 4 * number) * 100 * MIB
+        scheduler.want(reader(number, place, 1e8), guess(file, place, place + 16 * MIB, depth))
+    scheduler.pump(NOW)
+    assert depth // 2 < scheduler.under_way_bytes <= depth
+    run_through(scheduler)
+    assert sum(length for _, length in notes.sent) == 32 * MIB
+    assert max(length for _, length in notes.sent) <= GUESSED_EXTENT_BYTES
+
+
+def test_a_guess_that_its_reader_has_passed_is_not_read(file: FileState) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    one = reader(0, 100 * MIB, 1e8)
+    scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, 4 * MIB))
+    one.position_bytes = 110 * MIB
+    run_through(scheduler)
+    assert min(start for start, _ in notes.sent) == 110 * MIB
+    assert sum(length for _, length in notes.sent) == 6 * MIB
+
+
+def test_what_is_sent_is_told_of_then_and_what_is_taken_back_never(file: FileState) -> None:
+    notes, told = Notes(), list[tuple[int, int]]()
+    scheduler = scheduler_of(notes)
+    scheduler.on_sent = lambda extent: told.append((extent.start, extent.end - extent.start))
+    one = reader(0, 100 * MIB, 1e8)
+    scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, 4 * MIB))
+    assert told == []
+    scheduler.pump(NOW)
+    assert told == notes.sent != []
+    scheduler.forget(one)
+    run_through(scheduler)
+    assert told == notes.sent
