@@ -37,6 +37,8 @@ POLL_SLOWEST_NS = 100 * MS
 POLLS_PER_WINDOW = 8
 #: A reader of the pool whose faults tell nothing is looked at this often.
 SILENT_NS = 50 * MS
+#: More gaps than so many of what a mapping has mapped: one look over all of it costs less.
+GAPS_MAX = 32
 #: Looks of REACH_BYTES one after the other, as long as the stream is further on.
 FOLLOW_STEPS = 8
 
@@ -64,9 +66,12 @@ class PagetableScanner:
         touch: Callable[[Region, int, int, int], object],
         looked: Callable[[Region, list[tuple[int, int]]], None],
         clock: Clock = CLOCK,
+        pace: Callable[[Region, int], int | None] | None = None,
     ) -> None:
-        """``looked`` hears of all of the runs that one look has found, unmerged."""
-        self._clock = clock
+        """``looked`` hears of all of the runs that one look has found, unmerged. ``pace``: who is
+        read ahead for everywhere in a mapping, so that each look goes over all of it, says of a
+        mapping at a time in how many ns something more may be wanted, None: nothing is ahead."""
+        self._clock, self._pace = clock, pace
         self._credit_ns, self._credited_ns = LOOK_CREDIT_NS, 0
         self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
@@ -88,7 +93,12 @@ class PagetableScanner:
         # walks yet to begin
         going = [s for s in active if s.settled and not _at_the_end(s, region)]
         settled = bool(going) and region.reader.may_prefetch
-        if not settled or (region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS):
+        if self._pace is not None and by_tables:
+            if self._look_elsewhere(region):
+                touched, region.scan.elsewhere_ns = True, now
+            settled = settled and now - region.scan.elsewhere_ns > UNSURE_NS
+        whole_due = region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
+        if whole_due or not (settled or (self._pace is not None and by_tables)):
             if not region.scan.resume_at:
                 region.scan.began_ns = now
             touched = self._look_at_all(region) or touched
@@ -148,6 +158,25 @@ class PagetableScanner:
             now = self._clock.now_ns()
         return touched
 
+    def _look_elsewhere(self, region: Region) -> bool:
+        """Look at what is not mapped yet, wherever that is, and the more of it the less was ever
+        touched: no page tables, no cost. Whether it saw news."""
+        span, touched = region.span, False
+        gaps = region.scan.mapped.missing(span.start_bytes, span.end_bytes)
+        if len(gaps) > GAPS_MAX:
+            gaps = [(span.start_bytes, span.end_bytes)]
+        began = self._clock.now_ns()
+        for start, end in gaps:
+            more = start
+            while more < end and self._clock.now_ns() - began < LOOK_AT_ONCE_NS:
+                clusters, more = self._new_touches(region, more, end)
+                for a, b in clusters:
+                    self._touch(region, a, b, began)
+                    touched = True
+                if not more:
+                    break
+        return touched
+
     def _next_look_ns(self, region: Region, going: list[Stream], settled: bool, now: int) -> int:
         """In how long to look again, whatever that costs."""
         order = region.reader.order
@@ -157,6 +186,8 @@ class PagetableScanner:
             return LOOK_FIRST_NS
         if settled and by_tables:
             due = min(self._poll_ns(s, now) for s in going)
+            if self._pace is not None:
+                due = self._pace(region, now) or POLL_SLOWEST_NS
             return min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
         if order.announced:
             heard = now - order.last_progress_ns < 2 * SILENT_NS

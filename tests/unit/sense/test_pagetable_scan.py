@@ -31,13 +31,14 @@ class Node:
     """A mapping of which a scanner looks at parts; nothing is mapped there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there: list[tuple[int, int]] = []  # what the next look finds
         self.looked: list[tuple[int, int]] = []
         self.cpu = self.cost = 0
 
         def new_touches(region: Any, start: int, end: int, tell: Any) -> tuple[list[Any], int]:
             self.looked.append((start, end))
             self.cpu += self.cost
-            return [], 0
+            return [one for one in self.there if start <= one[0] < end], 0
 
         monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
@@ -50,9 +51,12 @@ class Node:
         )  # fmt: skip
         layout: Any = SimpleNamespace(lookahead=lambda _: 16 * MIB)
         tap: Any = SimpleNamespace(active=False)
-        self.scanner = PagetableScanner(
-            layout, tap, lambda *_: None, lambda *_: None, Clock(lambda: NOW, lambda: self.cpu)
+        clock = Clock(lambda: NOW, lambda: self.cpu)
+        self.scanner = PagetableScanner(layout, tap, lambda *_: None, lambda *_: None, clock)
+        self.everywhere = PagetableScanner(
+            layout, tap, lambda *_: None, lambda *_: None, clock, lambda *_: self.pace
         )
+        self.pace: int | None = None
 
     def walk(self, at: int = 2 * SETTLED_BYTES, frontier: int = 0, rate: float = 0.0) -> Stream:
         """Of its reader, which was seen there just now."""
@@ -138,3 +142,30 @@ def test_a_crowd_that_nobody_reads_is_looked_at_for_a_part_of_a_core(node: Node)
     assert node.look(crowd=1000) == LOOK_SLOWEST_NS
     node.region.scan.mapped.add(0, MIB)
     assert node.look(crowd=1000) == LOOK_FIRST_NS, "one that is read"
+
+
+def test_who_reads_ahead_everywhere_hears_of_what_is_behind_a_walk(node: Node) -> None:
+    node.walk(32 * MIB, rate=40 * MIB)
+    node.region.scan.mapped.add(0, 32 * MIB)
+    node.look()
+    assert all(start >= 31 * MIB for start, _ in node.looked)
+    node.scanner, node.there = node.everywhere, [(512 * MIB, 513 * MIB)]
+    node.region.scan.mapped.add(600 * MIB, 700 * MIB)
+    assert node.look() == LOOK_FIRST_NS, "it may be the first touch of many"
+    assert {(32 * MIB, 600 * MIB), (700 * MIB, SIZE)} <= set(node.looked)
+    assert not any(start < 31 * MIB for start, _ in node.looked), "what is mapped costs nothing"
+
+
+def test_a_mapping_of_many_touches_is_looked_at_in_one(node: Node) -> None:
+    node.scanner = node.everywhere
+    for place in range(100):
+        node.region.scan.mapped.add(place * MIB, place * MIB + 4096)
+    node.look()
+    assert (0, SIZE) in node.looked and len(node.looked) < 4
+
+
+def test_who_is_read_ahead_for_says_when_the_next_look_is_due(node: Node) -> None:
+    node.scanner = node.everywhere
+    node.walk(32 * MIB, 512 * MIB, rate=40 * MIB)
+    for node.pace, due in ((30 * MS, 30 * MS), (MS, POLL_FASTEST_NS), (None, POLL_SLOWEST_NS)):
+        assert node.look() == due
