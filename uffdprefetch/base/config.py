@@ -25,7 +25,7 @@ ENGINES = ("cache", "pool", "off")
 EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
 TORCH = ("auto", "off", "debug")
-POLICIES = ("auto", "fixed", "stride", "plan", "none")
+POLICIES = ("auto", "survival", "fixed", "stride", "plan", "none")
 #: Default distance of `--policy fixed`: a checkpoint per 8 MiB ([Haderbache] section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
 #: `--distance auto` where checkpoints are placed. Each costs a request of one page, where

@@ -24,7 +24,7 @@ class Advice:
     """What the jobs of a service say. Its thread calls everything here."""
 
     def __init__(self, policy: str, walks: Walks, stated: StatedRanges, clock: Clock) -> None:
-        self._believed = policy == "auto"
+        self._believed = policy in ("auto", "survival")
         self._walks, self._stated, self._clock = walks, stated, clock
 
     def attached(self, region: Region, advice: int) -> None:

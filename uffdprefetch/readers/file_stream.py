@@ -72,7 +72,8 @@ class FileStream:
         self.place = 0  # before it come so many bytes of other files
         self.absent_bytes = 0  # asked for that was not there ...
         self.most_bytes: int | None = None  # ... and may be by now; None: all
-        self.yield_bytes = 0  # see PrefetchRange
+        self.yield_bytes = 0  # see PrefetchRange ...
+        self.guess = False  # ... this, too
         self._scheduler = scheduler
         self._device = scheduler.device_of(file)
         self._ranges = IntervalSet()
@@ -171,7 +172,7 @@ class FileStream:
         """Ask for [start, end) now; returns the bytes that are queued for it."""
         wanted = PrefetchRange(
             self.file, start, end, self.place + start, self.priority,
-            pooled=self.pooled is not None, yield_bytes=self.yield_bytes,
+            pooled=self.pooled is not None, yield_bytes=self.yield_bytes, guess=self.guess,
         )  # fmt: skip
         return self._scheduler.want(self.consumer, wanted)
 

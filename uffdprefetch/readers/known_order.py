@@ -224,7 +224,7 @@ class KnownOrders(Predictor):
     """All readers of a service whose order is known."""
 
     name = "known order"
-    policies = frozenset({"auto", "fixed", "stride", "plan"})
+    policies = frozenset({"auto", "survival", "fixed", "stride", "plan"})
     every_ns = PLAN_NS
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:

@@ -17,9 +17,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from uffdprefetch.predict import shards
-from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import STEP_MIN_BYTES
 from uffdprefetch.readers.waste import Prefetcher, Waste
 from uffdprefetch.state.admission import FileTable
@@ -43,6 +43,18 @@ AGAIN_NS = 1_000_000_000
 FILES_MAX = 1024
 
 
+class Walk(Consumer, Protocol):
+    """Of a reader, through its file."""
+
+    @property
+    def last_ns(self) -> int:
+        """When it went on last."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it surely is one."""
+
+
 @dataclass
 class Next:
     """What follows a file. ``path``: by which it was opened; '': it was mapped already."""
@@ -60,7 +72,7 @@ class Beyond:
     """A walk seen from the file that follows: it stands before its beginning. What is read for it
     there is still wanted when its own file is unmapped, and the walk over."""
 
-    walk: Stream
+    walk: Walk
     length_bytes: int  # of the file that it is in
 
     def __post_init__(self) -> None:
@@ -95,7 +107,7 @@ class NextShard:
         self._guesses: dict[tuple[int, Key], tuple[Reader, Next]] = {}
 
     def beyond(
-        self, reader: Reader, walk: Stream, ahead_bytes: int, now: int
+        self, reader: Reader, walk: Walk, ahead_bytes: int, now: int
     ) -> Iterator[tuple[Consumer, PrefetchRange]]:
         """What of the file that follows lies within ``ahead_bytes`` of a walk."""
         file = reader.file

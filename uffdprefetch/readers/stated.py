@@ -8,7 +8,7 @@ reads already. What does not is not begun: windows ahead of its readers bring it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,9 @@ class StatedRanges:
         self._config, self._scheduler, self._ledger = config, scheduler, ledger
         self._room, self._clock = room, clock
         self.books: dict[Key, StatedFile] = {}
+        #: How much of what a job has said may be asked for by now, and what of it may be under way
+        #: at one time, bytes; None: all of it.
+        self.bound: Callable[[FileStream], tuple[int, int]] | None = None
         self._place = 0
         room.holders.append(self._held)
 
@@ -99,7 +102,7 @@ class StatedRanges:
     def needed(self, region: Region, start: int, end: int) -> None:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
         as nothing where it has been said before."""
-        if self._config.policy == "auto":
+        if self._config.policy in ("auto", "survival"):
             self._say(region, start, end, BY_JOB)
 
     def unneeded(self, region: Region, start: int, end: int) -> None:
@@ -157,8 +160,12 @@ class StatedRanges:
                     for walk in reader.table.streams
                     if now - walk.last_ns < PASSING_NS
                 ]
-                ahead = max((w.position_bytes for w in walks), default=0)
-                book.stream.lets_pass(ahead, Priority.STATED)
+                if book.stream.guess and self.bound is not None:
+                    book.stream.most_bytes, depth = self.bound(book.stream)
+                    book.stream.give_way(Priority.STATED, depth)
+                else:
+                    ahead = max((w.position_bytes for w in walks), default=0)
+                    book.stream.lets_pass(ahead, Priority.STATED)
                 if book.stream.go_on(now):
                     self._end(book, Stage.DONE, book.why, now)
 
@@ -184,6 +191,7 @@ class StatedRanges:
                 consumer = FileConsumer(book.rank, book.pid)
                 book.stream = FileStream(file, self._scheduler, consumer, book.in_pool, now)
                 book.stream.priority, book.stream.place = Priority.STATED, book.place
+                book.stream.guess = self.bound is not None and book.by == BY_JOB
                 book.memory_ns = now + MEMORY_NS
             book.ranges.add(start, end)
             book.stream.add(start, end)

@@ -72,7 +72,7 @@ class TensorStarts:
         its bytes, nor for the pool, which reads what lies around a touch with it."""
         file, reader = region.file, region.reader
         if (
-            self._policy != "auto"
+            self._policy not in ("auto", "survival")
             or file.tensor_starts is not None
             or file.unit_bytes
             or reader.reads_pool

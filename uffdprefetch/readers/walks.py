@@ -4,6 +4,7 @@ reader goes in order at all (predict/randomness.py). Every predictor builds on t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from uffdprefetch.base.clock import Clock
@@ -44,6 +45,8 @@ class Walks:
     ) -> None:  # fmt: skip
         self._policy, self._scheduler, self._ledger = policy, scheduler, ledger
         self._tap, self._layout, self._clock = tap, layout, clock
+        #: Told of what a walk has come over that was not known to be mapped.
+        self.passed: Callable[[Region, list[tuple[int, int]]], None] | None = None
 
     def touch(self, region: Region, seen: Observation) -> Step | None:
         """What a touch was of a walk; None for a reader whose order is known: its walks would say
@@ -62,7 +65,7 @@ class Walks:
         self.forget_absorbed(reader)
         for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
             self.take_back(reader, low, high)
-        if region.reads == Stated.SEQUENTIAL and self._policy == "auto":
+        if region.reads == Stated.SEQUENTIAL and self._policy in ("auto", "survival"):
             self._trust(reader, stream)
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
@@ -115,13 +118,17 @@ class Walks:
             found = pagetables.runs(region, first, first + forward)
         pagetables.note_used(region, found)
         stream.saw(forward, found)
+        fresh = list[tuple[int, int]]()
         for a, n in found:
             mapped += n
             for low, high in region.scan.mapped.missing(a, a + n):
                 news += high - low
+                fresh.append((low, high))
                 if self._tap.active and region.verdict != ServingMode.POOL:
                     tell_seen(self._tap, region, low, high, self._clock.now_ns())
             region.scan.mapped.add(a, a + n)
+        if fresh and self.passed is not None:
+            self.passed(region, fresh)
         return news, news if seen.new else mapped
 
     def _judge(self, region: Region, seen: Observation, passed_over: bool) -> None:

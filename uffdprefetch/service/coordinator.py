@@ -22,6 +22,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict import window
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.advice import Advice
+from uffdprefetch.readers.ahead import Ahead
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
@@ -115,7 +116,15 @@ class Coordinator:
         self.next_shard = NextShard(self._table, self.opener, scheduler, waste)
         self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, waste, self.next_shard))
         self.arbiter.add(self.bulk)
-        self._looks = PagetableScanner(self.layout, self.tap, self._mapped, self._scanned, clock)
+        self.ahead = Ahead(scheduler, self._share_bytes, self.next_shard)
+        if config.policy == "survival":
+            self.arbiter.add(self.ahead)
+            scheduler.on_sent, self.stated.bound = self.ahead.sent, self.ahead.said
+            self.walks.passed = self.arbiter.scanned
+        self._looks = PagetableScanner(
+            self.layout, self.tap, self._mapped, self._scanned, clock,
+            pace=self.ahead.look_ns if config.policy == "survival" else None,
+        )  # fmt: skip
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
         self.known_orders: KnownOrders | None = None
@@ -497,6 +506,8 @@ class Coordinator:
             self.stated.step(now)
         if self.bulk.books:
             self.bulk.step(now)
+        if self.ahead.streams:
+            self.ahead.step(now)
 
     # -------------------------------------------------------------- windows
 
@@ -542,6 +553,10 @@ class Coordinator:
         if self.pool is not None and file.pooled is not None:
             return self.pool.budget_bytes
         return self.layout.allowed_bytes
+
+    def _share_bytes(self, file: FileState) -> int:
+        """How much of a file may lie ahead of one place at which it is read."""
+        return self._room_bytes(file) // max(1, self.layout.places)
 
     def _allowed(self, pooled: bool) -> int:
         if self.pool is not None and pooled:

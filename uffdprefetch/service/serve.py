@@ -121,6 +121,7 @@ class Service:
         )
         self._freshness = Freshness(self.engine, self._wake_fd)
         self._waits = Waits()
+        self.engine.ahead.waiting = lambda: self._waits.side_by_side
         if pool is not None:
             self.engine.use_pool(pool)
         self._pressure = self._with_an_eye_on_memory(pool)

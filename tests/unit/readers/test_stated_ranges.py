@@ -240,6 +240,27 @@ def test_the_users_own_policies(
     assert bool(bed.sent) == whole
 
 
+def test_where_it_is_a_guess_what_the_job_says_is_read_as_far_as_it_is_bound(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow says of all columns that they will be needed, whoever reads some of them. What the user
+    says is no guess."""
+    bed, most = Bed(monkeypatch, policy="survival", whole=("*.bin",)), [8 * MIB]
+    bed.stated.bound = lambda stream: (most[0], 4 * MIB)
+    region = bed.region(file)
+    bed.stated.needed(region, 0, 100 * MIB)
+    bed.rest(50)
+    assert list(read(bed)) == [(0, 8 * MIB)]
+    most[0] = 20 * MIB
+    bed.rest(50)
+    assert list(read(bed)) == [(0, 20 * MIB)]
+    other = Bed(monkeypatch, policy="survival", whole=("*.bin",))
+    other.stated.bound = lambda stream: (0, MIB)
+    other.stated.mapped(other.region(file))
+    other.rest(200)
+    assert list(read(other)) == [(20 * MIB, SIZE)]
+
+
 def test_whole_reads_what_matches_from_its_first_mapping_on_once(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,13 +21,14 @@ from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES
 
 
 class Auto(Plain):
-    """`--engine cache`; ``room_bytes``: --budget."""
+    """`--engine cache`; ``room_bytes``: --budget; ``policy``: --policy."""
 
     paced = True
     engine = "cache"
 
-    def __init__(self, room_bytes: int = 1 << 50) -> None:
+    def __init__(self, room_bytes: int = 1 << 50, policy: str = "auto") -> None:
         self.room_bytes, self.request_bytes = room_bytes, READAHEAD_EXTENT_BYTES
+        self.policy = policy
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         super().begin(demand, storage, resident)
@@ -39,7 +40,7 @@ class Auto(Plain):
             self.page,
             [pages * self.page for pages in self.around],
             self._there,
-            Config(engine=self.engine, budget_bytes=self.room_bytes),
+            Config(engine=self.engine, budget_bytes=self.room_bytes, policy=self.policy),
         )
         self.out: deque[tuple[int, Range, int]] = deque()  # (request number, pages, bytes)
 
