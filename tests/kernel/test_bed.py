@@ -33,6 +33,7 @@ from uffdprefetch.demo.bed import (
     warm_fully,
     why_no_bed,
 )
+from uffdprefetch.native.syscalls import mincore_pages
 
 pytestmark = pytest.mark.root
 
@@ -341,11 +342,11 @@ def test_cold_is_empty_and_warm_is_whole_by_both_counts(bed: SlowBed) -> None:
     try:
         warm_fully(path)
         assert resident_bytes(path) >= SIZE_BYTES
-        pages = bed_module._resident_pages_mincore(fd, SIZE_BYTES)
+        pages = mincore_pages(fd, 0, SIZE_BYTES)
         assert pages * mmap.PAGESIZE >= SIZE_BYTES
         drop_cache(path)
         assert resident_bytes(path) == 0
-        assert bed_module._resident_pages_mincore(fd, SIZE_BYTES) == 0
+        assert mincore_pages(fd, 0, SIZE_BYTES) == 0
     finally:
         os.close(fd)
     bed.reset()

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import errno
 import json
-import mmap
 import os
 import shutil
 import subprocess
@@ -25,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.native import residency
 
 DEFAULT_BANDWIDTH = 300_000_000
 """Bytes per second of the bed's default link."""
@@ -34,10 +32,6 @@ DEFAULT_LATENCY_US = 1000
 
 CONTROL_NAME = ".slowfs"
 
-_SYS_CACHESTAT = 451  # the same number on every architecture (include/uapi/asm-generic/unistd.h)
-_PAGE_BYTES = mmap.PAGESIZE
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class BedError(UffdPrefetchError):
     """A failure of the bed: what failed, what was found, what to do."""
@@ -46,66 +40,16 @@ class BedError(UffdPrefetchError):
 # ---- residency ------------------------------------------------------------------------------
 
 
-class _CachestatRange(ctypes.Structure):
-    _fields_ = [("off", ctypes.c_uint64), ("len", ctypes.c_uint64)]
-
-
-class _Cachestat(ctypes.Structure):
-    # struct cachestat, include/uapi/linux/mman.h
-    _fields_ = [
-        ("nr_cache", ctypes.c_uint64),
-        ("nr_dirty", ctypes.c_uint64),
-        ("nr_writeback", ctypes.c_uint64),
-        ("nr_evicted", ctypes.c_uint64),
-        ("nr_recently_evicted", ctypes.c_uint64),
-    ]
-
-
-def _resident_pages_cachestat(fd: int) -> int | None:
-    """Pages of the file behind `fd` in the page cache; None where the kernel cannot say."""
-    whole = _CachestatRange(0, 0)  # length 0: to the end of the file
-    stat = _Cachestat()
-    if _libc.syscall(_SYS_CACHESTAT, fd, ctypes.byref(whole), ctypes.byref(stat), 0) == 0:
-        return int(stat.nr_cache)
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
-        return None
-    raise OSError(code, os.strerror(code))
-
-
-def _resident_pages_mincore(fd: int, size_bytes: int) -> int:
-    """Pages of the file in the page cache by mincore(2).
-
-    Only valid for owners of the file and those who may write it: for others mincore reports every
-    page as resident (mm/mincore.c, can_do_mincore).
-    """
-    if size_bytes == 0:
-        return 0
-    _libc.mmap.restype = ctypes.c_void_p
-    length = ctypes.c_size_t(size_bytes)
-    nowhere, start = ctypes.c_void_p(None), ctypes.c_long(0)
-    address = _libc.mmap(nowhere, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    try:
-        vector = (ctypes.c_ubyte * (-(-size_bytes // _PAGE_BYTES)))()
-        if _libc.mincore(ctypes.c_void_p(address), length, vector):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return sum(byte & 1 for byte in bytes(vector))
-    finally:
-        _libc.munmap(ctypes.c_void_p(address), length)
-
-
 def resident_bytes(path: str | os.PathLike[str]) -> int:
-    """Bytes of `path` in the page cache: whole pages, so up to the file's size rounded up."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        pages = _resident_pages_cachestat(fd)
-        if pages is None:
-            pages = _resident_pages_mincore(fd, os.fstat(fd).st_size)
-        return pages * _PAGE_BYTES
-    finally:
-        os.close(fd)
+    """Bytes of `path` in the page cache: whole pages, so up to the file's size rounded up.
+
+    Raises:
+        BedError: the kernel does not tell who neither owns nor may write the file.
+    """
+    found = residency.resident_bytes(path)
+    if found is None:
+        raise BedError(f"what is cached of {path} is not told to you: run as its owner, or as root")
+    return found
 
 
 def drop_cache(path: str | os.PathLike[str], *, patience_seconds: float = 5.0) -> None:

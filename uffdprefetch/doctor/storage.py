@@ -13,6 +13,7 @@ from typing import Any
 from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, why
 from uffdprefetch.native import syscalls as sc
+from uffdprefetch.native.residency import Residency
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.file_systems import LUSTRE, PREAD, PROBE
 
@@ -94,39 +95,18 @@ def lease(path: str) -> Check:
     return Check(name, OK, "can be had", "a local writer waits until checkpoints are gone")
 
 
-class Residency:
-    """How many bytes of a range are cached, and by which sensor; None where nobody tells."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        status = os.fstat(fd)
-        # mincore says "resident" for everything to who neither owns nor may write the file
-        # (mm/mincore.c, can_do_mincore), cachestat refuses with EPERM.
-        writable = os.access(f"/proc/self/fd/{fd}", os.W_OK)
-        self.trusted = os.geteuid() in (0, status.st_uid) or writable
-        self.sensor = "mincore"
-        try:
-            sc.cachestat_pages(fd, 0, sc.PAGE_BYTES)
-            self.sensor, self.refusal = "cachestat", ""
-        except OSError as error:
-            self.refusal = why(error)
-
-    def pages(self, offset: int, length: int) -> int:
-        probe = sc.cachestat_pages if self.sensor == "cachestat" else sc.mincore_pages
-        return probe(self._fd, offset, length)
-
-
 def residency(path: str) -> Check:
     """cachestat(2) on the file, or why it must be mincore."""
     name = "cachestat"
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     eye = Residency(fd)
-    if eye.sensor == "cachestat":
+    if eye.refusal is None:
         return Check(name, OK, "works", "what is cached already is seen and skipped")
+    refusal = why(eye.refusal)
     if eye.trusted:
-        return Check(name, NOTE, f"{eye.refusal} (Linux 6.5)", "mincore is used, it is slower")
+        return Check(name, NOTE, f"{refusal} (Linux 6.5)", "mincore is used, it is slower")
     return Check(
-        name, LIMIT, f"{eye.refusal}, and mincore tells the owner only",
+        name, LIMIT, f"{refusal}, and mincore tells the owner only",
         "what is cached already cannot be seen: it is read again, and no probe can check a warm."
         " A data set that others share stays theirs: nothing is to be done about it",
     )  # fmt: skip
@@ -154,7 +134,7 @@ def warm(path: str) -> Check:
     if file_systems.known(file_systems.type_of(path)).in_memory:
         return Check(name, SKIPPED, "the file lies in memory", "not tried")
     eye = Residency(fd)
-    if eye.sensor == "mincore" and not eye.trusted:
+    if not eye.is_told:
         return Check(name, SKIPPED, "residency is not told to this user", "not tried")
     extent = _cold_extent(eye, size_bytes)
     if extent is None:
