@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,14 +99,12 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
     ]
 
 
-def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
-    """Files that a process has open to read, and has read at least min_bytes of by read(2)
-    and its kind: (path, position). pread(2) leaves no trace."""
-    found: list[tuple[str, int]] = []
+def _open_files(pid: int) -> Iterator[tuple[str, int, int]]:
+    """Of a process: (path, position, flags of open(2))."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        return []
+        return
     for fd in descriptors:
         try:
             path = os.readlink(f"/proc/{pid}/fd/{fd}")
@@ -115,10 +114,28 @@ def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
             position, flags = int(fields[1]), int(fields[3], 8)
         except (OSError, ValueError, IndexError):
             continue
-        reads = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_DIRECTORY
-        if reads and position >= min_bytes:  # a directory's is a hash on ext4
-            found.append((path, position))
-    return found
+        if not flags & os.O_DIRECTORY:  # a directory's position is a hash on ext4
+            yield path, position, flags
+
+
+def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
+    """Files that a process has open to read, and has read at least min_bytes of by read(2)
+    and its kind: (path, position). pread(2) leaves no trace."""
+    return [
+        (path, position)
+        for path, position, flags in _open_files(pid)
+        if flags & os.O_ACCMODE == os.O_RDONLY and position >= min_bytes
+    ]
+
+
+def files_in_use(pid: int) -> set[str]:
+    """Files that a process has open to read, or mapped, but those that it has mapped to execute:
+    programs, libraries."""
+    found = {path for path, _, flags in _open_files(pid) if flags & os.O_ACCMODE != os.O_WRONLY}
+    maps = maps_text(pid) or ""
+    found.update(mapping.path for mapping in file_readers(maps, 0))
+    found.update(path for path, _, _ in unserved_files(maps, 0))
+    return {path for path in found if not path.endswith(_DELETED)}
 
 
 def may_write(pid: int, path: str) -> bool:
@@ -145,16 +162,40 @@ def maps_text(pid: int) -> str | None:
         return None
 
 
+def children(pid: int) -> list[int]:
+    """A process's, by /proc/PID/task/TID/children, with those that have ended and are not waited
+    for; none where the kernel does not list them (CONFIG_PROC_CHILDREN)."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
 def descendants(pid: int) -> list[int]:
-    """``pid`` and all its descendants, by /proc/PID/task/TID/children."""
+    """``pid`` and all its descendants."""
     found: list[int] = []
     queue = [pid]
     while queue and len(found) < PROCESSES_MAX:
         one = queue.pop()
         found.append(one)
-        try:
-            for task in os.listdir(f"/proc/{one}/task"):
-                queue += map(int, Path(f"/proc/{one}/task/{task}/children").read_text().split())
-        except (OSError, ValueError):
-            continue
+        queue += children(one)
     return found
+
+
+def command_line(pid: int) -> list[str]:
+    """Its words; none where it has ended, or is another user's."""
+    try:
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+
+
+def machine_cpu_seconds() -> tuple[float, float]:
+    """(busy, stolen) seconds of all CPUs since boot, from /proc/stat (proc(5))."""
+    with open("/proc/stat", encoding="ascii") as stat:
+        ticks = [int(word) for word in stat.readline().split()[1:]]
+    hertz = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks[:8]
+    return (user + nice + system + irq + softirq) / hertz, steal / hertz

@@ -15,6 +15,8 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
+from uffdprefetch.base import procfs
+
 _PR_SET_CHILD_SUBREAPER = 36
 #: In the environment of what is started: of which generation it is, and whose.
 MARK = "UFFDPREFETCH_CLUSTER_STARTED"
@@ -35,17 +37,6 @@ def temporary(path: str) -> dict[str, str]:
         os.makedirs(path, 0o700, exist_ok=True)
         return {"TMPDIR": path}
     return {}
-
-
-def _children(pid: int) -> list[int]:
-    """Those that have ended among them; none where the kernel does not list them
-    (CONFIG_PROC_CHILDREN)."""
-    found = list[int]()
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    return found
 
 
 def _has_ended(pid: int) -> bool:
@@ -81,7 +72,7 @@ class Brood:
         """What has been started and not ended; ``most``: of this generation or an earlier one."""
         found, left = list[int](), [os.getpid()]
         while left:
-            children = _children(left.pop())
+            children = procfs.children(left.pop())
             left += children
             for pid in children:
                 number = None if _has_ended(pid) else self._generation_of(pid)
@@ -91,7 +82,7 @@ class Brood:
 
     def reap(self, but: Sequence[int]) -> None:
         """What was adopted and has ended; ``but``: children that somebody waits for."""
-        for pid in _children(os.getpid()):
+        for pid in procfs.children(os.getpid()):
             if pid not in but and _has_ended(pid):
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

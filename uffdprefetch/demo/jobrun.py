@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.procfs import machine_cpu_seconds
 
 JOB = Path(__file__).with_name("job.py")
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -36,15 +37,6 @@ class JobRun:
     steal_seconds: float
     machine_busy_seconds: float
     children_cpu_seconds: float
-
-
-def machine_cpu_seconds() -> tuple[float, float]:
-    """(busy, stolen) seconds of all CPUs since boot, from /proc/stat (proc(5))."""
-    with open("/proc/stat", encoding="ascii") as stat:
-        ticks = [int(word) for word in stat.readline().split()[1:]]
-    hertz = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks[:8]
-    return (user + nice + system + irq + softirq) / hertz, steal / hertz
 
 
 def _children_cpu_seconds() -> float:

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import wait_until
 
+from uffdprefetch.base import procfs
 from uffdprefetch.state import processes
 from uffdprefetch.state.processes import Watched
 
@@ -151,3 +154,25 @@ def test_rights_that_are_lost_are_told_from_what_else_changes(
 ) -> None:
     before = processes.parse_rights(STATUS)
     assert before.lost(processes.parse_rights(STATUS.replace(old, new))) is lost
+
+
+def test_files_in_use_are_those_open_to_read_or_mapped_and_no_programs(tmp_path: Path) -> None:
+    names = ("open", "both", "written", "mapped", "writable", "deleted")
+    paths = {name: tmp_path / name for name in names}
+    for path in paths.values():
+        path.write_bytes(bytes(8192))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(open(paths["open"], "rb"))
+        stack.enter_context(open(paths["both"], "r+b"))
+        stack.enter_context(open(paths["written"], "ab"))
+        stack.enter_context(open(paths["deleted"], "rb"))
+        paths["deleted"].unlink()
+        for name, access in (("mapped", mmap.ACCESS_READ), ("writable", mmap.ACCESS_WRITE)):
+            with open(paths[name], "r+b") as file:
+                stack.enter_context(mmap.mmap(file.fileno(), 0, access=access))
+        found = procfs.files_in_use(os.getpid())
+    mine = {Path(path).name for path in found if path.startswith(str(tmp_path))}
+    assert mine == {"open", "both", "mapped", "writable"}
+    assert os.path.realpath(sys.executable) not in found
+    assert not any(path.endswith("libc.so.6") for path in found)
+    assert procfs.files_in_use(2**22) == set()
