@@ -78,7 +78,7 @@ def completion(shell: str) -> str:
     for name, parser in commands.choices.items():
         for action in parser._actions:
             key = action.option_strings[-1] if action.option_strings else ""
-            if name in ("wrap", "cluster") and key in choices:
+            if name in ("wrap", "cluster", "compare") and key in choices:
                 action.choices = choices[key]
             elif action.metavar in FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]

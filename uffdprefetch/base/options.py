@@ -24,7 +24,7 @@ from uffdprefetch.base.units import format_size_exact, parse_duration, parse_rat
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
 
@@ -237,8 +237,9 @@ GROUPS = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option, and --config, to ``parser``; options without a value stay unset."""
+def add_options(parser: argparse.ArgumentParser, left_out: Collection[str] = ()) -> None:
+    """Add every option, and --config, to ``parser``, but for those ``left_out`` (keys); options
+    without a value stay unset."""
     import argparse
 
     groups = {
@@ -248,6 +249,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         for key in keys
     }
     for option in OPTIONS:
+        if option.key in left_out:
+            continue
         add = groups[option.key].add_argument
         flags = [*([option.short] if option.short else []), f"--{option.key}"]
         common: dict[str, Any] = {
@@ -263,24 +266,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             add(*flags, nargs="?", const=option.implied, metavar=option.metavar, **common)
         else:
             add(*flags, metavar=option.metavar, **common)
-    groups["live"].add_argument(
-        "--headless", dest="live", action="store_const", const="0", default=argparse.SUPPRESS,
-        help="the opposite of --live, where a file or a variable asks for it",
-    )  # fmt: skip
+    if "live" not in left_out:
+        groups["live"].add_argument(
+            "--headless", dest="live", action="store_const", const="0", default=argparse.SUPPRESS,
+            help="the opposite of --live, where a file or a variable asks for it",
+        )  # fmt: skip
     groups["strict"].add_argument(
         "--config", dest="config_file", default=argparse.SUPPRESS, metavar="FILE",
         help="read this file instead of ./uffdprefetch.toml and the one in $XDG_CONFIG_HOME",
     )  # fmt: skip
 
 
-def options_end(words: Sequence[str]) -> int:
+def options_end(words: Sequence[str], others: Collection[str] = ()) -> int:
     """Where the options of `wrap` end and its command begins, if it is not told by ``--``: at the
-    first word that is neither an option nor the value of one (len(words): nowhere)."""
+    first word that is neither an option nor the value of one (len(words): nowhere). ``others``:
+    keys of more options that take a value."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
-        takes = _takes_the_next(words[at], words[at + 1 : at + 2])
+        takes = words[at][2:] in others or _takes_the_next(words[at], words[at + 1 : at + 2])
         at += 1 + takes
-    return at
+    return min(at, len(words))
+
+
+def as_words(args: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give the options again which are in ``args``, vars() of a
+    namespace that add_options() filled."""
+    words = [
+        f"--{option.key}" if option.is_flag else f"--{option.key}={value}"
+        for option in OPTIONS
+        if (given := args.get(option.field)) is not None and option.key != "engine"
+        for value in (given if option.is_list else [given])
+    ]
+    config = args.get("config_file")
+    return words if config is None else [*words, f"--config={config}"]
 
 
 def _takes_the_next(word: str, following: Sequence[str]) -> bool:

@@ -72,7 +72,7 @@ def inherited_environment() -> dict[str, str]:
     return environment
 
 
-def _as_script(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def as_script(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The shell command for a text file without a #! line, as execvp(3) runs it."""
     import shutil
 
@@ -82,7 +82,8 @@ def _as_script(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]
     return ["/bin/sh", path, *argv[1:]]
 
 
-def _cannot_execute(program: str, error: OSError) -> UffdPrefetchError:
+def cannot_execute(program: str, error: OSError) -> UffdPrefetchError:
+    """What execve(2) has refused, with exit code 126 or 127."""
     code = EXIT_NOT_FOUND if error.errno == errno.ENOENT else EXIT_CANNOT_EXECUTE
     return UffdPrefetchError(f"cannot execute {program!r}: {os.strerror(error.errno or 0)}", code)
 
@@ -97,10 +98,10 @@ def execute(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            script = _as_script(argv, environment)
+            script = as_script(argv, environment)
             os.execve(script[0], script, dict(environment))
     except OSError as error:
-        raise _cannot_execute(argv[0], error) from None
+        raise cannot_execute(argv[0], error) from None
 
 
 def above_standard(fd: int) -> int:
@@ -202,11 +203,11 @@ def run(
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            job = start(_as_script(argv, environment), environment, in_child)
+            job = start(as_script(argv, environment), environment, in_child)
     except OSError as error:
         bystander.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
-        raise _cannot_execute(argv[0], error) from None
+        raise cannot_execute(argv[0], error) from None
     try:
         for info in early:
             send(job, info.si_signo)

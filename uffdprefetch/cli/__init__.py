@@ -44,6 +44,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         "uffdprefetch.cli.cluster",
         "run a command on many nodes that share what they read",
     ),
+    "compare": (
+        "uffdprefetch.cli.compare",
+        "run a command plainly and under wrap in turns: what wrap brings",
+    ),
     "top": ("uffdprefetch.cli.top", "watch a running job of yours on this node"),
     "summary": ("uffdprefetch.cli.summary", "what a run has left behind; two runs compared"),
     "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),

@@ -28,7 +28,7 @@ from uffdprefetch.protocol.node import JobRead, NodeClient, NotOurService, Servi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from uffdprefetch.base.config import Config
     from uffdprefetch.base.identity import Identity
@@ -185,6 +185,11 @@ def command(address: Address, listener_fd: int, lock_fd: int) -> list[str]:
         *("--socket", address.socket, "--log", address.log, "--starter", str(os.getpid())),
         *("--listener", str(listener_fd), "--lock", str(lock_fd)),
     ]
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether command() has made it."""
+    return list(words[1:4]) == ["-m", "uffdprefetch", "serve"]
 
 
 def start_service(

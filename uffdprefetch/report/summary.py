@@ -67,6 +67,12 @@ def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[
     return [_fitted(line, width) for line in _lines(summary)]
 
 
+def not_served(summary: Mapping[str, Any]) -> list[str]:
+    """Of short_lines() those that say what was not served, or less well than it could be, why, and
+    what to do about that."""
+    return [_fitted(line, None) for line in _not_served(summary) or _less_well(summary)]
+
+
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
     first = [*_short_of_memory(summary), *_stood_still(summary)]
     gained, shared = [*first, _gained(summary)], _shared(summary)
