@@ -33,7 +33,7 @@ from apps import SIZES
 from apps_bench import ENVIRONMENT, Bench
 from apps_programs import EVERY, Program
 from never_slower_table import SCHEMA, judged, markdown, to_measure
-from reports import ROOT, a_line_for_errors, command, conditions, load, save
+from reports import ROOT, a_line_for_errors, command, commit_of, conditions, load, save
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_size
@@ -157,12 +157,8 @@ def measure(
 
 def conditions_now() -> dict[str, Any]:
     """When, of which commit, and beside what a row is measured."""
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-        stdout=subprocess.PIPE, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
     found = conditions()
-    return {"date": found["date"], "commit": commit, "load_average": found["load_average"]}
+    return {"date": found["date"], "commit": commit_of(ROOT), "load_average": found["load_average"]}
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

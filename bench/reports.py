@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,14 @@ Report = dict[str, Any]
 def command(script: str, words: Sequence[str]) -> str:
     """How a user would run it."""
     return shlex.join(["python", f"bench/{script}", *words]).replace(f"{ROOT}/", "")
+
+
+def commit_of(checkout: Path) -> str:
+    """Which commit a checkout has, and whether it was changed since."""
+    return subprocess.run(
+        ["git", "-C", str(checkout), "describe", "--always", "--dirty"],
+        stdout=subprocess.PIPE, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
 
 
 def conditions() -> Report:
