@@ -45,7 +45,7 @@ test: setup-test
 test-all: setup-all
 	UFFDPREFETCH_TEST_MODEL_OPERATIONS=5000 $(PYTEST_SIDE_BY_SIDE) -m long --durations=25
 
-# Real programs in small, under wrap and not: installs their libraries (0.6 GB), then prints the table.
+# Real programs in small, under wrap and not: installs their libraries (1 GB), then prints the table.
 apps:
 	@tools/setup.sh apps
 	$(PY) bench/apps.py --size small --slow

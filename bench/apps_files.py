@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import harm_files
+import harm_stores
 import numpy as np
 from apps_sequences import make_blast, make_kraken2, make_mmseqs
 
@@ -229,6 +231,8 @@ KINDS = {
     "kraken2": make_kraken2,
     "mmseqs": make_mmseqs,
     "blast": make_blast,
+    **harm_files.KINDS,
+    **harm_stores.KINDS,
 }
 
 

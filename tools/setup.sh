@@ -8,7 +8,7 @@
 #   tools/setup.sh run     what uffdprefetch and its demo need (make setup, make demo)
 #   tools/setup.sh test    also what `make test` and `make check` need
 #   tools/setup.sh all     also what `make test-all` needs: browser, cross-compiler, packagers' tools
-#   tools/setup.sh apps    as test, and what the programs of bench/apps.py need: 0.6 GB
+#   tools/setup.sh apps    as test, and what the programs of bench/apps.py and harm.py need: 1 GB
 #
 # SETUP_FORCE=1 forgets the stamps.
 set -eu
@@ -80,6 +80,8 @@ all|groff-base|command -v groff|$SKIP
 all|environment-modules|test -e /usr/share/modules/init/bash|$SKIP
 all|vmtouch|command -v vmtouch|one peer is missing from the benches
 all|fio|command -v fio|one peer is missing from the benches
+apps|g++|command -v g++|two jobs of bench/harm.py are left out
+apps|git|command -v git|a job of bench/harm.py is left out
 apps|kraken2|command -v kraken2|a program of bench/apps.py is left out
 apps|mmseqs2|command -v mmseqs|a program of bench/apps.py is left out
 apps|ncbi-blast+|command -v blastn|a program of bench/apps.py is left out

@@ -6,10 +6,14 @@ They are independent of uffdprefetch: each is what a user of its library writes.
 
 from __future__ import annotations
 
+import argparse
 import json
+import multiprocessing
 import resource
 import time
 import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -78,3 +82,32 @@ class Reading:
         self.end()
         if error is None:
             print(json.dumps(self.line()), flush=True)
+
+
+def together(readers: list[Callable[[], int]], reading: Reading) -> None:
+    """Each in a process of its own, at the same time; what they return is taken in."""
+    context = multiprocessing.get_context("fork")
+    pipes = []
+    for reader in readers:
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=lambda send=theirs, run=reader: send.send(run()))
+        process.start()
+        theirs.close()
+        pipes.append((process, mine))
+    for process, pipe in pipes:
+        reading.add(pipe.recv().to_bytes(8, "little"))
+        process.join()
+
+
+def read_as_told(readers: Mapping[str, tuple[str, Callable[[Path, int, Reading], None]]]) -> None:
+    """`DIR --reader NAME --reads N`: one of these, which are named with the library that each
+    needs. Its import is not measured."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--reader", choices=tuple(readers), required=True)
+    parser.add_argument("--reads", type=int, required=True)
+    args = parser.parse_args()
+    library, read = readers[args.reader]
+    __import__(library)
+    with Reading() as reading:
+        read(args.directory, args.reads, reading)
