@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from components import ARRAY, slowly
 from harness import Start, python
 
@@ -28,16 +27,14 @@ hear()
 """
 
 
-def reads(
-    job: Start, bed: SlowBed, store: Path, parts: list[tuple[int, int]], *options: str
-) -> tuple[int, int]:
+def reads(job: Start, bed: SlowBed, store: Path, parts: list[tuple[int, int]]) -> tuple[int, int]:
     """(bytes that came from the bed, bytes that were read ahead)."""
     path = bed.path(ARRAY)
     drop_cache(path)
     bed.reset()
     words = [f"{start}-{end}" for start, end in parts]
     command = python(READER, path, store / ARRAY, *words)
-    run = job(command, options=("--policy", "survival", *options))
+    run = job(command, options=("--policy", "survival"))
     assert run.line()["right"]
     came = bed.counters()["bytes"]
     run.tell("end")
@@ -46,11 +43,10 @@ def reads(
     return came, summary["totals"]["prefetched_bytes"]
 
 
-@pytest.mark.parametrize("engine", ["cache", "pool"])
-def test_a_walk_is_read_ahead_of_once(job: Start, bed: SlowBed, store: Path, engine: str) -> None:
+def test_a_walk_is_read_ahead_of_once(job: Start, bed: SlowBed, store: Path) -> None:
     size = (store / ARRAY).stat().st_size
     with slowly(bed, BANDWIDTH):
-        came, ahead = reads(job, bed, store, [(0, size)], "--engine", engine, "--budget", "512MiB")
+        came, ahead = reads(job, bed, store, [(0, size)])
     assert ahead > size // 2
     assert came < size * 1.1
 

@@ -180,6 +180,11 @@ def validate(config: Config) -> Config:
         f" {format_size_exact(config.size_bytes)}: raise --budget or lower --size",
         "budget_bytes",
     )
+    check(
+        config.policy != "survival" or config.engine != "pool",
+        "policy",
+        "survival knows too little of what is touched in the pool: use --engine cache, or auto",
+    )
     distance = config.distance_bytes
     if distance is not None:
         check(

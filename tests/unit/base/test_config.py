@@ -379,3 +379,9 @@ def test_values_are_looked_at_together_and_not_one_by_one(
     assert loaded.min_size_bytes == 1 << 20 and "; ignored" in capsys.readouterr().err
     with pytest.raises(UffdPrefetchError, match=r"^--budget 1MiB is less than --size"):
         machine.load("--budget", "1MiB", "--policy", "fixed")
+
+
+def test_survival_is_not_for_the_pool(machine: Machine) -> None:
+    assert machine.load("--policy", "survival").policy == "survival"
+    with pytest.raises(UffdPrefetchError, match=r"--policy survival .*--engine cache"):
+        machine.load("--policy", "survival", "--engine", "pool")
