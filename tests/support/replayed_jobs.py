@@ -16,18 +16,19 @@ MIB = 1 << 20
 SLOW = Storage(100e6, 1e-3)
 
 
-def stream(first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0) -> Stream:
-    """Accesses of ``pages`` pages each, ``think`` seconds between them."""
-    begin = np.array(first, np.int64)
+def stream(
+    first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0,
+    down: bool = False, brings: tuple[int, int] = (0, 0),
+) -> Stream:  # fmt: skip
+    """Accesses of ``pages`` pages each, ``think`` seconds between them; ``down``: from the last
+    page to the first; ``brings``: pages before a miss and from it on that it was recorded to
+    bring."""
+    begin, n = np.array(first, np.int64), len(first)
     return Stream(
-        rank,
-        100 + rank,
-        np.zeros(len(first), np.int64),
-        begin,
-        begin + pages,
-        np.full(len(first), int(think * 1e9)),
-        0,
-    )
+        rank, 100 + rank, np.zeros(n, np.int64), begin, begin + pages, np.full(n, down),
+        np.full(n, brings[0]), np.full(n, brings[1]), np.full(n, True),
+        np.full(n, int(think * 1e9)), 0,
+    )  # fmt: skip
 
 
 def demand(*streams: Stream, pages: int = 4096) -> Demand:

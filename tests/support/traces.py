@@ -12,6 +12,7 @@ import heapq
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, Ahead, Call, Kind
-from uffdprefetch.trace.file.trace_file import File, Process, Trace
+from uffdprefetch.trace.file.trace_file import File, Process, Trace, Writer
 
 PAGE_BYTES = 4096
 START_NS = 10**12
@@ -301,6 +302,17 @@ def order(pattern: str, count: int, rank: int, ranks: int) -> list[int]:
 
 
 # ---- reports ------------------------------------------------------------------------------------
+
+
+def written(trace: Trace, path: Path) -> Path:
+    """The trace as a file."""
+    with open(path, "wb", buffering=0) as file:
+        writer = Writer(file, trace.meta)
+        writer.block("files", [vars(f) for f in trace.files.values()])
+        writer.block("processes", [vars(p) for p in trace.processes.values()])
+        writer.events(trace.events)
+        writer.block("end", trace.end)
+    return path
 
 
 def without_index(*_: object) -> None:

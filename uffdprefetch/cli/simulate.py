@@ -218,7 +218,7 @@ def _replay(args: argparse.Namespace) -> int:
     from uffdprefetch.base.units import format_size
     from uffdprefetch.report import replay as report
     from uffdprefetch.report.columns import show
-    from uffdprefetch.sim.replay.choices import DISTANCES, WINDOWS, choices, predict
+    from uffdprefetch.sim.replay.choices import DISTANCES, WINDOWS, check, choices, predict
     from uffdprefetch.sim.replay.demand import demand_of
     from uffdprefetch.trace.file import trace_file as traces
 
@@ -235,7 +235,8 @@ def _replay(args: argparse.Namespace) -> int:
         raise usage_error(f"--epochs {epochs}: from 1 on")
     given = _sizes("--budget", args.budget, POOL_LEAST_BYTES)
     with _enough_memory(f"epochs: {epochs:,}, windows up to {format_size(max(windows))}"):
-        demand = demand_of(traces.read(args.replay), epochs)
+        recorded = demand_of(traces.read(args.replay))
+        demand = recorded.repeated(epochs)
         wanted = demand.wanted_bytes
         budgets = given or sorted({_rounded(part * wanted) for part in (0.5, 1.05)})
         files_bytes = sum(file.size_bytes for file in demand.files)
@@ -247,7 +248,8 @@ def _replay(args: argparse.Namespace) -> int:
             for done, one in enumerate(predict(demand, storage, which)):
                 progress(done + 1, len(which), one.choice.name)
                 found.append(one)
-    document = report.document(args.replay, demand, storage, found)
+        checked = check(recorded, storage)
+    document = report.document(args.replay, demand, storage, found, checked)
     show(document, args.json, report.plain, report.table)
     if args.png is not None:
         from uffdprefetch.report import simulate_png

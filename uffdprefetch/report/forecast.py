@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.sim.replay.choices import choices, predict
+from uffdprefetch.sim.replay.choices import check, choices, predict
 from uffdprefetch.sim.replay.demand import demand_of
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.trace.file.events import Kind
@@ -17,7 +17,8 @@ from uffdprefetch.trace.file.trace_file import Trace
 
 def predicted(before: Trace, after: Trace) -> dict[str, Any] | None:
     """What a replay of the first run (sim/replay) says that it takes under `wrap`, by the storage
-    as our own reads of the second one have found it; None where that was not told."""
+    as our own reads of the second one have found it; None where that was not told, or does not
+    explain how long the first one took."""
     warm = after.events[(after.events["kind"] == Kind.WARM) & (after.events["aux"] == 0)]
     begin = (warm["time_ns"] - np.uint64(after.start_ns)).astype(np.float64) / 1e9
     took = warm["value"].astype(np.float64) / 1e9
@@ -28,6 +29,8 @@ def predicted(before: Trace, after: Trace) -> dict[str, Any] | None:
     try:
         demand = demand_of(before)
     except UffdPrefetchError:  # nothing that it could replay
+        return None
+    if not check(demand, storage).holds:
         return None
     wrap = [one for one in choices((), (), None, (), 0) if one.name == "wrap"]
     (found,) = predict(demand, storage, wrap)

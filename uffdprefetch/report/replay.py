@@ -9,7 +9,7 @@ from typing import Any
 
 from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.report.columns import aligned
-from uffdprefetch.sim.replay.choices import Choice, Predicted, command_line
+from uffdprefetch.sim.replay.choices import AGREES, Check, Choice, Predicted, command_line
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.link import Storage
 
@@ -19,10 +19,11 @@ ALIKE = 1.05
 
 
 def document(
-    path: str, demand: Demand, storage: Storage, predicted: Sequence[Predicted]
+    path: str, demand: Demand, storage: Storage, predicted: Sequence[Predicted], checked: Check
 ) -> dict[str, Any]:
-    """The choices, the quickest first."""
+    """The choices, the quickest first; none is best where the replay does not show this job."""
     rows = []
+    useful = predicted if checked.holds else ()
     for each in sorted(predicted, key=lambda one: one.outcome.seconds):
         found = each.outcome
         rows.append(
@@ -46,6 +47,16 @@ def document(
         "command": demand.command,
         "recorded_seconds": demand.seconds,
         "recorded_stall_seconds": demand.stall_seconds,
+        "recorded_misses": demand.misses,
+        "recorded_miss_seconds": demand.miss_seconds,
+        "replayed_miss_seconds": storage.latency + demand.miss_bytes / storage.bandwidth,
+        "recorded_under_wrap": demand.wrapped,
+        "read_call_share": demand.read_call_share,
+        "replayed_seconds": checked.outcome.seconds,
+        "replayed_stall_seconds": checked.outcome.stall_seconds,
+        "replayed_misses": checked.outcome.misses,
+        "agrees": checked.agrees,
+        "is_mapped": checked.is_mapped,
         "files": [{"path": f.path, "size_bytes": f.size_bytes} for f in demand.files],
         "threads": len(demand.streams),
         "accesses": sum(map(len, demand.streams)),
@@ -53,8 +64,8 @@ def document(
         "bandwidth_bytes_per_second": storage.bandwidth,
         "latency_seconds": storage.latency,
         "choices": rows,
-        "best": best(predicted, demand, needs_order=True),
-        "best_without_order": best(predicted, demand, needs_order=False),
+        "best": best(useful, demand, needs_order=True),
+        "best_without_order": best(useful, demand, needs_order=False),
     }
 
 
@@ -114,7 +125,40 @@ def _title(document: dict[str, Any]) -> str:
     )
 
 
+def _doubts(document: dict[str, Any]) -> list[str]:
+    """Why nothing is recommended."""
+    doubts = []
+    if not document["agrees"]:
+        doubts.append(
+            f"the recorded run took {document['recorded_seconds']:.2f} s"
+            f" ({document['recorded_misses']:,} misses), its replay as it was takes"
+            f" {document['replayed_seconds']:.2f} s ({document['replayed_misses']:,} misses): they"
+            f" differ by more than {AGREES:.0%}, so nothing is recommended"
+        )
+        if document["recorded_under_wrap"]:
+            doubts.append(
+                "it was recorded under wrap: `uffdprefetch trace -- CMD` records it plain"
+            )
+        elif document["recorded_misses"] < document["replayed_misses"] / 2:
+            doubts.append("where its data was in memory already, record a run that finds it cold")
+        else:
+            doubts.append(
+                f"a miss took {document['recorded_miss_seconds'] * 1000:.2f} ms, of this storage"
+                f" {document['replayed_miss_seconds'] * 1000:.2f} ms: give the storage that it was"
+                " recorded on (`uffdprefetch calibrate`)"
+            )
+    if not document["is_mapped"]:
+        doubts.append(
+            f"{document['read_call_share']:.0%} of what it reads comes by read(2), which wrap does"
+            " not follow: nothing is recommended"
+        )
+    return doubts
+
+
 def _notes(document: dict[str, Any]) -> list[str]:
+    doubts = _doubts(document)
+    if doubts:
+        return doubts
     best, rest = document["best"], document["best_without_order"]
     notes = [f"best: {best}"]
     if best != rest:

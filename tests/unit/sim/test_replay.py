@@ -13,7 +13,7 @@ import pytest
 import synthetic
 from conftest import warnings_fail
 from replayed_jobs import MIB, PAGE, SLOW, demand, run, straight, stream
-from traces import without_index
+from traces import without_index, written
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cli import main
@@ -97,7 +97,9 @@ def test_random_reads_miss_one_by_one() -> None:
 
 def test_windows_follow_a_walk_and_nothing_else() -> None:
     plain, windows = run(straight(), Plain()), run(straight(), Windows(4 * MIB, MIB))
-    assert windows.seconds < plain.seconds and windows.misses <= plain.misses
+    # of so near a storage two of the kernel's windows under way are enough
+    assert windows.seconds < 1.01 * plain.seconds and windows.misses <= plain.misses
+    assert windows.requests < plain.requests / 4
     assert windows.seconds < 4096 * PAGE / 100e6 * 1.1
     assert windows.read_bytes == 4096 * PAGE
     order = (np.random.default_rng(2).permutation(64) * 4096).tolist()
@@ -375,17 +377,8 @@ def test_of_what_is_as_quick_the_simplest_is_best(
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A trace file of two ranks that go through a file that is not there any more."""
-    from uffdprefetch.trace.file import trace_file as traces
-
     trace = synthetic.make("contiguous", ranks=2, records=300, epochs=1)
-    path = tmp_path / "t.uptrace"
-    with open(path, "wb", buffering=0) as file:
-        writer = traces.Writer(file, trace.meta)
-        writer.block("files", [vars(f) for f in trace.files.values()])
-        writer.block("processes", [vars(p) for p in trace.processes.values()])
-        writer.events(trace.events)
-        writer.block("end", trace.end)
-    return path
+    return written(trace, tmp_path / "t.uptrace")
 
 
 def test_the_command_ranks_choices_and_prints_the_best(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Event-driven replay of a job's accesses with a policy and a link. Pure.
 
-A thread touches the pages of an access in order. A resident page costs nothing; one in flight is
-waited for; any other is a demand miss, and the policy says what is read with it. Prefetches are
+A thread touches the pages of an access in order, upwards or downwards. A resident page costs
+nothing; one in flight is waited for; any other is a demand miss, and the policy says what is read
+with it. Prefetches are
 issued while the link's backlog is below its depth, as in the service's scheduler, so that a miss
 does not queue behind megabytes.
 """
@@ -37,8 +38,12 @@ class Policy(Protocol):
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         """Before the first access."""
 
-    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
-        """What is read on a thread's demand miss of ``page``; it contains the page."""
+    def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
+        """What is read on a thread's demand miss of ``page`` in its access; it contains the
+        page."""
+
+    def on_wait(self, stream: int, access: int, file: int, page: int, now: float) -> None:
+        """A thread begins to wait for a page of its access that has been requested."""
 
     def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
@@ -112,7 +117,8 @@ class _Replay:
         self.waited = [False] * len(demand.streams)
         # Seconds that answering a thread's touches takes.
         self.answering = [0.0] * len(demand.streams)
-        self.counted = [(-1, 0)] * len(demand.streams)  # (access, page up to which it is counted)
+        # (access, the page up to which, or down to which, its chunks are counted)
+        self.counted = [(-1, 0)] * len(demand.streams)
 
     def at(self, when: float, stream: int) -> None:
         """Schedule an event; stream -1 is _pump()."""
@@ -122,7 +128,7 @@ class _Replay:
     def run(self) -> Outcome:
         streams = self.demand.streams
         thinks = [(s.think_ns / 1e9).tolist() for s in streams]
-        turn, place = [0] * len(streams), [int(s.first[0]) for s in streams]
+        turn, place = [0] * len(streams), [self._begin(s, 0) for s in streams]
         stalls, ends = [0.0] * len(streams), [0.0] * len(streams)
         self.pumped = -1.0
         self.policy.begin(self.demand, self.link.storage, self.resident)
@@ -143,7 +149,7 @@ class _Replay:
                     self.at(when, number)
                 elif k + 1 < len(stream):
                     turn[number] = k + 1
-                    place[number] = int(stream.first[k + 1])
+                    place[number] = self._begin(stream, k + 1)
                     self.at(answered + thinks[number][k + 1], number)
                 else:
                     ends[number] = answered + stream.tail_ns / 1e9
@@ -160,36 +166,47 @@ class _Replay:
             self.link.requests,
         )
 
+    def _begin(self, stream: Stream, k: int) -> int:
+        """The page at which an access begins."""
+        if not stream.down[k]:
+            return int(stream.first[k])
+        return min(int(stream.end[k]), len(self.resident.ready[int(stream.file[k])])) - 1
+
     def _touch(
         self, number: int, stream: Stream, k: int, place: int, now: float
     ) -> tuple[float, int] | None:
         """Continue an access at page ``place``; (time, page) to continue at if it has to wait."""
-        file, end = (
-            int(stream.file[k]),
-            min(int(stream.end[k]), len(self.resident.ready[int(stream.file[k])])),
-        )
+        file, down = int(stream.file[k]), bool(stream.down[k])
+        of_file = self.resident.ready[file]
         if self.waited[number]:
             # Its page has arrived, even if it is evicted by now.
             self.waited[number] = False
             self._touched_pages(number, k, file, place, place + 1, now)
-            place += 1
-        ready = self.resident.ready[file][place:end]
-        late = np.flatnonzero(ready > now)
-        upto = place + int(late[0]) if len(late) else end
-        if upto > place:
-            self.hit_pages += upto - place
-            self._touched_pages(number, k, file, place, upto, now)
+            place += -1 if down else 1
+        if down:
+            rest = of_file[int(stream.first[k]) : place + 1][::-1]
+        else:
+            rest = of_file[place : int(stream.end[k])]
+        late = np.flatnonzero(rest > now)
+        there = int(late[0]) if len(late) else len(rest)
+        if there:
+            low = place - there + 1 if down else place
+            self.hit_pages += there
+            self._touched_pages(number, k, file, low, low + there, now)
+            place += -there if down else there
         if not len(late):
             return None
-        when = float(self.resident.ready[file][upto])
+        when = float(of_file[place])
         if np.isinf(when):
             self.misses += 1
-            self._read(self.policy.on_miss(number, file, upto, now), now, None)
-            when = float(self.resident.ready[file][upto])
+            self._read(self.policy.on_miss(number, k, file, place, now), now, None)
+            when = float(of_file[place])
             if np.isinf(when):  # evicted by its own request
                 when = self.link.free + self.link.storage.latency
+        else:
+            self.policy.on_wait(number, k, file, place, now)
         self.waited[number] = True
-        return when, upto
+        return when, place
 
     def _touched_pages(
         self, number: int, k: int, file: int, first: int, end: int, now: float
@@ -198,11 +215,13 @@ class _Replay:
         self.touched_pages += end - first
         if self.eviction is not None:
             # Each chunk counts once an access, however many parts its pages are touched in.
-            counted, upto = self.counted[number]
-            low = max(first, upto) if counted == k else first
-            if low < end:
-                self.eviction.access(file, low, end)
-                self.counted[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
+            (counted, edge), down = self.counted[number], self.demand.streams[number].down[k]
+            if counted == k:
+                first, end = (first, min(end, edge)) if down else (max(first, edge), end)
+            if first < end:
+                self.eviction.access(file, first, end)
+                edge = first if down else end + CHUNK_PAGES - 1
+                self.counted[number] = k, edge // CHUNK_PAGES * CHUNK_PAGES
 
     def _read(self, wanted: Range, now: float, request_bytes: int | None) -> float:
         """Request the absent pages of a range, ``request_bytes`` at a time. Returns when all of it

@@ -10,13 +10,11 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import window
 from uffdprefetch.predict.rate import Rate
-from uffdprefetch.sim.replay.demand import Demand
+from uffdprefetch.sim.replay.demand import READ_AHEAD_BYTES, Demand, read_ahead_pages
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
 
-#: The kernel's default readahead, where a trace lacks the file system's (mm/readahead.c).
-READ_AHEAD_BYTES = 128 << 10
 #: Most that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
 DEMAND_MAX_BYTES = 1 << 20
 #: Most that a touch in a pool maps: this, or this fraction of the pool (pool/node_pool.py).
@@ -38,8 +36,9 @@ def measured(storage: Storage) -> window.Storage:
 
 
 class Plain:
-    """mmap without wrap: read-around on a miss, another window when its mark is touched
-    (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead)."""
+    """mmap without wrap: a miss brings what it brought in the recording, or else read-around, and
+    another window is read when its mark is touched (mm/filemap.c, do_sync_mmap_readahead and
+    do_async_mmap_readahead)."""
 
     request_bytes = READ_AHEAD_BYTES
     paced = False
@@ -52,26 +51,36 @@ class Plain:
         return None
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
-        page = demand.page_bytes
-        self.resident = resident
-        self.around = [
-            max(1, (READ_AHEAD_BYTES if f.read_ahead_bytes is None else f.read_ahead_bytes) // page)
-            for f in demand.files
-        ]
+        self.resident, self.streams = resident, demand.streams
+        self.around = [read_ahead_pages(file, demand.page_bytes) for file in demand.files]
         self.marks: list[dict[int, int]] = [{} for _ in demand.files]  # page -> window's end
         self.queue: deque[Range] = deque()
 
-    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
-        around = self.around[file]
-        first = max(0, page - around // 2)
-        end = max(page + 1, first + around)
-        if around > 1:
-            self.marks[file][end - max(1, around // 4)] = end
+    def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
+        around, one = self.around[file], self.streams[stream]
+        before, after = int(one.before[access]), int(one.after[access])
+        first = max(0, page - (before if after else around // 2))
+        end = page + after if after else max(page + 1, first + around)
+        # the mark lies a quarter of a window before the end, and not where the miss is
+        mark = end - max(1, around // 4)
+        if mark > page:
+            self.marks[file][mark] = end
         return file, first, end
 
     def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
+        one = self.streams[stream]
+        if not one.goes_on[access]:  # of its access the page that faulted alone is sure
+            page = int(one.end[access]) - 1 if one.down[access] else int(one.first[access])
+            first, end = max(first, page), min(end, page + 1)
+        self._pass_marks(file, first, end)
+        return 0.0
+
+    def on_wait(self, stream: int, access: int, file: int, page: int, now: float) -> None:
+        self._pass_marks(file, page, page + 1)  # a mark counts before its page is there
+
+    def _pass_marks(self, file: int, first: int, end: int) -> None:
         marks = self.marks[file]
         for page in (
             [p for p in marks if first <= p < end]
@@ -82,7 +91,6 @@ class Plain:
             after = start + self.around[file]
             marks[start] = after
             self.queue.append((file, start, after))
-        return 0.0
 
     def on_evict(self, file: int, first: int, end: int) -> None:
         """Unused."""
@@ -158,7 +166,7 @@ class Planned(Plain):
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         super().begin(demand, storage, resident)
-        self.streams, self.storage = demand.streams, measured(storage)
+        self.storage = measured(storage)
         self.allowed = max(1 << 20, self.allowed_bytes // len(demand.streams))
         # Bytes of the order up to each access.
         self.before = [
@@ -180,9 +188,9 @@ class Planned(Plain):
                 window.ahead_at_rate(rate.bytes_per_second, self.storage), self.allowed
             )
 
-    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
-        return super().on_miss(stream, file, page, now)
+        return super().on_miss(stream, access, file, page, now)
 
     def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
@@ -242,7 +250,7 @@ class InPool(Plain):
             for file in range(len(demand.files))
         ]
 
-    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
         (of, _, reached), pages = self.demands[stream]
         first = page // CHUNK_PAGES * CHUNK_PAGES
         most = DEMAND_MAX_BYTES // self.page_bytes
@@ -293,9 +301,9 @@ class PoolPlanned(InPool, Planned):
         InPool.__init__(self, budget_bytes)
         self.allowed_bytes = allowed_bytes
 
-    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
-        return super().on_miss(stream, file, page, now)
+        return super().on_miss(stream, access, file, page, now)
 
     def next_range(self, now: float) -> Range | None:
         wanted = super().next_range(now)

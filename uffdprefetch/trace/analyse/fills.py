@@ -39,6 +39,48 @@ def _last_fill(tid: Array, at_ns: Array, fill_tid: Array, fill_ns: Array) -> Arr
     return np.where((found >= 0) & (fill_tid[found] == tid), found, -1)
 
 
+def _fill_with_page(late: Accesses, fills: Array, start_ns: int, page: int) -> Array:
+    """Of each major fault the index of the fill that brought its page, or -1. The fills are in the
+    order of (thread, time)."""
+    found: Array = np.full(len(late), -1)
+    if not len(late) or not len(fills):
+        return found
+    low, high, began = extents(fills, start_ns, page)
+    ended = began + fills["value"].astype(np.int64)
+    last = _last_fill(late.tid, late.until_ns + MOMENT_NS, fills["tid"], began)
+    for back in range(FILLS_BACK):
+        at = np.maximum(last - back, 0)
+        fits = (found < 0) & (last - back >= 0) & (fills["tid"][at] == late.tid)
+        fits &= (low[at] <= late.page) & (late.page < high[at]) & (ended[at] >= late.time_ns)
+        found[fits] = at[fits]
+    return found
+
+
+def brought_by_misses(
+    a: Accesses, fills: Array, start_ns: int, page_bytes: int, most: int
+) -> tuple[Array, Array]:
+    """(pages before its own, pages from it on) that each access's miss brought, at most ``most``
+    to each side; 0, 0 of those that brought nothing.
+
+    One fill holds what a thread brought for misses that follow each other in the file: they share
+    it evenly.
+    """
+    before: Array = np.zeros(len(a), np.int64)
+    after: Array = np.zeros(len(a), np.int64)
+    fills = fills[np.lexsort((fills["time_ns"], fills["tid"]))]
+    late = np.flatnonzero(a.major)
+    fill = _fill_with_page(a.part(late), fills, start_ns, page_bytes)
+    late, fill = late[fill >= 0], fill[fill >= 0]
+    if not len(late):
+        return before, after
+    low, high, _ = extents(fills, start_ns, page_bytes)
+    sharing = np.bincount(fill, minlength=len(fills))[fill]
+    alone, page = sharing == 1, a.page[late]
+    before[late] = np.where(alone, page - low[fill], 0)
+    after[late] = np.where(alone, high[fill] - page, -(-(high - low)[fill] // sharing))
+    return np.minimum(before, most), np.minimum(after, max(1, most))
+
+
 def _demand_pages(fills: Array, late: Accesses, reads: Array, start_ns: int, page: int) -> int:
     """Pages of these fills by ranks that were asked for: by major faults (``late``), or read."""
     if not len(fills):
@@ -47,16 +89,7 @@ def _demand_pages(fills: Array, late: Accesses, reads: Array, start_ns: int, pag
     low, high, began = extents(fills, start_ns, page)
     ended = began + fills["value"].astype(np.int64)
     tid = fills["tid"]
-    pages = 0
-    unfilled: Array = np.ones(len(late), bool)
-    if len(late):
-        last = _last_fill(late.tid, late.until_ns + MOMENT_NS, tid, began)
-        for back in range(FILLS_BACK):
-            at = np.maximum(last - back, 0)
-            fits = unfilled & (last - back >= 0) & (tid[at] == late.tid)
-            fits &= (low[at] <= late.page) & (late.page < high[at]) & (ended[at] >= late.time_ns)
-            pages += int(fits.sum())
-            unfilled &= ~fits
+    pages = int((_fill_with_page(late, fills, start_ns, page) >= 0).sum())
     if len(reads):
         reads = reads[np.lexsort((reads["time_ns"], reads["tid"]))]
         first, end, at_ns = extents(reads, start_ns, page)
