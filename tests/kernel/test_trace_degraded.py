@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import warnings_fail
 from traces import MS, PAGE_BYTES, START_NS, Machine, Reader, readers_of, report_of, without_index
 
+from uffdprefetch.trace.analyse.ranks import Ranks
 from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.analyse.series import bytes_per_second
 from uffdprefetch.trace.file.events import EVENT, Kind
 from uffdprefetch.trace.file.sensors import Sensor, entry
 from uffdprefetch.trace.file.trace_file import File, Process, Trace
@@ -69,17 +72,25 @@ def test_missing_sensors_are_null_and_passed_on() -> None:
     assert report["calls"] is None and report["block"] is None
 
 
-def test_block_requests_have_their_latency() -> None:
+def test_block_requests_of_the_job_have_their_latency_and_those_of_others_are_apart() -> None:
     machine = Machine(100)
     rank = machine.reader(0)
     for ns in (1 * MS, 2 * MS, 3 * MS):
         machine.event(rank, Kind.BLOCK, 0, 131072, ns, file=0)
+    stranger = replace(rank, pid=77, tid=77)  # of no process that the recording knows
+    for _ in range(5):
+        machine.event(stranger, Kind.BLOCK, 0, MIB, 900 * MS, file=0)
+    trace = machine.trace()
     assert report_of(machine)["block"] == {
         "requests": 3,
         "bytes": 3 * 131072,
         "latency_p50_seconds": pytest.approx(0.002),
         "latency_p99_seconds": pytest.approx(0.003, rel=0.02),
+        "others_requests": 5,
+        "others_bytes": 5 * MIB,
     }
+    rates = bytes_per_second(trace, Ranks(trace), trace.start_ns, 10**9, 100)
+    assert rates["disks"].sum() / 100 == pytest.approx(3 * 131072)
 
 
 # ---- our service --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.units import format_size
+from uffdprefetch.trace.analyse.block import requests_of_job
 from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 from uffdprefetch.trace.analyse.series import bytes_per_second
 from uffdprefetch.trace.file.events import FAULT_AFTER_AROUND, Call, Kind, of_kind
@@ -170,9 +171,14 @@ class _Export:
             found += [
                 _counter(counter, i * span_ns / 1024, "MB/s", float(values[i])) for i in change
             ]
-        flights = {"warming in flight": Kind.WARM, "block requests in flight": Kind.BLOCK}
-        for name, kind in flights.items():
-            events = of_kind(self.trace.events, kind)
+        flights = {
+            "warming in flight": (Kind.WARM, of_kind(self.trace.events, Kind.WARM)),
+            "block requests in flight": (
+                Kind.BLOCK,
+                requests_of_job(self.trace.events, self.ranks),
+            ),
+        }
+        for name, (kind, events) in flights.items():
             took: Array = events["value"].astype(np.int64)
             first: Array = self.since(events) - (took if kind == Kind.BLOCK else 0)
             weight = events["length"] / (1 << 20) if kind == Kind.WARM else np.ones(len(events))

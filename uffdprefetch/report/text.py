@@ -379,12 +379,19 @@ def _together(report: dict[str, Any]) -> list[str]:
                if service.get("pool_touches") else "")
         )  # fmt: skip
     block = report.get("block")
-    if block and block.get("requests"):
-        out.append(
-            f"block devices: {_plural(block['requests'], 'request')}, {_size(block.get('bytes'))},"
-            f" p50 {_time(block.get('latency_p50_seconds'))},"
-            f" p99 {_time(block.get('latency_p99_seconds'))}"
-        )
+    if block and (block.get("requests") or block.get("others_requests")):
+        line = f"block devices: {_plural(block['requests'], 'request')} of the job"
+        if block["requests"]:
+            line += (
+                f", {_size(block.get('bytes'))}, p50 {_time(block.get('latency_p50_seconds'))},"
+                f" p99 {_time(block.get('latency_p99_seconds'))}"
+            )
+        if block.get("others_requests"):
+            line += (
+                f"; of others on this machine {_count(block['others_requests'])},"
+                f" {_size(block.get('others_bytes'))}"
+            )
+        out.append(line)
     return out
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.trace.analyse.block import block_report
 from uffdprefetch.trace.analyse.findings import findings
 from uffdprefetch.trace.analyse.others import others_report
 from uffdprefetch.trace.analyse.phases import phases
@@ -79,20 +80,6 @@ def _calls(work: Survey) -> tuple[dict[str, int | None] | None, Array]:
     return counts, np.sort(writes) / 1e9
 
 
-def _block(work: Survey) -> dict[str, Any] | None:
-    if work.misses(Sensor.BLOCK):
-        return None
-    events = work.trace.events
-    rows = events[events["kind"] == Kind.BLOCK]
-    p50, p99 = np.percentile(rows["value"], (50, 99)) / 1e9 if len(rows) else (None, None)
-    return {
-        "requests": len(rows),
-        "bytes": int(rows["length"].sum()),
-        "latency_p50_seconds": None if p50 is None else float(p50),
-        "latency_p99_seconds": None if p99 is None else float(p99),
-    }
-
-
 def analyse(trace: Trace, open_index: OpenRecords = open_records) -> dict[str, Any]:
     """The report of a trace, ``uffdprefetch.trace-report/1``.
 
@@ -128,7 +115,7 @@ def analyse(trace: Trace, open_index: OpenRecords = open_records) -> dict[str, A
         "phases": phases(times, writes, work.seconds),
         "calls": calls,
         "service": work.served.report() if work.by_service else None,
-        "block": _block(work),
+        "block": None if work.misses(Sensor.BLOCK) else block_report(events, work.ranks),
     }
     report["findings"] = findings(report)
     return report

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.trace.analyse.block import requests_of_job
 from uffdprefetch.trace.analyse.marks import MarkStream
 from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 from uffdprefetch.trace.file.events import Call, Kind, of_kind
@@ -187,12 +188,13 @@ def bytes_per_second(
         warmed = of_kind(trace.events, Kind.WARM)
         new = warmed["length"].astype(np.int64) - (warmed["aux"].astype(np.int64) << 10)
         put("service", of(warmed, weight=np.maximum(new, 0)))
-    put("disks", of(of_kind(trace.events, Kind.BLOCK), end_first=True))
+    put("disks", of(requests_of_job(trace.events, who), end_first=True))
     if later is not None:
         for rank, row in later("fill_bytes").items():
             put(names.get(rank, "ranks"), row)
-        for row in later("block_bytes").values():
-            put("disks", row)
+        for rank, row in later("block_bytes").items():
+            if rank != NOBODY:
+                put("disks", row)
     width_seconds = span_ns / bins / 1e9
     return {name: row / width_seconds for name, row in found.items()}
 
