@@ -232,6 +232,54 @@ def test_four_workers_in_order_are_not_random_together(kind: str) -> None:
     assert reader["pids"] == sorted({w.pid for w in workers})
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("last_first", [False, True])
+def test_workers_that_take_turns_make_no_stride_of_their_places(
+    kind: str, last_first: bool
+) -> None:
+    """Each goes on by 64 KiB in its part of the file, the one after the other: from fault to fault
+    it goes up, or down, by a part."""
+    machine, count, part = Machine(4096, cached=True), 8, 512
+    workers = [
+        machine.reader(0, pid=1000 if kind == "threads" else 1000 + w, tid=1000 + w)
+        for w in range(count)
+    ]
+    for i, worker in enumerate(workers):
+        worker.now_ns += 10_000 * (count - i if last_first else i)
+
+    def walk(i: int) -> Iterator[Step]:
+        for page in range(i * part, (i + 1) * part, 16):
+            yield from range(page, page + 16)
+            yield Sleep(MS)
+
+    machine.run((worker, walk(i)) for i, worker in enumerate(workers))
+    (reader,) = readers_of(report_of(machine))
+    assert (reader["pattern"]["name"], reader["pattern"]["direction"]) == ("consecutive", 1)
+
+
+@pytest.mark.parametrize("kind", ["one thread", "threads", "processes"])
+def test_long_pieces_that_are_read_forwards_are_not_backward_whichever_comes_first(
+    kind: str,
+) -> None:
+    """A queue of pieces of 4 MiB, from which the last one is taken first."""
+    machine, piece = Machine(16384), 1024
+    workers = [
+        machine.reader(0, pid=1000 + w if kind == "processes" else 1000, tid=1000 + w)
+        for w in range(1 if kind == "one thread" else 4)
+    ]
+    left = list(range(0, 16384, piece))
+
+    def walk() -> Iterator[Step]:
+        while left:
+            start = left.pop()
+            yield from range(start, start + piece)
+
+    machine.run((worker, walk()) for worker in workers)
+    (reader,) = readers_of(report_of(machine))
+    assert (reader["pattern"]["name"], reader["pattern"]["direction"]) == ("consecutive", 1)
+    assert reader["pattern"]["share"] > 0.9
+
+
 def test_a_change_of_phase_is_mixed() -> None:
     where = extents([24] * 300)
     machine = Machine(where[-1][1])

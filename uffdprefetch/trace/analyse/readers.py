@@ -28,8 +28,9 @@ from uffdprefetch.trace.analyse.runs import (
 )
 from uffdprefetch.trace.analyse.streams import StreamPattern
 
-#: Fewer accesses of a thread are no stream of its own.
-THREAD_ACCESSES = 16
+#: Fewer accesses of a thread are no stream of its own: of so many in random order most go one way
+#: in one of a hundred.
+THREAD_ACCESSES = 8
 #: Page-table scans from which the order can be told, and the share of the file over which one finds
 #: pages that cannot tell it.
 SCANS_MIN, SPREAD = 4, 0.25
@@ -91,15 +92,15 @@ def _pattern_of(a: Accesses, stream: AccessStream, slack: int) -> tuple[StreamPa
         pages = int((stream.high - stream.page).sum())
         return StreamPattern("random", 0, 1.0, len(a), pages, ranges), ranges
     whole = patterns.describe(stream, slack)
-    if whole.name not in ("random", "mixed"):
-        return whole, ranges
     threads = [g for g in _groups(a.tid) if len(g) >= THREAD_ACCESSES]
-    if len(threads) < 2:
+    if whole.name == "consecutive" or len(threads) < 2:
         return whole, ranges
     by_thread = patterns.combine([patterns.describe(stream.part(g), slack) for g in threads])
     if by_thread.name in ("random", "mixed", "unknown"):
         return whole, ranges
-    return by_thread, ranges
+    # several that take turns jump from one's place to the next one's, up or down, as a stride does
+    clearer = whole.name in ("random", "mixed") or by_thread.share >= whole.share
+    return (by_thread if clearer else whole), ranges
 
 
 def scans_are_spread(a: Accesses) -> bool:

@@ -31,6 +31,9 @@ from uffdprefetch.trace.analyse.strides import stride_of
 ACCESSES_MIN = 4
 #: Share of the jumps that go one way from which a stream has a direction. A shuffle has a half.
 ONE_WAY = 0.85
+#: Pages of pieces that are no records: each is long enough to be read ahead of, so that what is
+#: read forwards in it is not backward, though the last one comes first.
+PIECE_PAGES = 256
 #: Largest share of its way that a consecutive stream leaves out (a lost event, a hole).
 SKIP_MIN = 0.02
 
@@ -146,6 +149,8 @@ def _named(
             return named("consecutive", 1, joined)
         return StreamPattern("random", 0, 2 * min(forward, ways - forward) / ways)
     sign = 1 if forward >= ways - forward else -1
+    if sign < 0 and not mirrored and float(np.median(runs.high - runs.start)) >= PIECE_PAGES:
+        return named("consecutive", 1, joined)
     fits = np.flatnonzero(counted & (sign * step > 0))
     if not len(fits):
         return named("consecutive", 1, joined)  # the same place again and again
