@@ -310,3 +310,53 @@ def test_where_there_is_no_room_the_recording_is_said_to_be_impossible_and_no_fi
     with pytest.raises(UffdPrefetchError, match="No space left on device") as caught:
         trace_file.create(str(tmp_path / "t.uptrace"), False, {})
     assert caught.value.exit_code == 125 and not list(tmp_path.iterdir())
+
+
+# ---- faults that no tracepoint tells of ---------------------------------------------------------
+
+
+def silent(page: int, pid: int = 100) -> tuple[int, ...]:
+    """Such a fault, as it is written: an AROUND of its 2 MiB."""
+    low = page // 512 * 512
+    return (low * 4096, ev.HUGE_BYTES, 0, pid, pid, Kind.AROUND, 7, page - low)
+
+
+def around(page: int, pid: int = 100) -> tuple[int, ...]:
+    return (page // 16 * 65536, 65536, 0, pid, pid, Kind.AROUND, 7, page % 16)
+
+
+def touch(page: int, pid: int = 100, aux: int = 0) -> tuple[int, ...]:
+    return (page * 4096, 4096, 9000, pid, pid, Kind.TOUCH, 7, aux)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [
+        # of a checkpoint, before or after which our service tells of the touch
+        ([silent(600), touch(600)], []),
+        ([touch(600), silent(600)], []),
+        # of a huge page, of the same process, and of another one at that page
+        ([silent(700), touch(600), silent(1024)], [700, 1024]),
+        ([touch(600), silent(600, pid=101)], [600]),
+        # single pages around it were mapped before: of a checkpoint that nobody told of
+        ([touch(9000), around(1056), silent(1040), silent(1536)], [1536]),
+        ([touch(9000), silent(1040), around(1056)], [1040]),
+        # nothing else lies in our pool
+        ([touch(600, aux=ev.POOL_TOUCH), silent(700), silent(700, pid=101)], [700]),
+        # without our service there are no checkpoints
+        ([around(1056), silent(1040)], [1040]),
+    ],
+)
+def test_a_checkpoint_is_told_from_a_huge_page(
+    tmp_path: Path, rows: list[tuple[int, ...]], kept: list[int]
+) -> None:
+    path = tmp_path / "t.uptrace"
+    writer = trace_file.create(str(path), False, {"host": "node"})
+    writer.block("files", FILES)
+    events = np.array([(10**12 + i * 1000, *row) for i, row in enumerate(rows)], EVENT)
+    writer.events(events)
+    writer.close()
+    found = trace_file.read(str(path)).events
+    huge = found[found["length"] == ev.HUGE_BYTES]
+    assert (huge["offset"] // 4096 + huge["aux"]).tolist() == kept
+    assert len(found) == len(rows) - sum(row[1] == ev.HUGE_BYTES for row in rows) + len(kept)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import warnings_fail
@@ -16,7 +18,7 @@ from traces import (
 )
 
 from uffdprefetch.trace.analyse.report import analyse
-from uffdprefetch.trace.file.events import Kind
+from uffdprefetch.trace.file.events import Ahead, Kind
 from uffdprefetch.trace.file.trace_file import Process
 
 pytestmark = warnings_fail
@@ -143,6 +145,53 @@ def test_what_huge_pages_hide_is_not_taken_for_skipped() -> None:
     assert reader["pattern"]["name"] == "consecutive"
     assert reader["touched_pages"] == 20_000
     assert "up to 2 MiB" in reader["pattern"]["sensor"]
+
+
+def in_folios(
+    machine: Machine, how: list[tuple[int, int, int, Ahead]], pages: list[int]
+) -> dict[str, Any]:
+    """The reader that faults at these pages, where readahead has decided so before: (first page,
+    pages, order, how) of each."""
+    rank = machine.reader(0)
+    for first, count, order, decided in how:
+        rank.now_ns += 1000
+        at = first * PAGE_BYTES, count * PAGE_BYTES
+        machine.event(rank, Kind.READAHEAD, *at, aux=order | decided << 8)
+        machine.event(rank, Kind.FILL, *at, aux=count >> order)
+    for page in pages:
+        rank.now_ns += 5000
+        address = rank.base + page * PAGE_BYTES
+        machine.event(rank, Kind.AROUND, page // 16 * 65536, 65536, address, page % 16)
+    (reader,) = readers_of(report_of(machine))
+    return reader
+
+
+def test_a_backward_reader_of_large_folios_skips_nothing() -> None:
+    """The kernel maps each with the fault of its last page."""
+    machine = Machine(8192, cached=True)
+    pages = [*range(8191, 4096, -16), *range(4095, 0, -64)]
+    reader = in_folios(machine, [], pages)
+    # of the last one nothing tells how large it was
+    assert reader["pattern"]["name"] == "backward" and reader["touched_pages"] == 8192 - 48
+
+
+def test_readahead_that_begins_within_a_folio_makes_small_ones_first() -> None:
+    """page_cache_ra_order: as large as they may be, aligned, within what is to be read."""
+    machine = Machine(8192, cached=True)
+    decided = [(272, 1024, 9, Ahead.ORDER)]
+    grown = [272, 288, 320, 384, 512, 1024, 1280]
+    pages = [*range(0, 272, 16), *grown, *range(1296, 8192, 16)]
+    reader = in_folios(machine, decided, pages)
+    assert reader["pattern"]["name"] == "consecutive" and reader["touched_pages"] == 8192
+
+
+def test_where_readahead_met_a_page_that_was_there_it_goes_on_page_by_page() -> None:
+    machine = Machine(8192, cached=True)
+    decided = [(0, 2048, 11, Ahead.ORDER), (0, 2048, 0, Ahead.UNBOUNDED),
+               (2048, 2048, 9, Ahead.ORDER)]  # fmt: skip
+    pages = [*range(0, 2048, 16), *range(2048, 4096, 512), *range(4096, 8192, 16)]
+    reader = in_folios(machine, decided, pages)
+    assert reader["pattern"]["name"] == "consecutive" and reader["touched_pages"] == 8192
 
 
 def test_a_regular_stride_over_small_pages_is_no_huge_page() -> None:

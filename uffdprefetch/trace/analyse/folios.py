@@ -39,7 +39,7 @@ class Folios:
         """``events`` of the file, by time; ``pages``: its size."""
         self._pages = pages
         kind, aux = events["kind"], events["aux"]
-        ahead = events[(kind == Kind.READAHEAD) & (aux >> 8 & 0xFF == Ahead.ORDER)]
+        ahead = _decided(events[kind == Kind.READAHEAD])
         filled = events[(kind == Kind.FILL) & (aux > 0)]
         low, high, bits = self._extents(ahead, page_bytes, (ahead["aux"] & 0xFF).astype(np.int64))
         each = filled["length"] // page_bytes // np.maximum(1, filled["aux"])
@@ -47,12 +47,19 @@ class Folios:
         fill_low, fill_high, _ = self._extents(filled, page_bytes, size)
         self._cuts = Pieces([low, high, fill_low, fill_high])
         self._bits: Array = np.full(len(self._cuts), UNKNOWN, np.int64)
+        # of what a decision brought, where it began and ended: a folio lies within
+        self._from: Array = np.zeros(len(self._cuts), np.int64)
+        self._upto: Array = np.full(len(self._cuts), pages, np.int64)
         # the decision that brought a page is the first one that names it: it is written last
         for start, end, found in ((fill_low, fill_high, size), (low, high, bits)):
             for owner, piece in self._cuts.pairs(start[::-1], end[::-1]):
                 # what was not filled was there before, in folios of any size
-                known = (self._bits[piece] != UNKNOWN) if found is bits else slice(None)
+                decided = found is bits
+                known = (self._bits[piece] != UNKNOWN) if decided else slice(None)
                 self._bits[piece[known]] = found[::-1][owner[known]]
+                if decided:
+                    self._from[piece[known]] = low[::-1][owner[known]]
+                    self._upto[piece[known]] = high[::-1][owner[known]]
         moved = events[np.isin(kind, (Kind.FILL, Kind.EVICT)) & (aux > 0)]
         around = events["length"][kind == Kind.AROUND]
         self.large = bool(
@@ -68,11 +75,19 @@ class Folios:
         return low, high, bits
 
     def _known(self, page: Array) -> Array:
+        """Of each page's folio the log2 of its pages. Readahead fills what it has decided with the
+        largest that are aligned and fit (mm/readahead.c, page_cache_ra_order)."""
         if not len(self._bits):
             return np.full(len(page), UNKNOWN)
         at = self._cuts.holding(page)
         inside = (at >= 0) & (at < len(self._bits))
-        return np.where(inside, self._bits[np.clip(at, 0, len(self._bits) - 1)], UNKNOWN)
+        at = np.clip(at, 0, len(self._bits) - 1)
+        bits = np.minimum(np.where(inside, self._bits[at], UNKNOWN), HUGE_BITS)
+        for size in range(HUGE_BITS, 0, -1):
+            start = page >> size << size
+            fits = (start >= self._from[at]) & (start + (1 << size) <= self._upto[at])
+            bits[(bits == size) & ~fits] = size - 1
+        return bits
 
     def widen(self, a: Accesses) -> Accesses:
         """The accesses of one rank, with what their faults really mapped."""
@@ -81,38 +96,58 @@ class Folios:
         if not len(a):
             return a
         order = np.argsort(a.tid, kind="stable")
-        page, high, tid = a.page[order], a.high[order], a.tid[order]
+        page, low, high, tid = a.page[order], a.low[order], a.high[order], a.tid[order]
         # where the same thread comes next
         upcoming: Array = np.r_[np.where(tid[1:] == tid[:-1], page[1:], -1), -1]
         faults = (a.sensor == BPF)[order]
         bits = np.where(faults, self._known(page), 0)
         unknown = bits == UNKNOWN
-        guess = np.where(unknown, _guess(page, high, upcoming), 0)
+        guess = np.where(unknown, _guess(page, low, high, upcoming), 0)
         near = (upcoming >= high) & (upcoming < high + AROUND_PAGES)
+        near |= (upcoming >= 0) & (upcoming < low) & (upcoming >= low - AROUND_PAGES)
         joined = float(near[unknown].mean()) if unknown.any() else 0.0
         shown = joined >= JOINED and (guess > 0).sum() >= OFTEN * len(a)
         bits[unknown] = guess[unknown] if self.large or shown else 0
         bits = np.clip(bits, 0, HUGE_BITS)
-        end = np.minimum((page >> bits) + 1 << bits, self._pages)
-        wide = end > high
-        again = wide & (upcoming >= high) & (upcoming < end)
+        start, end = page >> bits << bits, np.minimum((page >> bits) + 1 << bits, self._pages)
+        wide = (end > high) | (start < low)
+        again = (upcoming >= high) & (upcoming < end) | (upcoming >= start) & (upcoming < low)
         if again.sum() > BROKEN * wide.sum():
             return a
         low_there: Array = np.empty(len(a), np.int64)
         high_there: Array = np.empty(len(a), np.int64)
-        low_there[order], high_there[order] = page >> bits << bits, end
+        low_there[order], high_there[order] = start, end
         return replace(a, low=np.minimum(low_there, a.low), high=np.maximum(high_there, a.high))
 
 
-def _guess(page: Array, high: Array, upcoming: Array) -> Array:
-    """The smallest folio that a thread came to at its start and left at its end, where several in a
+def _decided(events: Array) -> Array:
+    """Of READAHEAD events those that say in which folios a range is brought, by time; page by page,
+    so of order 0, where it is UNBOUNDED: also what is left of an ORDER once a page was met that was
+    there already."""
+    rows = events[np.lexsort((events["time_ns"], events["tid"]))]
+    how, offset = rows["aux"] >> 8 & 0xFF, rows["offset"]
+    end = offset + rows["length"]
+    rest = (how[1:] == Ahead.UNBOUNDED) & (how[:-1] == Ahead.ORDER)
+    rest &= (rows["tid"][1:] == rows["tid"][:-1]) & (offset[1:] < end[:-1])
+    rest &= offset[1:] >= offset[:-1]
+    rows["length"][:-1][rest] = (offset[1:] - offset[:-1])[rest]
+    rows["aux"][how == Ahead.UNBOUNDED] = 0
+    found: Array = rows[((how == Ahead.ORDER) | (how == Ahead.UNBOUNDED)) & (rows["length"] > 0)]
+    return found[np.argsort(found["time_ns"], kind="stable")]
+
+
+def _guess(page: Array, low: Array, high: Array, upcoming: Array) -> Array:
+    """The smallest folio that a thread came to at one end and left at the other, where several in a
     row are like that, else 0: what was passed over was perhaps mapped."""
     bits: Array = np.zeros(len(page), np.int64)
     for size in range(HUGE_BITS, SMALL_BITS, -1):
         start = page >> size << size
         end = start + (1 << size)
-        ends_there = (upcoming >= end) & (upcoming < end + AROUND_PAGES) & (end > high)
-        bits[ends_there & (page < start + AROUND_PAGES)] = size
+        upwards = (upcoming >= end) & (upcoming < end + AROUND_PAGES) & (end > high)
+        upwards &= page < start + AROUND_PAGES
+        downwards = (upcoming >= 0) & (upcoming >= start - AROUND_PAGES) & (upcoming < start)
+        downwards &= (start < low) & (page >= end - AROUND_PAGES)
+        bits[upwards | downwards] = size
     # one alone is an accident
     hit = bits > 0
     first, end = of_mask(hit)

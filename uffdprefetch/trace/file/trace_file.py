@@ -25,6 +25,7 @@ from uffdprefetch.trace.file.events import (
     FAULT_AFTER_AROUND,
     HUGE_BYTES,
     NO_FILE,
+    POOL_TOUCH,
     Kind,
     empty,
 )
@@ -332,15 +333,35 @@ def _set_apart(trace: Trace, events: np.ndarray[Any, Any]) -> np.ndarray[Any, An
 
 def _without_checkpoints(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A fault that no tracepoint tells of is taken for one in a huge page
-    (trace/record/file_registry.py). Where
-    checkpoints lie it may be one's, and nothing tells the two apart: those are left out."""
+    (trace/record/file_registry.py). A checkpoint's is none of the job's. It is known by its page,
+    of which our service tells that it was touched, or, where the job ended before, by faults of
+    single pages around it: a huge page has none. Where our pool serves a file there are no others.
+    """
     touches = events[events["kind"] == Kind.TOUCH]
     if not len(touches):
         return events
-    huge = (events["kind"] == Kind.AROUND) & (events["length"] == HUGE_BYTES)
-    who = events["pid"].astype("<u8") << np.uint64(16) | events["file"]
-    wrapped = touches["pid"].astype("<u8") << np.uint64(16) | touches["file"]
-    return events[~(huge & np.isin(who, np.unique(wrapped)))]
+    around = events["kind"] == Kind.AROUND
+    at = np.flatnonzero(around & (events["length"] == HUGE_BYTES))
+    huge, small = events[at], events[around & (events["length"] < HUGE_BYTES)]
+
+    def reader(some: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        found: np.ndarray[Any, Any] = some["pid"].astype("<u8") << np.uint64(16) | some["file"]
+        return found
+
+    def places(some: np.ndarray[Any, Any], unit: int, more: Any = 0) -> np.ndarray[Any, Any]:
+        offset = some["offset"] + more
+        found: np.ndarray[Any, Any] = np.rec.fromarrays([reader(some), offset // np.uint64(unit)])
+        return found
+
+    page = huge["aux"].astype("<u8") * np.uint64(PAGE_BYTES)
+    drop = np.isin(places(huge, PAGE_BYTES, page), places(touches, PAGE_BYTES))
+    drop |= np.isin(reader(huge), reader(touches[touches["aux"] & POOL_TOUCH > 0]))
+    units, first = np.unique(places(small, HUGE_BYTES), return_index=True)
+    mine = np.minimum(np.searchsorted(units, places(huge, HUGE_BYTES)), max(0, len(units) - 1))
+    if len(units):
+        before = small["time_ns"][first[mine]] < huge["time_ns"]  # the first of them: by time
+        drop |= (units[mine] == places(huge, HUGE_BYTES)) & before
+    return np.delete(events, at[drop])
 
 
 def _count_retries_once(events: np.ndarray[Any, Any]) -> None:
