@@ -103,6 +103,13 @@ def _touched(entry: dict[str, Any], page_bytes: int) -> str:
     return f"{format_size(least * page_bytes)} to {upper}"
 
 
+def _least_to_most(least: float, most: float | None) -> str:
+    """'0 B to 8 MiB', where a fault hides what of its pages was used."""
+    if most is None or most <= least:
+        return format_size(least)
+    return f"{format_size(least)} to {format_size(most)}"
+
+
 def _page_bytes(report: dict[str, Any]) -> int:
     """Bytes of a page, from the files; 4096 where they do not tell."""
     for file in report.get("files") or []:
@@ -190,8 +197,8 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
         figures.append("never used n/a")
     else:
         figures.append(
-            f"never used {_size(file['useless_bytes'])} ({_percent(file.get('useless_share'))}"
-            f" of {_size(file.get('useless_denominator_bytes'))})"
+            f"never used {_least_to_most(file['useless_bytes'], file.get('useless_most_bytes'))}"
+            f" of {_size(file.get('useless_denominator_bytes'))}"
         )
     calls = file.get("read_calls")
     if calls:
@@ -285,13 +292,17 @@ def _readers(report: dict[str, Any], by: str, width: int) -> list[str]:
         for pid in entry.get("pids") or []
     }
     rows = [
-        (f"{pid} {commands.get(pid, '')} {names.get(r.get('file'), '?')}".replace("  ", " "), r)
+        (f"{pid} {commands.get(pid, '')} {names.get(r.get('file'), '?')}".replace("  ", " "), one)
         for r in sorted(readers, key=_rank_of)
-        for pid in r.get("pids") or []
+        for pid, one in _processes(r)
     ]
-    shared = any(len(r.get("pids") or []) > 1 for r in readers)
-    note = ["  figures are those of the process's rank: processes of a rank are counted together"]
-    return _table("pid, command, file", rows, width) + (note if shared else [])
+    return _table("pid, command, file", rows, width)
+
+
+def _processes(reader: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """(process, its own figures) of a reader."""
+    several = [(one["pid"], one) for one in reader.get("processes") or []]
+    return several or [(pid, reader) for pid in (reader.get("pids") or [])[:1]]
 
 
 def _by_file(

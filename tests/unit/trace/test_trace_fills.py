@@ -12,11 +12,13 @@ from traces import (
     MS,
     PAGE_BYTES,
     Machine,
+    Read,
     readers_of,
     report_of,
     without_index,
 )
 
+from uffdprefetch.report import text
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import Ahead, Kind
 from uffdprefetch.trace.file.trace_file import Process
@@ -91,6 +93,25 @@ def test_useless_is_what_was_filled_and_never_mapped_since() -> None:
     assert file["useless_share"] == file["useless_bytes"] / (64 * PAGE_BYTES)
     assert file["extra_bytes"] == file["useless_bytes"]
     assert "lower bound" in file["useless_sensor"]
+
+
+def test_what_a_fault_hides_of_what_was_used_is_a_bound() -> None:
+    """One page of each 64 KiB: all of it is mapped with the fault, and perhaps used."""
+    machine = Machine(1600, readahead=32)
+    machine.run([(machine.reader(0), range(0, 1600, 16))])
+    file = report_of(machine)["files"][0]
+    filled = len(set(machine.filled))
+    assert file["useless_bytes"] == (filled - 1600) * PAGE_BYTES == 0
+    assert file["useless_most_bytes"] == (filled - 100) * PAGE_BYTES
+    (line,) = [x for x in text.lines(report_of(machine), width=140) if "never used" in x]
+    assert "never used 0 B to 5.86 MiB of 6.25 MiB" in line
+
+
+def test_of_what_was_read_nothing_is_hidden() -> None:
+    machine = Machine(1600)
+    machine.run([(machine.reader(0), [Read(page, 16) for page in range(0, 1600, 16)])])
+    file = report_of(machine)["files"][0]
+    assert file["useless_bytes"] == file["useless_most_bytes"] == 0
 
 
 def test_a_range_that_was_mapped_before_its_pages_came_does_not_use_them() -> None:

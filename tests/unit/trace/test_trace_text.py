@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import synthetic
+from traces import Machine, without_index
 
 from uffdprefetch.report import text
 from uffdprefetch.trace.analyse.report import analyse
@@ -35,6 +36,24 @@ def test_every_rank_has_a_row_with_its_major_faults(report: dict[str, Any]) -> N
 def test_processes_are_named_when_asked_for(report: dict[str, Any]) -> None:
     out = text.text(report, "pid", 120)
     assert all(f"{pid} python train.py" in out for pid in (1000, 1001, 1002, 1003))
+
+
+def test_each_process_of_a_rank_has_its_own_figures() -> None:
+    """One goes forward, one backward over its half; both are rank 0."""
+    machine = Machine(4096)
+    walks = {1000: range(2048), 1001: range(4095, 2047, -1)}
+    machine.run((machine.reader(0, pid=pid), walk) for pid, walk in walks.items())
+    report = analyse(machine.trace(), without_index)
+    (reader,) = report["readers"]
+    assert [one["pid"] for one in reader["processes"]] == [1000, 1001]
+    for one, truth in zip(reader["processes"], machine.readers, strict=True):
+        assert one["faults"]["total"] == truth.faults and one["faults"]["major"] == truth.majors
+        assert one["stall_seconds"] == pytest.approx(truth.stall_ns / 1e9)
+    out = text.lines(report, "pid", 140)
+    rows = {pid: line.split() for pid in walks for line in out if line.split()[:1] == [str(pid)]}
+    assert "consecutive" in rows[1000] and "backward" in rows[1001]
+    for truth in machine.readers:
+        assert str(truth.majors) in rows[truth.pid]
 
 
 def test_ranks_are_named_with_their_file_when_asked_for(report: dict[str, Any]) -> None:

@@ -99,6 +99,12 @@ function ordinal(n) {
   return `${n}${last}`;
 }
 
+/* A fault maps more than is touched: what of it was not used is between two bounds. */
+function uselessText(file) {
+  const least = bytesText(file.useless_bytes), most = file.useless_most_bytes;
+  return most > file.useless_bytes ? `${least} to ${bytesText(most)}` : least;
+}
+
 function tables() {
   const names = new Map((report.files ?? []).map((file) => [file.id, lastPart(file.path ?? "?")]));
   table("readers", ["rank", "file", "pattern", "fits", "major / faults", "touched", "epochs", "stall"],
@@ -117,7 +123,7 @@ function tables() {
       touchedText(f),
       f.pool && !f.fill_bytes ? "in our pool" : bytesText(f.fill_bytes),
       f.pool && !f.fill_bytes ? "n/a" : bytesText(f.refilled_bytes),
-      f.useless_bytes == null || (f.pool && !f.fill_bytes) ? "n/a" : `${bytesText(f.useless_bytes)} (${percentText(f.useless_share ?? 0)})`,
+      f.useless_bytes == null || (f.pool && !f.fill_bytes) ? "n/a" : uselessText(f),
       bytesText(f.read_ahead_bytes),
     ]));
 }

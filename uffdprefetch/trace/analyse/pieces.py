@@ -73,9 +73,13 @@ class Pieces:
         first, end = of_mask(mask)
         return self.cut[first], self.cut[end]
 
+    def holds(self, ranges: Ranges) -> Array:
+        """The mask of the pieces in ranges between boundaries."""
+        mask: Array = np.zeros(len(self), bool)
+        for _, piece in self.pairs(*ranges):
+            mask[piece] = True
+        return mask
+
     def union(self, start: Array, end: Array) -> Ranges:
         """As union() of base/ranges.py, of ranges between boundaries: without sorting them."""
-        mask: Array = np.zeros(len(self), bool)
-        for _, piece in self.pairs(start, end):
-            mask[piece] = True
-        return self.ranges(mask)
+        return self.ranges(self.holds((start, end)))

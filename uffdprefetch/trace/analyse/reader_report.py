@@ -18,6 +18,11 @@ from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern
 
 #: Processes of a reader that a report lists.
 PIDS_LISTED = 256
+#: What of a reader's entry is told of each of its processes.
+OF_A_PROCESS = (
+    "pattern", "runs", "faults", "touched_pages", "touched_pages_least", "epochs",
+    "epochs_at_least", "stall_seconds", "stalls", "stall_share", "hit",
+)  # fmt: skip
 POOL_FAULTS = (
     "our service: touches that reached the pool (a page that is mapped does not), major: those that"
     " it had to read for; and faults by tracepoints where the kernel served the file"

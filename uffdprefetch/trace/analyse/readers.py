@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -65,6 +65,8 @@ class Reader:
     probable: Ranges
     sure: Ranges
     index: str | None = None  # the format of the file's index
+    #: Of several processes each by itself.
+    processes: list[Reader] = field(default_factory=list)
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -147,7 +149,8 @@ def find(
     index: RecordIndex | None,
     slack: int,
 ) -> Reader:
-    """Take one rank's accesses to a file in. ``slack``: as in runs.follows()."""
+    """Take one rank's accesses to a file in, or those of one process. ``slack``: as in
+    runs.follows()."""
     bounds = [*_begins(a), len(a)]
     seen: Array = np.zeros(len(cover.pieces), bool)
     found: list[Epoch] = []

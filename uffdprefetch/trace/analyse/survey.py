@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from uffdprefetch.trace.analyse.ranks import SERVICE, Ranks
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
 from uffdprefetch.trace.analyse.stall import Stalls, stalls
+from uffdprefetch.trace.analyse.streams import StreamPattern
 from uffdprefetch.trace.file.events import Kind
 from uffdprefetch.trace.file.sensors import Sensor, is_of
 from uffdprefetch.trace.file.trace_file import File, Trace
@@ -142,11 +143,21 @@ class Survey:
         edges = [c for some in (ahead, warm) for c in extents(some, self.start_ns, page)[:2]]
         cover = Coverage(list(by_rank.values()), filled, edges)
         found = [reading.find(rank, file.id, a, cover, index, slack) for rank, a in by_rank.items()]
+        for reader in found:
+            pids = distinct(reader.accesses.pid)[: reader_report.PIDS_LISTED]
+            reader.processes = [
+                reading.find(
+                    reader.rank, file.id, reader.accesses.part(reader.accesses.pid == pid), cover,
+                    index, slack,
+                )
+                for pid in (pids.tolist() if len(pids) > 1 else [])
+            ]  # fmt: skip
         if self.by_service:
             self.served.add(events, list(by_rank.values()), cover, self.start_ns, page)
         entry: dict[str, Any] = {
             "filled_pages": None, "fill_bytes": None, "fill_by": None, "refilled_bytes": None,
-            "evicted_bytes": None, "useless_bytes": None, "extra_bytes": None, "readahead": None,
+            "evicted_bytes": None, "useless_bytes": None, "useless_most_bytes": None,
+            "extra_bytes": None, "readahead": None,
             "pool": pool_report(events, self.start_ns, page),
         }  # fmt: skip
         if not self.misses(Sensor.FILLS):
@@ -156,6 +167,8 @@ class Survey:
             )
             useless = cover.pieces.pages(cover.useless) * page
             entry["useless_bytes"] = useless
+            unsure = cover.filled & ~cover.pieces.holds(_of_all([r.sure for r in found]))
+            entry["useless_most_bytes"] = cover.pieces.pages(unsure) * page
             entry["extra_bytes"] = useless + entry["refilled_bytes"]
         if not self.misses(Sensor.EVICTIONS):
             entry["evicted_bytes"] = evicted_bytes(events)
@@ -171,14 +184,30 @@ class Survey:
         entries = []
         for reader in found:
             mine = events[waiting & (owner == reader.rank)]
-            stall, why, majors = self._stall(reader, mine)
             others = [o.pattern for o in found if o.rank != reader.rank]
-            entries.append(
-                reader_report.report(
-                    reader, others, stall, why, majors, self.seconds, self.page_bytes
-                )
-            )
+            entry = self._entry(reader, mine, others)
+            entry["processes"] = [
+                self._process(one, mine, [*others, *(o.pattern for o in rest)])
+                for one, rest in _each_and_the_rest(reader.processes)
+            ]
+            entries.append(entry)
         return entries
+
+    def _entry(
+        self, reader: reading.Reader, mine: Array, others: list[StreamPattern]
+    ) -> dict[str, Any]:
+        stall, why, majors = self._stall(reader, mine)
+        return reader_report.report(
+            reader, others, stall, why, majors, self.seconds, self.page_bytes
+        )
+
+    def _process(
+        self, reader: reading.Reader, of_rank: Array, others: list[StreamPattern]
+    ) -> dict[str, Any]:
+        """What a process of a rank did by itself."""
+        (pid,) = distinct(reader.accesses.pid).tolist()
+        entry = self._entry(reader, of_rank[of_rank["pid"] == pid], others)
+        return {"pid": pid, **{name: entry[name] for name in reader_report.OF_A_PROCESS}}
 
     def _stall(self, reader: reading.Reader, mine: Array) -> tuple[Stalls | None, str, int | None]:
         majors = int(reader.accesses.major.sum())
@@ -191,7 +220,7 @@ class Survey:
         why = f"n/a ({unseen})"
         events = self.trace.events
         counts = events[events["kind"] == Kind.MAJORS]
-        counts = counts[self.ranks.of(counts["pid"]) == reader.rank]
+        counts = counts[np.isin(counts["pid"], distinct(reader.accesses.pid))]
         one_file = len(np.unique(events["file"][self._is_demand(reader.rank)])) == 1
         return None, why, int(counts["value"].sum()) if len(counts) and one_file else None
 
@@ -210,6 +239,13 @@ def _reads_within(events: Array, end: int) -> Array:
         events = events.copy()
         events["length"][beyond] = end - events["offset"][beyond]
     return events
+
+
+def _each_and_the_rest(
+    readers: list[reading.Reader],
+) -> Iterator[tuple[reading.Reader, list[reading.Reader]]]:
+    for i, one in enumerate(readers):
+        yield one, readers[:i] + readers[i + 1 :]
 
 
 def _of_all(ranges: list[Ranges]) -> Ranges:
@@ -244,7 +280,8 @@ def _sum_of_nodes(parts: list[dict[str, Any]]) -> dict[str, Any]:
     entry["useless_share"] = entry["useless_bytes"] / whole if known and whole else None
     entry["useless_denominator_bytes"] = whole if known else None
     entry["useless_sensor"] = (
-        "filled and not mapped or read since: a lower bound, for a fault maps more than it touches"
+        "filled and not mapped or read since: a lower bound, for a fault maps more than it touches;"
+        " at most useless_most_bytes, of which no page faulted or was read"
         if known
         else "n/a (no tracepoint for page-cache fills)"
     )
