@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import warnings_fail
-from traces import MS, PAGE_BYTES, Evict, Machine, Read, Sleep, Step, extents, records
+from traces import MS, PAGE_BYTES, START_NS, Evict, Machine, Read, Sleep, Step, extents, records
 
 from uffdprefetch.base.options import OPTIONS
 from uffdprefetch.trace.analyse.advice import percent, ranks_text
@@ -106,6 +106,71 @@ def test_remedies_name_no_option_that_does_not_exist() -> None:
         assert {w for w in words if w.startswith("--") and w != "--"} <= known
 
 
+def total_stall(machine: Machine) -> float:
+    return sum(r.stall_ns for r in machine.readers) / 1e9
+
+
+@pytest.mark.parametrize("latency_ns", [MS, 20 * MS])
+def test_no_second_of_stall_is_told_twice(latency_ns: int) -> None:
+    """Ranks that skip, one that waits longest, pages that are read again, a late service."""
+    machine = Machine(PAGES, latency_ns=latency_ns)
+    shuffled = [WHERE[i] for i in np.random.default_rng(0).permutation(RECORDS)]
+    steps = [records(WHERE[0::16]), records(shuffled), [*records(WHERE), Evict(), *records(WHERE)]]
+    readers = [machine.reader(rank) for rank in range(len(steps))]
+    for start in range(0, PAGES - 512, 512):
+        machine.event(readers[0], Kind.WARM, start * PAGE_BYTES, 512 * PAGE_BYTES, 10**11)
+    machine.run(zip(readers, steps, strict=True))
+    found = advice(machine)
+    costs = [finding["cost"] for finding in found if finding["cost"] is not None]
+    assert len(costs) >= 4 and costs == sorted(costs, reverse=True)
+    assert sum(costs) <= total_stall(machine) * (1 + 1e-9)
+    shared = [finding["cost_text"] for finding in found if "other findings" in finding["cost_text"]]
+    assert shared
+
+
+# ---- files of one kind --------------------------------------------------------------------------
+
+
+def sharded(walk: Callable[[int], Iterable[Step]], files: int = 16, **how: Any) -> Machine:
+    """A rank that reads shard after shard."""
+    machine = Machine(1024, path="/data/shard-00.bin", **how)
+    numbers = [1, *(machine.add_file(f"/data/shard-{i:02}.bin", 1024) for i in range(1, files))]
+    start_ns = 10 * MS
+    for i, number in enumerate(numbers):
+        machine.files[number].read_ahead_bytes = machine.readahead * PAGE_BYTES
+        rank = machine.reader(0, file=number, start_ns=start_ns)
+        machine.run([(rank, walk(i))])
+        start_ns = rank.now_ns - START_NS + MS
+    return machine
+
+
+def shuffled_pages(seed: int) -> list[int]:
+    return np.random.default_rng(seed).permutation(1024)[::2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("walk", "how", "words"),
+    [
+        (lambda i: range(1024), {"marks": False}, "waits per MiB"),
+        (lambda i: records(extents([24] * 42)[i % 4 :: 4]), {}, "skips"),
+        (shuffled_pages, {"readahead": 1}, "in random order"),
+    ],
+)
+def test_what_ails_many_files_of_one_kind_is_one_finding(
+    walk: Callable[[int], Iterable[Step]], how: dict[str, Any], words: str
+) -> None:
+    machine = sharded(walk, **how)
+    found = one(machine, words)
+    assert "16 files like shard-00.bin" in found["title"] and found["file"] is None
+    assert len(advice(machine)) == 1
+    # files of another kind are told for themselves
+    for number in range(9, 17):
+        machine.files[number].path = f"/data/test-{number:02}.bin"
+    titles = [finding["title"] for finding in titled(advice(machine), words)]
+    assert sorted("8 files like test-09.bin" in title for title in titles) == [False, True]
+    assert sorted("8 files like shard-00.bin" in title for title in titles) == [False, True]
+
+
 # ---- skipping -----------------------------------------------------------------------------------
 
 
@@ -128,8 +193,10 @@ def test_skipping_of_one_rank_is_that_ranks() -> None:
         [(machine.reader(0), records(WHERE[:300:16])), (machine.reader(1), records(WHERE[300:]))]
     )
     assert one(machine, "rank 0 skips 93 % of the way")["rank"] == 0
-    # what it costs the other rank is more, and comes first
-    assert advice(machine)[0]["title"].startswith("rank 0 stalls")
+    # the cause comes first; that rank 0 waits longer than the other is the same stall
+    found = advice(machine)
+    assert found[0]["title"].startswith("rank 0 skips")
+    assert titled(found, "rank 0 stalls")[0]["cost"] <= found[0]["cost"]
 
 
 def test_skipping_what_others_read_is_told_only_where_it_stalls() -> None:
@@ -208,6 +275,33 @@ def test_evict_and_read_again_is_told_with_its_bytes() -> None:
 # ---- read(2) ------------------------------------------------------------------------------------
 
 
+def read_calls(machine: Machine, seconds: float) -> None:
+    """All of a file by read(2), from storage, which takes this long."""
+    rank, took_ns = machine.readers[0], int(seconds * 1e9 / 128)
+    for page in range(0, 8192, 64):
+        rank.now_ns += took_ns
+        machine.run([(rank, [Read(page, 64)])])
+        machine.event(rank, Kind.CALL, 0, 64 * PAGE_BYTES, took_ns, Call.READ | 5 << 8)
+    rank.now_ns += MS
+
+
+def test_what_a_job_waits_in_read_calls_is_its_finding() -> None:
+    machine = Machine(8192)
+    machine.reader(0)
+    read_calls(machine, 2.23)
+    found = advice(machine)[0]
+    assert "read by read(2)" in found["title"] and found["severity"] == "high"
+    assert found["cost"] == pytest.approx(2.23, rel=0.01) and "in read(2)" in found["cost_text"]
+
+
+def test_read_calls_that_found_all_in_memory_cost_no_wait() -> None:
+    machine = Machine(8192, cached=True)
+    machine.reader(0)
+    read_calls(machine, 2.23)
+    found = one(machine, "read by read(2)")
+    assert found["cost"] is None and found["severity"] == "low"
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_read_calls_are_not_served_by_wrap(wrapped: bool) -> None:
     machine = Machine(8192)
@@ -223,6 +317,49 @@ def test_a_few_read_calls_are_no_finding() -> None:
     machine = Machine(8192, cached=True)
     machine.run([(machine.reader(0), [Read(0, 256), *range(8192)])])
     assert advice(machine) == []
+
+
+# ---- where wrap would harm, or do nothing --------------------------------------------------------
+
+
+def advises_wrap(machine: Machine, words: str) -> bool:
+    return "under `uffdprefetch wrap" in one(machine, words)["remedy"]
+
+
+def in_random_order(part: int) -> Machine:
+    """One of ``part`` records, in random order."""
+    machine = Machine(PAGES)
+    shuffled = np.random.default_rng(0).permutation(RECORDS)[::part]
+    machine.run([(machine.reader(0), records([WHERE[i] for i in shuffled]))])
+    return machine
+
+
+def test_wrap_is_no_remedy_for_a_part_of_a_file_in_random_order() -> None:
+    assert advises_wrap(in_random_order(1), "in random order")
+    part = one(in_random_order(8), "in random order")
+    assert "under `uffdprefetch wrap" not in part["remedy"] and "cat " not in part["remedy"]
+    assert "read for nothing" in part["detail"]
+
+
+def test_wrap_is_no_remedy_for_single_pages_far_apart() -> None:
+    machine = Machine(40_000)
+    machine.run([(machine.reader(r), range(r * 50, 40_000, 100)) for r in range(2)])
+    assert "wrap" not in one(machine, "skip")["remedy"]
+    assert advises_wrap_to_ranks_that_skip(skipping(4, 4))
+
+
+def advises_wrap_to_ranks_that_skip(machine: Machine) -> bool:
+    return advises_wrap(machine, "skip 3 of 4 records")
+
+
+def test_wrap_is_no_remedy_where_the_job_waits_in_read_calls() -> None:
+    slow = contiguous(1, latency_ns=3 * MS, readahead=32, marks=False)
+    assert advises_wrap(slow, "waits per MiB")
+    rank, log = slow.readers[0], slow.add_file("/data/log.bin", 8192)
+    stall_ns = rank.stall_ns
+    slow.event(rank, Kind.CALL, 0, 1 << 20, 2 * stall_ns, Call.READ | 5 << 8, file=log)
+    assert not advises_wrap(slow, "waits per MiB")
+    assert "read_ahead_kb" in one(slow, "waits per MiB")["remedy"]
 
 
 # ---- ranks together -----------------------------------------------------------------------------
@@ -307,26 +444,44 @@ def test_small_records_that_ranks_share_64_kib_of_are_not_read_by_all() -> None:
 # ---- our own service ----------------------------------------------------------------------------
 
 
-def warmed(used: int, late: bool) -> Machine:
+def warmed(used: int, took_ns: int) -> Machine:
+    """Extents of 2 MiB, one asked for each 500 ms, a reader behind each of them."""
     machine = Machine(PAGES, cached=True)
     rank = machine.reader(0)
     for start in range(0, PAGES - 512, 512):
-        machine.event(
-            rank, Kind.WARM, start * PAGE_BYTES, 512 * PAGE_BYTES, 500 * MS if late else 1
-        )
-    rank.now_ns += MS
-    machine.run([(rank, range(used))])
+        machine.event(rank, Kind.WARM, start * PAGE_BYTES, 512 * PAGE_BYTES, took_ns)
+        rank.now_ns += MS
+        machine.run([(rank, range(start, min(used, start + 512)))])
+        rank.now_ns += 500 * MS
     return machine
 
 
 def test_prefetching_for_nothing_is_told() -> None:
-    assert "not used" in one(warmed(PAGES // 4, False), "prefetched")["title"]
-    assert not titled(advice(warmed(PAGES, False)), "prefetched")
+    assert "not used" in one(warmed(PAGES // 4, 1), "prefetched")["title"]
+    assert not titled(advice(warmed(PAGES, 1)), "prefetched")
 
 
-def test_prefetching_too_late_is_told() -> None:
-    assert one(warmed(PAGES, True), "came late")
-    assert not titled(advice(warmed(PAGES, False)), "came late")
+def test_what_lay_in_memory_was_not_prefetched_for_nothing() -> None:
+    machine = warmed(PAGES // 4, 1)
+    rows = [list(row) for row in machine.rows]
+    for row in rows:
+        if row[6] == Kind.WARM:
+            row[8] = row[2] >> 10  # KiB of it that were cached
+    machine.rows = [tuple(row) for row in rows]
+    assert not titled(advice(machine), "prefetched")
+
+
+def test_prefetching_that_comes_late_from_idle_storage_is_told() -> None:
+    late = one(warmed(PAGES, 100 * MS), "came late")
+    assert "--budget" in late["remedy"]
+    assert not titled(advice(warmed(PAGES, 1)), "came late")
+
+
+def test_no_budget_helps_where_the_storage_gives_what_it_has() -> None:
+    found = advice(warmed(PAGES, 510 * MS))
+    assert not any("--budget" in finding["remedy"] for finding in found)
+    limit = titled(found, "the storage gives less than the ranks take")
+    assert len(limit) == 1 and "4.1" in limit[0]["detail"]  # 2 MiB in 0.5 s, MB/s
 
 
 # ---- the trace itself ---------------------------------------------------------------------------

@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """What to change, most costly first: each finding with its number and its remedy. Pure.
 
-A rule looks at the report (docs/trace-report.md) and is silent where there is nothing to gain. A
-finding's `cost` is seconds of stall, added over ranks, that it is about: an order, no promise.
+A rule looks at the report (docs/trace-report.md), at files of one kind together, and is silent
+where there is nothing to gain. A finding's `cost` is seconds of stall, added over ranks, that it is
+about: an order, no promise. No second is told twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from uffdprefetch.base.units import format_size
 from uffdprefetch.trace.analyse.advice import (
     MIB,
-    Found,
+    WALK_BYTES,
+    WRAP,
+    Entry,
+    FileKind,
+    Finding,
     Report,
-    finding,
-    name_of,
     percent,
-    ranks_text,
+    settle,
+    who_text,
 )
 from uffdprefetch.trace.analyse.findings_job import JOB_RULES
 
 #: Counts and bytes below which nothing is worth a finding.
+ACCESSES_MIN = 16
 WAITS_MIN = MAJORS_MIN = 64
 USELESS_MIN_BYTES = MIB
 #: Shares of what was read that are a finding: useless, read again.
@@ -34,52 +39,53 @@ SKIPPED = 0.3
 WAITS_PER_MIB = 1.0
 #: Most pages that a major fault brings, on average, where a file is read page by page.
 SINGLE_PAGES = 2
-WRAP = "run it under `uffdprefetch wrap -- CMD`"
+#: Least that read(2) takes of a file that is told as read by it.
+READ_MIN_BYTES = 16 * MIB
 
 
-def _majors(readers: list[dict[str, Any]]) -> int:
+def _majors(readers: Sequence[Entry]) -> int:
     return sum((reader["faults"] or {}).get("major") or 0 for reader in readers)
 
 
-def _filled_per_major(file: dict[str, Any], readers: list[dict[str, Any]]) -> float | None:
+def _filled_per_major(kind: FileKind) -> float | None:
     """Bytes that a major fault brought with its readahead, on average; None: not known."""
-    by = file["fill_by"]
-    return None if by is None else (by["ranks"] + by["kernel"]) / max(1, _majors(readers))
+    if any(file["fill_by"] is None for file in kind.files):
+        return None
+    filled = sum(file["fill_by"]["ranks"] + file["fill_by"]["kernel"] for file in kind.files)
+    return filled / max(1, _majors(kind.readers))
 
 
-def skipping(report: Report) -> Iterator[Found]:
+def skipping(report: Report) -> Iterator[Finding]:
     """[Stanovnik]: each rank reads a record and leaves out the next n - 1."""
-    for file in report.files:
+    for kind in report.kinds:
         readers = [
             r
-            for r in report.of_file(file["id"])
+            for r in kind.readers
             if r["pattern"]["name"] in ("strided", "sequential", "backward")
             and (r["pattern"]["skipped_share"] or 0) >= SKIPPED
-            and r["pattern"]["accesses"] >= 16
         ]
-        if not readers:
+        if sum(r["pattern"]["accesses"] for r in readers) < ACCESSES_MIN:
             continue
-        useless, share = file["useless_bytes"] or 0, file["useless_share"] or 0.0
+        kind = kind.of(readers)
+        useless, of = kind.sum("useless_bytes"), kind.sum("useless_denominator_bytes")
+        share = useless / of if of else 0.0
         wasteful = share >= USELESS and useless >= USELESS_MIN_BYTES
         if not wasteful and not report.matters(readers):
             continue
-        who = ranks_text([r["rank"] for r in readers])
-        verb = "skips" if len(readers) == 1 else "skip"
         strides = {r["pattern"]["stride_records"] for r in readers}
         n = strides.pop() if len(strides) == 1 else None
         skipped = sum(r["pattern"]["skipped_share"] for r in readers) / len(readers)
         what = f"{n - 1} of {n} records" if n and n > 1 else f"{percent(skipped)} of the way"
         stall = report.stall(readers)
+        title = f"{who_text(readers, 'skip')} {what} of {kind.name}"
         if wasteful:
-            title = f"{who} {verb} {what} of {name_of(file)}: {percent(share)} of what is read"
-            title += " is never used"
+            title += f": {percent(share)} of what is read is never used"
             detail = (
-                f"{format_size(useless)} of {format_size(file['useless_denominator_bytes'])} came"
-                " into the page cache and was not mapped since (at least)."
+                f"{format_size(useless)} of {format_size(of)} came into the page cache and was not"
+                " mapped since (at least)."
             )
             cost = None if stall is None else stall * share
         else:
-            title = f"{who} {verb} {what} of {name_of(file)}"
             detail = "What one leaves out is read for another, but not in the order of its own way."
             cost = None if stall is None else stall / 2
         remedy = (
@@ -88,52 +94,50 @@ def skipping(report: Report) -> Iterator[Found]:
         )
         if len(report.ranks) < 2:
             remedy = "write the records that are used to a file of their own"
-        elif not report.wrapped:
+        elif report.wrap_helps(kind):
             remedy += f"; or {WRAP}, which reads ahead of each rank"
-        yield finding(
-            report, title, detail, remedy, "Stanovnik et al., sections 5.2 and 6", cost,
-            "medium" if wasteful else "low", readers, file["id"],
+        yield Finding(
+            title, detail, remedy, "Stanovnik et al., sections 5.2 and 6", cost,
+            "medium" if wasteful else "low", readers, kind.files,
         )  # fmt: skip
 
 
-def _rows_of_single_pages(report: Report, file: dict[str, Any]) -> int:
+def _rows_of_single_pages(report: Report, kind: FileKind) -> int:
     """How many rows of pages were read one after the other, each alone; 0: not so."""
-    readers = report.of_file(file["id"])
-    majors, per_major = _majors(readers), _filled_per_major(file, readers)
+    majors, per_major = _majors(kind.readers), _filled_per_major(kind)
     if per_major is None or per_major > SINGLE_PAGES * report.page_bytes or majors < MAJORS_MIN:
         return 0
-    rows = majors - sum(r["majors_of_next_page"] or 0 for r in readers)
+    rows = majors - sum(r["majors_of_next_page"] or 0 for r in kind.readers)
     return rows if majors >= 2 * rows else 0
 
 
-def single_pages(report: Report) -> Iterator[Found]:
+def single_pages(report: Report) -> Iterator[Finding]:
     """MADV_RANDOM (LMDB's readahead=False): each cold page is a read of its own."""
-    for file in report.files:
-        rows = _rows_of_single_pages(report, file)
+    for kind in report.kinds:
+        rows = _rows_of_single_pages(report, kind)
         if not rows:
             continue
-        readers = report.of_file(file["id"])
-        majors, per_major = _majors(readers), _filled_per_major(file, readers) or 0.0
-        lmdb = file["format"] == "lmdb" or file["path"].endswith(".mdb")
+        majors, per_major = _majors(kind.readers), _filled_per_major(kind) or 0.0
+        lmdb = any(f["format"] == "lmdb" or f["path"].endswith(".mdb") for f in kind.files)
         cause = "readahead=False" if lmdb else "madvise(MADV_RANDOM)"
-        yield finding(
-            report,
-            f"{cause} costs {majors} major faults on {name_of(file)}",
+        remedy = f"leave {cause} out where records are read in order"
+        if majors * report.page_bytes >= rows * WALK_BYTES and report.wrap_helps(kind):
+            remedy += f"; or {WRAP}, which reads whole windows"
+        yield Finding(
+            f"{cause} costs {majors} major faults on {kind.name}",
             f"Each cold page is read alone: {format_size(per_major)} per major fault, although"
             f" {majors / rows:.0f} pages are read in a row.",
-            f"leave {cause} out where records are read in order"
-            + ("" if report.wrapped else f"; or {WRAP}, which reads whole windows"),
-            "tracepoints: fills per major fault", report.stall(readers), "medium", readers,
-            file["id"],
+            remedy, "tracepoints: fills per major fault", report.stall(kind.readers), "medium",
+            kind.readers, kind.files,
         )  # fmt: skip
 
 
-def small_readahead(report: Report) -> Iterator[Found]:
+def small_readahead(report: Report) -> Iterator[Finding]:
     """A reader in order that waits for storage again and again."""
-    for file in report.files:
+    for kind in report.kinds:
         readers = [
             r
-            for r in report.of_file(file["id"])
+            for r in kind.readers
             if r["pattern"]["name"] in ("consecutive", "sequential", "backward")
             and (r["pattern"]["skipped_share"] or 0) < SKIPPED
         ]
@@ -141,126 +145,154 @@ def small_readahead(report: Report) -> Iterator[Found]:
         pages = sum(r["touched_pages"] for r in readers)
         if report.wrapped or waits < WAITS_MIN or not report.matters(readers):
             continue
-        if _rows_of_single_pages(report, file):
+        if _rows_of_single_pages(report, kind):
             continue  # single_pages() has it
         per_mib = waits / (pages * report.page_bytes / MIB)
         if per_mib < WAITS_PER_MIB:
             continue
-        ahead = file["readahead"]
-        size = f"{format_size(ahead['mean_bytes'])} at a time" if ahead else "little at a time"
-        limit = file["read_ahead_bytes"]
+        kind = kind.of(readers)
+        ahead = [file["readahead"] for file in kind.files if file["readahead"]]
+        made = sum(one["decisions"] for one in ahead)
+        size = "little at a time"
+        if made:
+            size = f"{format_size(sum(one['bytes'] for one in ahead) // made)} at a time"
+        limit = kind.files[0]["read_ahead_bytes"]
         ways = {r["pattern"]["name"] for r in readers}
         how = "backward" if ways == {"backward"} else "in order"
-        yield finding(
-            report,
-            f"the kernel reads {name_of(file)} {size}: {per_mib:.1f} waits per MiB",
+        remedy = "as root, raise read_ahead_kb of the file system's device"
+        if report.wrap_helps(kind):
+            remedy = f"{WRAP}; or, {remedy}"
+        yield Finding(
+            f"the kernel reads {kind.name} {size}: {per_mib:.1f} waits per MiB",
             f"{waits} waits ({_majors(readers)} major faults) on {report.size_of(pages)} read"
             f" {how}" + (f"; read_ahead_kb is {limit // 1024}." if limit is not None else "."),
-            f"{WRAP}; or, as root, raise read_ahead_kb of the file system's device",
-            "tracepoints: sleeps in faults, readahead", report.stall(readers), "low", readers,
-            file["id"],
+            remedy, "tracepoints: sleeps in faults, readahead", report.stall(readers), "low",
+            readers, kind.files,
         )  # fmt: skip
 
 
-def random_order(report: Report) -> Iterator[Found]:
+def random_order(report: Report) -> Iterator[Finding]:
     """A shuffle that the kernel cannot read ahead of."""
-    for file in report.files:
-        readers = [r for r in report.of_file(file["id"]) if r["pattern"]["name"] == "random"]
+    for kind in report.kinds:
+        readers = [r for r in kind.readers if r["pattern"]["name"] == "random"]
         if not readers or not report.matters(readers):
             continue
-        verb = "reads" if len(readers) == 1 else "read"
-        remedy = (
-            "shuffle contiguous blocks of some MiB and the records within them in memory; or, if"
-            f" {format_size(file['size_bytes'])} fit into the page cache, read the file once"
-            f" before (`cat {file['path']} > /dev/null`)"
-        )
-        if not report.wrapped:
+        whole = report.is_read_whole(kind)
+        kind = kind.of(readers)
+        majors = f"{_majors(readers)} major faults; the order is known to the job alone."
+        if whole:
+            detail = majors
             remedy = (
-                f"{WRAP}, which knows the order of a PyTorch loader (or is told it: --plan), and"
-                f" reads a file that fits as a whole when that pays; or {remedy}"
+                "shuffle contiguous blocks of some MiB and the records within them in memory; or,"
+                f" if {format_size(kind.size_bytes)} fit into the page cache, read"
+                + (" it once before" if len(kind.files) == 1 else " them once before")
+                + f" (`cat {kind.files[0]['path']} > /dev/null`)"
             )
-        yield finding(
-            report,
-            f"{ranks_text([r['rank'] for r in readers])} {verb} {name_of(file)} in random order:"
-            " the kernel cannot read ahead",
-            f"{_majors(readers)} major faults; the order is known to the job alone.",
-            remedy,
-            "Stanovnik et al., section 6.1", report.stall(readers), "low", readers, file["id"],
+            if report.wrap_helps(kind):
+                remedy = (
+                    f"{WRAP}, which knows the order of a PyTorch loader (or is told it: --plan),"
+                    f" and reads a file that fits as a whole when that pays; or {remedy}"
+                )
+        else:
+            touched = kind.sum("touched_pages") / max(1, kind.sum("pages"))
+            detail = (
+                f"At most {percent(touched)} of it are used; the rest would be read for nothing."
+                f" {majors}"
+            )
+            remedy = (
+                "store together what is read together, or sort what is read at a time by its place"
+                " in the file"
+            )
+            if not report.wrapped:
+                remedy += (
+                    "; where the order is known before it is read (a PyTorch loader, a file for"
+                    " --plan), `uffdprefetch wrap` reads that alone"
+                )
+        yield Finding(
+            f"{who_text(readers, 'read')} {kind.name} in random order: the kernel cannot read"
+            " ahead",
+            detail, remedy, "Stanovnik et al., section 6.1", report.stall(readers), "low", readers,
+            kind.files,
         )  # fmt: skip
 
 
-def read_again(report: Report) -> Iterator[Found]:
+def read_again(report: Report) -> Iterator[Finding]:
     """Pages that left the cache and had to be read once more."""
-    for file in report.files:
-        again, filled = file["refilled_bytes"] or 0, file["fill_bytes"] or 0
+    for kind in report.kinds:
+        again, filled = kind.sum("refilled_bytes"), kind.sum("fill_bytes")
         if again < USELESS_MIN_BYTES or again < AGAIN * filled:
             continue
-        readers = report.of_file(file["id"])
-        stall = report.stall(readers)
-        yield finding(
-            report,
-            f"{format_size(again)} of {name_of(file)} were read from storage more than once",
+        stall = report.stall(kind.readers)
+        seen = any(file["evicted_bytes"] is not None for file in kind.files)
+        yield Finding(
+            f"{format_size(again)} of {kind.name} were read from storage more than once",
             f"{percent(again / filled)} of {format_size(filled)}; "
             + (
-                f"{format_size(file['evicted_bytes'])} left the page cache."
-                if file["evicted_bytes"] is not None
+                f"{format_size(kind.sum('evicted_bytes'))} left the page cache."
+                if seen
                 else "what left the page cache was not seen."
             ),
             "give the job more memory (memory.max of its cgroup), or let each node read a"
             " contiguous part that fits",
             "Stanovnik et al., section 6.1",
-            None if stall is None else stall * again / filled, "medium",
-            readers, file["id"],
+            None if stall is None else stall * again / filled, "medium", kind.readers, kind.files,
         )  # fmt: skip
 
 
-def pool_too_small(report: Report) -> Iterator[Found]:
+def pool_too_small(report: Report) -> Iterator[Finding]:
     """`--engine pool`: what it lets go in order to read it again."""
-    for file in report.files:
-        pool = file.get("pool") or {}
-        again = pool.get("warm_again_bytes") or 0
-        if again < USELESS_MIN_BYTES or again < AGAIN * pool["warm_bytes"]:
+    for kind in report.kinds:
+        kind = kind.only([file for file in kind.files if file.get("pool")])
+        pools = [file["pool"] for file in kind.files]
+        again = sum(pool["warm_again_bytes"] or 0 for pool in pools)
+        warm = sum(pool["warm_bytes"] for pool in pools)
+        if again < USELESS_MIN_BYTES or again < AGAIN * warm:
             continue
-        yield finding(
-            report,
-            f"the pool let {format_size(again)} or more of {name_of(file)} go and read it again",
-            f"{percent(again / pool['warm_bytes'])} of {format_size(pool['warm_bytes'])} asked for"
-            f" ahead; {pool['missed']} of {pool['touches']} touches had to wait.",
-            f"a larger --budget, up to {format_size(file['size_bytes'])}; or a part of the file for"
+        missed, touches = (sum(pool[name] for pool in pools) for name in ("missed", "touches"))
+        yield Finding(
+            f"the pool let {format_size(again)} or more of {kind.name} go and read it again",
+            f"{percent(again / warm)} of {format_size(warm)} asked for ahead; {missed} of {touches}"
+            " touches had to wait.",
+            f"a larger --budget, up to {format_size(kind.size_bytes)}; or a part of the file for"
             " each node that fits",
-            "service: what was punched, and asked for since", None, "low",
-            report.of_file(file["id"]), file["id"],
+            "service: what was punched, and asked for since", None, "low", kind.readers, kind.files,
         )  # fmt: skip
 
 
-def not_read_by_mmap(report: Report) -> Iterator[Found]:
+def not_read_by_mmap(report: Report) -> Iterator[Finding]:
     """read(2) and its kind, which make no faults."""
-    for file in report.files:
-        readers = report.of_file(file["id"])
+    for kind in report.kinds:
+        readers = [r for r in kind.readers if r["read_call_bytes"]]
         taken = sum(r["read_call_bytes"] for r in readers)
         touched = sum(r["touched_pages"] for r in readers) * report.page_bytes
-        if taken < 16 * MIB or taken < touched / 2:
+        if taken < READ_MIN_BYTES or taken < touched / 2:
             continue
-        yield finding(
-            report,
-            f"{name_of(file)} is read by read(2): {format_size(taken)}",
-            "`uffdprefetch wrap` follows mappings; these reads it does not see.",
+        kind = kind.of(readers)
+        calls = [file["read_calls"] for file in kind.files if file["read_calls"]]
+        waited = sum(one["seconds"] for one in calls) if calls else None
+        filled = kind.sum("fill_bytes")
+        if not filled:
+            waited = None  # they copied what was in memory
+        yield Finding(
+            f"{kind.name} {'is' if len(kind.files) == 1 else 'are'} read by read(2):"
+            f" {format_size(taken)}",
+            "`uffdprefetch wrap` follows mappings; these reads it does not see."
+            + (f" {format_size(filled)} came from storage." if filled else ""),
             "map the file (numpy.memmap, mmap), or enlarge the program's own read-ahead buffer",
-            "tracepoint mm_filemap_get_pages", None, "medium" if report.wrapped else "low", readers,
-            file["id"],
+            "tracepoint mm_filemap_get_pages", waited, "medium" if report.wrapped else "low",
+            readers, kind.files, waits="in read(2)",
         )  # fmt: skip
 
 
-RULES: tuple[Callable[[Report], Iterator[Found]], ...] = (
+RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
     skipping, single_pages, small_readahead, random_order, read_again, pool_too_small,
     not_read_by_mmap,
     *JOB_RULES,
 )  # fmt: skip
 
 
-def findings(document: dict[str, Any]) -> list[Found]:
+def findings(document: dict[str, Any]) -> list[Entry]:
     """The findings of a report, most costly first; then by severity."""
     report = Report(document)
     found = [one for rule in RULES for one in rule(report)]
-    weight = ("high", "medium", "low")
-    return sorted(found, key=lambda f: (-(f["cost"] or 0.0), weight.index(f["severity"])))
+    return [one.entry(report) for one in settle(found, report)]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import Ranges, total, union
 from uffdprefetch.trace.analyse.accesses import POOL, Accesses
 from uffdprefetch.trace.analyse.coverage import NEVER, Coverage
 from uffdprefetch.trace.analyse.fills import extents
@@ -91,6 +92,7 @@ class Served:
         self._cached_bytes = self._bytes = 0
         self._waits: list[Array] = []
         self._took: list[Array] = []
+        self._under_way: list[Ranges] = []  # (asked, there), ns, of extents that were not cached
 
     def add(
         self, events: Array, accesses: list[Accesses], cover: Coverage, start_ns: int, page: int
@@ -114,6 +116,9 @@ class Served:
         self._used_pages += cover.used_since(low, high, at_ns)
         self._late += late_extents(warm, accesses, start_ns, page)
         self._took.append(warm["value"])
+        read = warm["aux"].astype(np.int64) * 1024 < warm["length"].astype(np.int64)
+        done_ns = at_ns + warm["value"].astype(np.int64)
+        self._under_way.append((at_ns[read], done_ns[read]))
 
     def report(self) -> dict[str, Any]:
         """The ``service`` of the document."""
@@ -122,12 +127,16 @@ class Served:
             values = np.concatenate(parts) if parts else np.zeros(0)
             return int(np.median(values)) if len(values) else None
 
+        none: Array = np.zeros(0, np.int64)
+        asked, there = (np.concatenate(c) for c in zip((none, none), *self._under_way, strict=True))
         return {
             "warm_bytes": self._bytes,
             "warm_cached_bytes": self._cached_bytes,
             "warm_extents": self._extents,
             "warm_late_extents": self._late,
             "warm_ns_p50": middle(self._took),
+            "warm_busy_seconds": total(union(asked, there)) / 1e9,
+            "warm_span_seconds": int(there.max() - asked.min()) / 1e9 if len(asked) else 0.0,
             "warm_used_share": self._used_pages / self._pages if self._pages else None,
             "windows": self._windows,
             "touches": self._touches,
