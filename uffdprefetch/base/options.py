@@ -198,8 +198,8 @@ OPTIONS = (
            " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
            "|".join(TORCH), choices=TORCH),
     Option("trace", "trace", str,
-           "record what the kernel and the service see into this file (tokens as in -o;"
-           " `uffdprefetch trace FILE` shows it)", "FILE"),
+           "record what the kernel and the service see into this file (tokens as in -o,"
+           " .uptrace is appended; `uffdprefetch trace FILE` shows it)", "FILE"),
     Option("live", "live", _parse_bool,
            "show how it goes on stderr while the job runs: a panel at the bottom of a terminal,"
            " else a line every --interval"),

@@ -42,8 +42,9 @@ class Command:
         parser.add_argument("files", nargs="*", metavar="FILE", help="recordings to show")
         parser.add_argument(
             "-o", dest="output", metavar="FILE",
-            help="where to write (recording: tokens as in wrap -o, default uffdprefetch.%%p;"
-            " showing: default FILE with the format's suffix, - for stdout)",
+            help="where to write (the recording, not a summary as wrap -o: same tokens, .uptrace is"
+            " appended, default uffdprefetch.%%p; showing: default FILE with the format's suffix, -"
+            " for stdout)",
         )  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite it")
         record = parser.add_argument_group("recording")
@@ -65,7 +66,10 @@ class Command:
         show.add_argument(
             "--compare", action="store_true", help="two recordings of one job (text or json)"
         )
-        show.add_argument("--by", choices=("file", "rank", "pid"), default="file")
+        show.add_argument(
+            "--by", choices=("file", "rank", "pid"), default="file",
+            help="what the text gathers readers under (default: file)",
+        )  # fmt: skip
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if args.pid is not None or rest is not None:
