@@ -144,9 +144,7 @@ class _Process:
     consumer: Places
     last: int = 0  # where it began when it was looked at before: in the middle of those places ...
     began: list[int] = field(default_factory=list)  # ... and since
-    pending: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # blocks touched since the last turn
+    pending: list[tuple[int, int]] = field(default_factory=list)  # touched since, blocks
     places: dict[int, int] = field(default_factory=dict)  # asked for ahead of it: start -> end
 
 
@@ -209,10 +207,11 @@ class Ahead(Predictor):
         return found
 
     def _measured(self, miss_bytes: int = MISS_BYTES) -> Link:
-        found = self._scheduler.meter.link
+        found, waiting = self._scheduler.meter.link, self.waiting()
         if found is None:
-            return replace(UNKNOWN, miss_bytes=miss_bytes)
-        return Link(found.bandwidth_bytes_per_second, found.latency_seconds, miss_bytes=miss_bytes)
+            return replace(UNKNOWN, waiting=waiting, miss_bytes=miss_bytes)
+        bandwidth, latency = found.bandwidth_bytes_per_second, found.latency_seconds
+        return Link(bandwidth, latency, waiting, miss_bytes)
 
     def _link(self, reader: Reader) -> Link:
         """As measured, for this reader."""
@@ -430,15 +429,12 @@ class Ahead(Predictor):
         front.wanted = target
         return window, self._ask(of, start, end)
 
-    def _ask(self, of: _File, start: int, end: int) -> tuple[int, int] | None:
-        """[start, end) without what is there at its ends, which is asked for; None: all is."""
-        size = of.file.size_bytes
-        there = of.file.resident_bytes(
-            start * BLOCK_BYTES, min(end * BLOCK_BYTES, size) - start * BLOCK_BYTES
-        )
-        if there is not None and there >= min(end * BLOCK_BYTES, size) - start * BLOCK_BYTES:
-            return None
-        return start, end
+    @staticmethod
+    def _ask(of: _File, start: int, end: int) -> tuple[int, int] | None:
+        """[start, end) blocks, unless all of it is in memory."""
+        low, high = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
+        there = of.file.resident_bytes(low, high - low)
+        return None if there is not None and there >= high - low else (start, end)
 
     def _ending(self, file: FileState, front: Front) -> None:
         of = self._files.get(file.key)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import warnings_fail
@@ -117,3 +120,30 @@ def test_what_was_lost_is_bounded_by_what_is_free_and_what_was_saved() -> None:
     may_lose = 2 * (0.05 + 0.5 * account.saved_seconds) * 2 * 300e6
     assert account.lost <= may_lose
     assert account.asked == account.used + account.lost + account.open
+
+
+def test_where_many_wait_side_by_side_less_is_guessed() -> None:
+    """Their latencies overlap: a miss of one costs the job little."""
+    chance = np.random.default_rng(4)
+    places = [
+        at
+        for start in chance.integers(0, 900 * MIB // PAGE, 100).tolist()
+        for at in walk(start // RECORD * RECORD, int(chance.integers(2, 30)) * RECORD)
+    ]
+    asked = list[int]()
+    for waiting in (1.0, 16.0):
+        policy = Auto(policy="survival")
+        policy.begin = _waiting(policy, waiting)  # type: ignore[method-assign]
+        run(demand(stream(places, RECORD), pages=1000 * MIB // PAGE), policy, storage=LINK)
+        asked.append(policy.node.core.ahead.account.asked)
+    assert asked[1] < asked[0]
+
+
+def _waiting(policy: Auto, number: float) -> Callable[..., None]:
+    begin = policy.begin
+
+    def begins(*args: Any) -> None:
+        begin(*args)
+        policy.node.core.ahead.waiting = lambda: number
+
+    return begins
