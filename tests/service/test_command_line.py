@@ -60,12 +60,12 @@ def test_what_is_wrong_on_it_is_said_in_one_line(words: str, line: str) -> None:
 #: Words with which each command comes to its options of quantities, and does nothing; a command to
 #: run stands after them.
 COMES_TO = {
-    "wrap": [], "cluster": [], "trace": [], "demo": [], "top": [],
+    "wrap": [], "cluster": [], "compare": [], "trace": [], "demo": [], "top": [],
     "index": ["none"], "calibrate": ["none"],
     "plan": ["none", "--bandwidth", "1GB/s", "--seconds-per-item", "1ms"],
     "simulate": ["--replay", "none", "--bandwidth", "1GB/s", "--latency", "1ms"],
 }  # fmt: skip
-RUN = ("wrap", "cluster", "trace")
+RUN = ("wrap", "cluster", "compare", "trace")
 QUANTITIES = ("SIZE", "SIZE,...", "SIZE[,HEADER]", "RATE", "TIME", "N", "N,N,...", "CORES", "0..1")
 
 
