@@ -140,6 +140,7 @@ struct up_warm_result {
 	uint64_t bytes;                        /* asked for and there after */
 	uint64_t asked_bytes, came_bytes;      /* of the method's calls, where a sensor tells */
 	int64_t storage_bytes;                 /* as the kernel counted them for us; -1: not asked */
+	uint64_t waited_bytes;                 /* from the first of our reads on that had to wait */
 	uint64_t copied;                       /* bit i: page[i] is in the memfd */
 	uint32_t method, chunk_bytes;          /* as used; what a probe found */
 	int32_t error, sensor; /* sensor: who told what is resident; -errno: nobody */

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -53,6 +54,24 @@ struct up_workers {
 	pthread_t thread[];
 };
 
+/* How often this thread has slept for something: a read of what is in the page cache does not. Unlike what is resident
+ * anybody may ask for it, whosever the file is. */
+static long waits(void)
+{
+	struct rusage usage = { 0 };
+
+	getrusage(RUSAGE_THREAD, &usage);
+	return usage.ru_nvcsw;
+}
+
+/* Before the first read that waits all was there. What comes behind that may have arrived meanwhile, and is taken as
+ * read by us. */
+static void note_wait(const struct up_warm_job *job, struct up_warm_result *r, uint64_t at, long before)
+{
+	if (!r->waited_bytes && waits() != before)
+		r->waited_bytes = job->offset + job->length - at;
+}
+
 static uint64_t now_ns(void)
 {
 	struct timespec ts;
@@ -89,16 +108,18 @@ static int start_readahead(const struct up_warm_job *job, uint32_t chunk)
 }
 
 /* A one-byte pread of each call's last page waits for it; then the window goes on by a chunk. */
-static int wait_readahead(const struct up_warm_job *job, uint32_t chunk)
+static int wait_readahead(const struct up_warm_job *job, uint32_t chunk, struct up_warm_result *r)
 {
 	uint64_t end = job->offset + job->length, next = started_at_first(job, chunk);
 	char byte;
 
 	for (uint64_t at = job->offset; at < end; at += chunk) {
 		uint64_t last = (at + chunk < end ? at + chunk : end) - 1;
+		long before = waits();
 
 		if (pread(job->fd, &byte, 1, (off_t)last) < 0)
 			return -errno;
+		note_wait(job, r, at, before);
 		if (next < end) {
 			int err = start_chunk(job, next, chunk);
 
@@ -122,7 +143,8 @@ static ssize_t read_over(int fd, size_t length, uint64_t at, char *scratch)
 	return preadv(fd, part, n, (off_t)at);
 }
 
-static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch)
+static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch,
+		    struct up_warm_result *r)
 {
 	uint64_t at = job->offset, end = job->offset + job->length;
 
@@ -130,6 +152,7 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch
 		/* Aligned pieces: a stripe boundary in the middle would make two RPCs of one. */
 		uint32_t most = chunk < PREAD_BYTES ? chunk : PREAD_BYTES;
 		uint64_t stop = (at / most + 1) * most;
+		long before = waits();
 		ssize_t n = read_over(job->fd, (stop < end ? stop : end) - at, at, scratch);
 
 		if (n < 0 && errno == EINTR)
@@ -138,6 +161,7 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch
 			return -errno;
 		if (n == 0)
 			return 0; /* the file has become shorter: its watcher sees that */
+		note_wait(job, r, at, before);
 		at += (uint64_t)n;
 	}
 	return 0;
@@ -292,13 +316,13 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 
 	if (r->resident_bytes < job->length && !r->error) {
 		if (by_readahead)
-			r->error = wait_readahead(job, r->chunk_bytes);
+			r->error = wait_readahead(job, r->chunk_bytes, r);
 		if (by_readahead && r->sensor == UP_MINCORE)
 			note_came(job, r, (job->length / r->chunk_bytes + 1) * page);
 		if (!by_readahead || (uint64_t)up_resident_bytes(job->fd, job->offset, job->length,
 								 &sensor) < job->length)
 			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : PREAD_BYTES,
-					    scratch);
+					    scratch, r);
 		if (!by_readahead)
 			note_came(job, r, 0);
 		if (!r->error)

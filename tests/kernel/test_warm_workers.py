@@ -139,6 +139,19 @@ def test_an_extent_is_there_when_it_is_reported(workers: Workers, method: int) -
     assert max(there) == 2 * MIB
 
 
+@pytest.mark.parametrize("method", [uffd.WARM_READAHEAD, uffd.WARM_PREAD])
+@pytest.mark.parametrize("head", [0, 512 * KIB])
+def test_reads_that_had_to_wait_tell_what_was_not_there(
+    workers: Workers, method: int, head: int
+) -> None:
+    """Whosever the file is: nobody has to be asked for it."""
+    for start in STARTS:
+        if head:
+            workers.make_resident(start, start + head)
+        result = workers.warm(start, start + 2 * MIB, method, 256 * KIB)
+        assert (result.error, result.waited_bytes) == (0, 2 * MIB - head)
+
+
 @pytest.mark.parametrize(("window", "pieces"), [(0, 16), (512 * KIB, 4), (128 * KIB, 1), (1, 1)])
 def test_no_more_than_its_window_is_under_way(
     workers: Workers, bed: SlowBed, window: int, pieces: int

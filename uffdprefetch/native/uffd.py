@@ -210,6 +210,7 @@ class WarmResult(NamedTuple):
     asked_bytes: int = 0
     came_bytes: int = 0
     storage_bytes: int = -1
+    waited_bytes: int = 0
     idle_start_ns: int = 0
     idle_done_ns: int = 0
 
