@@ -28,8 +28,8 @@ MAKER = Path(__file__).with_name("apps_files.py")
 LEAST_SHARE = 8
 #: Of the summary, what a run keeps: of the run, and of each file.
 KEPT_TOTALS = (
-    *("prefetched_bytes", "already_resident_bytes", "used_bytes", "wasted_bytes", "untold_bytes"),
-    *("gain", "gained_seconds", "waited_seconds", "spared_requests"),
+    *("prefetched_bytes", "already_resident_bytes", "used_bytes", "wasted_bytes"),
+    *("gain", "saved_at_least_seconds", "cost_seconds", "waited_seconds"),
     *("demand_misses", "accuracy", "coverage", "timeliness", "unserved_read_bytes"),
 )
 KEPT_OF_FILES = ("path", "served_by", "prefetched_bytes", "bulk")

@@ -108,7 +108,7 @@ def gained_table(report: Report) -> str:
         both = [one for one in rounds if PLAIN in one and WRAP in one]
         if not both:
             continue
-        told = [one[WRAP]["tool"]["totals"].get("gained_seconds") for one in both]
+        told = [one[WRAP]["tool"]["totals"].get("saved_at_least_seconds") for one in both]
         row = [program["name"]]
         for figure in ("seconds", "total_seconds"):
             saved = [one[PLAIN][figure] - one[WRAP][figure] for one in both]
@@ -117,7 +117,7 @@ def gained_table(report: Report) -> str:
         row.append(number(statistics.median(known)) if known else "n/a")
         row.append(" ".join("n/a" if one is None else f"{one:.2f}" for one in told))
         rows.append(row)
-    head = ["saved by wrap, s", "in the program", "start to exit", "its estimate", "each round"]
+    head = ["saved by wrap, s", "in the program", "start to exit", "told, at least", "each round"]
     return markdown_table(head, rows)
 
 

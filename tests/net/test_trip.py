@@ -16,8 +16,9 @@ from paths import ROOT
 AT_THE_END = ("readers/next_shard.py", "predict/shards.py")
 #: A new file on the way of every touch wants a reason. What only holds data is not counted. The
 #: last ones are there near the end of a file only: what follows it. Two say when what is read for
-#: nothing ends: readers/waste.py, predict/usage.py.
-ROOMS_MAX = 17 + len(AT_THE_END)
+#: nothing ends: readers/waste.py, predict/usage.py; one keeps the books for what was gained:
+#: predict/gain.py.
+ROOMS_MAX = 18 + len(AT_THE_END)
 DATA = ("base/", "state/")
 CODE = """
 import json, sys

@@ -40,8 +40,9 @@ def test_a_run_says_what_it_has_gained(job: Start, tmp_path: Path, cold: bool) -
     assert summary is not None
     totals = summary["totals"]
     if cold:
-        assert totals["gain"] == "saved" and totals["spared_requests"] > 64, totals
-        assert totals["waited_seconds"] > 0 and totals["gained_seconds"] is not None
+        assert totals["gain"] == "saved", totals
+        assert totals["waited_seconds"] > 0 and totals["saved_at_least_seconds"] > 0
+        assert short_lines(summary)[0].startswith("kept ahead")
     else:
-        assert (totals["gain"], totals["gained_seconds"]) == ("in-memory", 0.0), totals
+        assert (totals["gain"], totals["saved_at_least_seconds"]) == ("in-memory", None), totals
         assert short_lines(summary)[0] == "nothing to gain: the data was in memory"

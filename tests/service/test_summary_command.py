@@ -83,7 +83,7 @@ def test_two_runs_are_put_beside_each_other(tmp_path: Path) -> None:
     [
         (["no.summary.json"], "cannot read no.summary.json: No such file"),
         (["bad.json"], "bad.json is no summary of a run"),
-        (["other.json"], "its schema is not uffdprefetch.summary/1"),
+        (["other.json"], "its schema is not uffdprefetch.summary/2"),
         (["empty"], "there is no summary (*.summary.json) in"),
         (["--compare", "a.summary.json"], "--compare wants two runs, these are 1"),
         (["sparse.summary.json"], "sparse.summary.json is no summary of a run: KeyError"),
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, words: list[str], said: str) 
     left(tmp_path / "a.summary.json")
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "other.json").write_text("{}")
-    (tmp_path / "sparse.summary.json").write_text('{"schema": "uffdprefetch.summary/1"}')
+    (tmp_path / "sparse.summary.json").write_text('{"schema": "uffdprefetch.summary/2"}')
     (tmp_path / "empty").mkdir()
     status, out, err = run(*words, cwd=tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1), err

@@ -134,9 +134,9 @@ def check(summary: dict[str, Any], reason: Reason, told: str, size_bytes: int) -
         return
     gained, *more = short_lines(summary)
     if reason is Reason.LIBRARY:  # of use to nobody
-        assert gained != "gained nothing: no mapping was served" and more == []
+        assert gained != "served nothing: no mapping was served" and more == []
         return
-    assert gained == "gained nothing: no mapping was served"
+    assert gained == "served nothing: no mapping was served"
     line = re.fullmatch(
         r"not served: (?P<size>[0-9.]+ [KMGT]iB) of (?P<path>.+): (?P<why>.+?)( \(and .*)?", more[0]
     )

@@ -167,7 +167,7 @@ print(sum(found[::4096]))
 
     around = run("uffdprefetch", "wrap", "-v", "--", *step)
     assert around.returncode == 0, around.stderr
-    assert "gained nothing: srun runs its programs outside of this wrap" in around.stderr
+    assert "served nothing: srun runs its programs outside of this wrap" in around.stderr
     (told,) = (line.partition("try: ")[2] for line in around.stderr.splitlines() if "try: " in line)
     inside = run("sh", "-c", told)
     assert (inside.returncode, inside.stdout) == (0, around.stdout), inside.stderr

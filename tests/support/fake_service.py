@@ -21,7 +21,7 @@ from typing import Any
 from uffdprefetch.job import messages
 
 SUMMARY_JSON: dict[str, Any] = {
-    "schema": "uffdprefetch.summary/1",
+    "schema": "uffdprefetch.summary/2",
     "run": "fake",
     "engine": "cache",
     "rung": 1,
@@ -42,7 +42,9 @@ SUMMARY_JSON: dict[str, Any] = {
     "streams": [{"file": "/data/train.mdb", "rank": 0, "pattern": "random"}],
     "totals": {
         "gain": "saved",
-        "gained_seconds": 2.345,
+        "saved_at_least_seconds": 2.345,
+        "cost_seconds": 0.0,
+        "waited_seconds": 0.2,
         "demand_misses": 3,
         "demand_misses_sensor": "fake",
         "prefetched_bytes": 1 << 30,
@@ -51,6 +53,7 @@ SUMMARY_JSON: dict[str, Any] = {
         "already_resident_bytes": 0,
         "accuracy": 1.0,
         "coverage": 0.99,
+        "coverage_denominator_bytes": 1 << 30,
         "timeliness": 0.98,
         "fault_wait_ns": {"count": 256, "p50": 3300, "p99": 9000, "max": 60000, "sensor": "fake"},
         "storage_read_bytes": 1 << 30,

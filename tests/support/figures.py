@@ -30,7 +30,6 @@ def contradictions(summary: dict[str, Any]) -> list[str]:
         parts = totals["used_bytes"] + totals["wasted_bytes"]
         holds("used + wasted = prefetched", parts == totals["prefetched_bytes"])
         holds("used >= 0, wasted >= 0", min(totals["used_bytes"], totals["wasted_bytes"]) >= 0)
-        holds("nothing is untold", totals["untold_bytes"] == 0)
     for name in ("prefetched_bytes", "already_resident_bytes"):
         if known(name):
             holds(f"{name} is the files'", totals[name] == sum(f[name] for f in summary["files"]))
@@ -39,9 +38,6 @@ def contradictions(summary: dict[str, Any]) -> list[str]:
             file[f"{name}_blocks_bytes"]
             for name in ("prefetched_used", "prefetched_unused", "demand_used")
         ]
-        if None in blocks:
-            holds("what is not known is so of all", file["untold_bytes"] > 0)
-            continue
         holds(f"blocks of {file['path']} fit in it", 0 <= sum(blocks) <= file["size_bytes"])
         prefetched = file["prefetched_bytes"]
         holds("what was prefetched has blocks", not prefetched or blocks[0] + blocks[1] > 0)
@@ -50,13 +46,18 @@ def contradictions(summary: dict[str, Any]) -> list[str]:
     checkpoints = totals["checkpoints"]["laid"]
     by = {file["served_by"] for file in summary["files"]}
     holds("checkpoints were laid", "checkpoints" not in by or checkpoints > 0)
-    gained, waited = totals["gained_seconds"], totals["waited_seconds"]
-    holds("gained >= 0", gained is None or gained >= 0)
-    holds("waited >= 0", waited is None or waited >= 0)
-    not_known = totals["gain"] in ("unknown", "just-read")
-    holds("not known is null", not_known == (gained is None))
-    holds("no gain of memory", totals["gain"] != "in-memory" or gained == 0)
-    holds("nothing spared, nothing gained", not gained or totals["spared_requests"] > 0)
+    saved, cost, waited = (
+        totals[f"{name}_seconds"] for name in ("saved_at_least", "cost", "waited")
+    )
+    holds(
+        "what is told is at least 0", all(one is None or one >= 0 for one in (saved, cost, waited))
+    )
+    holds("saved is more than 0", (totals["gain"] == "saved") == bool(saved))
+    holds("cost is more than 0", (totals["gain"] == "cost") == bool(cost))
+    in_seconds = totals["gain"] in ("saved", "cost", "even")
+    holds("told in seconds, or not", in_seconds == (saved is not None) == (cost is not None))
+    holds("saved by what was used", not saved or totals["used_bytes"] > 0)
+    holds("cost by what was not", not cost or totals["wasted_bytes"] > 0)
     misses = [rank["demand_misses"] for rank in summary["ranks"]]
     holds("misses of the ranks", totals["demand_misses"] is None or len(misses) > 0)
     pool = summary["pool"]

@@ -68,6 +68,8 @@ BLOCKS_WANTED = 512
 #: The same with known orders, where neighbours of a record are not used with it.
 PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
+#: So many of the quickest reads are told, of those that were none of the page cache's.
+FILLS_TOLD, FILL_LEAST_NS = 3, 100_000
 #: Most that one touch maps; where much ahead is resident; the same with huge pages; and these two
 #: as fractions of a small pool (csrc/service/pool/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
@@ -548,6 +550,13 @@ class NodePool:
             "lost_events": c.lost_events,
             "mappings_given_back": self.detached,
         }
+
+    def quickest_fills(self) -> list[tuple[int, float]]:
+        """(bytes, seconds) of some of the reads that took the least time of all that took longer
+        than memory does: what a thread waits for is read by single chunks at first, alone."""
+        c = self.pool.counts()
+        fills = Histogram.of_bins(c.fill_bin, c.fill_sum_ns, c.fill_max_ns)
+        return [(self.chunk_bytes, ns / 1e9) for ns in fills.least(FILLS_TOLD, FILL_LEAST_NS)]
 
     def state(self, c: uffd_pool.PoolCounts) -> PoolState:
         """What both documents of a run tell, of these counts."""

@@ -1,43 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run gained: how much less its readers waited for storage than they would have without us.
+"""What a run gained, at the least: by how much less its readers waited than they would have without
+us; or what it cost.
 
-How long they did wait is measured (service/waits.py). How long they would have waited is worked
-out from what the kernel's own readahead (mm/filemap.c, mm/readahead.c) would have asked for:
+How long they did wait is measured (service/waits.py). How long they would have waited is worked out
+from the books of the run: of what was read ahead and then used, which misses did not happen.
 
-- One request of read_ahead_kb for each such piece of the file in which something that we had read
-  was then touched. The kernel reads around a miss, so random touches get pieces of that size, too.
-- Who has gone elsewhere waits for the next two of them. Who goes on in order has the next one under
-  way when it comes to the last one's first page, so that two overlap: with l for a request and c
-  for what the reader computes in a piece it waits (l - c) / 2 for each. But who reads a record of
-  several pieces at once, and then computes, waits nearly l / 2: which of the two is not seen, so
-  the middle is told, and what lies between them is error.
-- A request takes the latency and its bytes' share of the bandwidth, both measured by our own reads.
-- Readers, and threads of one, wait side by side.
-- However they wait, the bytes have to come over the link.
+- Who comes to a place from elsewhere waits for a whole miss: latency and bytes / bandwidth.
+- Who goes on in order has the kernel's next request under way when it comes to the last one's
+  first page (mm/filemap.c, do_async_mmap_readahead()), so that two overlap. With T for a request
+  and c for what the reader computes for what it brings it waits (T - c) / 2. A look at the page
+  tables tells what was passed since the one before, and c is no more than that time: so a reader
+  that takes many megabytes at once and then computes is told from one that computes for each.
+- Who goes backward waits for each request as a whole: nobody reads ahead for it, and half of what
+  is read around a miss is there already.
+- Some have no readahead (MADV_RANDOM): their first misses, before anything was read ahead, have
+  brought less each, and were whole.
+- Readers, and threads of one, wait side by side; however they wait, the bytes come over the link.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-#: Neither time is known better than to this part of what readers would have waited: states are
-#: sampled, 20 times a second, and a reader's jumps are counted where its touches are seen singly
-#: (docs/summary-schema.md has both beside what was measured).
-ERROR_SHARE = 1 / 8
-#: After a jump the first request is for what lies around it, and the mark at which the kernel asks
-#: for more lies but a quarter of it before its end.
-REQUESTS_PER_JUMP = 2
+#: The unit of the books: what one fault maps of the page cache (state/files.py).
+BLOCK_BYTES = 65536
+PAGE_BYTES = 4096
+
+
+#: Of looks at a reader that goes back by slices one in so many finds a gap at the least.
+GAPS_SHARE = 16
+
+
+class FirstMisses(NamedTuple):
+    """Of a reader before anything was read ahead: its major faults, and what was mapped by them, in
+    so many runs, that lie in so many blocks."""
+
+    faults: int = 0
+    mapped_bytes: int = 0
+    runs: int = 0
+    blocks: int = 0
+
+    @property
+    def a_block(self) -> float:
+        """How many misses a reader that goes on has for each block; 0: the kernel reads ahead for
+        it, so that most of each block that it came to was mapped at once."""
+        more = self.faults - self.runs
+        if more <= 0 or 2 * self.mapped_bytes > self.blocks * BLOCK_BYTES:
+            return 0.0
+        return min(BLOCK_BYTES / PAGE_BYTES, more * BLOCK_BYTES / self.mapped_bytes)
+
+
+@dataclass
+class Used:
+    """What readers were seen to come to in a file, in blocks, each once.
+
+    Of what was read ahead, ``runs``: those that began where nobody had been before or behind;
+    ``went_on``: blocks of those that went on, by the power of two of the ns that passed for each:
+    (blocks, ns); ``back``: in looks that found some right before what was used: (blocks, ns), so
+    many ``looks_back``, and ``gaps`` of such looks in which a run began anew; ``passed``: blocks of
+    which it is not known when. ``demand_runs``, ``demand_blocks``: of what nobody had read ahead.
+    """
+
+    runs: int = 0
+    back: tuple[int, int] = (0, 0)
+    looks_back: int = 0
+    gaps: int = 0
+    went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
+    passed: int = 0
+    demand_runs: int = 0
+    demand_blocks: int = 0
+    first: FirstMisses = field(default_factory=FirstMisses)
+    _begun: bool = False  # since the last look, a run,
+    _behind: bool = False  # or one right before what was used
+
+    def came(self, blocks: int, ahead: int, used_before: bool, used_behind: bool) -> None:
+        """A run of blocks was used for the first time, ``ahead`` of which had been read ahead;
+        ``used_before`` (or behind): and so were those at its beginning (its end) already."""
+        anew = not used_before and not used_behind
+        self._begun |= anew
+        self._behind |= used_behind and not used_before
+        self.demand_blocks += blocks - ahead
+        if ahead:
+            self.runs += anew
+            self.passed += ahead - anew
+        else:
+            self.demand_runs += anew
+
+    def looked(self, since_ns: int, *, by_look: bool = True) -> None:
+        """All of what was passed in so many ns has been told, ``by_look``: of what is mapped."""
+        if by_look and self._behind:
+            self.looks_back += 1
+            self.gaps += self._begun
+        if self.passed and by_look and self._behind and not self._begun:
+            self.back = self.back[0] + self.passed, self.back[1] + since_ns
+        elif self.passed:
+            kind = (since_ns // self.passed).bit_length()
+            blocks, ns = self.went_on.get(kind, (0, 0))
+            self.went_on[kind] = blocks + self.passed, ns + since_ns
+        self.passed, self._begun, self._behind = 0, False, False
+
+    @property
+    def backward(self) -> bool:
+        """Whether who goes backward does so page by page. One that reads slices in order, and goes
+        back from each to the one before it, is seen in the middle of one now and then."""
+        return self.gaps * GAPS_SHARE < self.looks_back
+
+    @property
+    def ahead_blocks(self) -> int:
+        """Read ahead, and then used."""
+        went_on = (self.back, *self.went_on.values())
+        return self.runs + self.passed + sum(n for n, _ in went_on)
 
 
 @dataclass(frozen=True)
 class FileReads:
-    """Of one file: ``requests`` of ``request_bytes`` that the kernel need not make any more;
-    ``jumps``: how often its readers went elsewhere."""
+    """Of one file, or of several. ``request_bytes``: what a miss brings; ``brought``: the part of
+    what was asked for ahead that was not in memory already."""
 
-    requests: float
+    used: Used
     request_bytes: int
-    jumps: float
+    brought: float = 1.0
+
+    def with_(self, other: FileReads) -> FileReads:
+        """Both together, where one request brings as much of either."""
+        a, b = self.used, other.used
+        went_on = dict(a.went_on)
+        for kind, (blocks, ns) in b.went_on.items():
+            before = went_on.get(kind, (0, 0))
+            went_on[kind] = before[0] + blocks, before[1] + ns
+        both = Used(
+            runs=a.runs + b.runs,
+            back=(a.back[0] + b.back[0], a.back[1] + b.back[1]),
+            looks_back=a.looks_back + b.looks_back,
+            gaps=a.gaps + b.gaps,
+            went_on=went_on,
+            passed=a.passed + b.passed,
+            demand_runs=a.demand_runs + b.demand_runs,
+            demand_blocks=a.demand_blocks + b.demand_blocks,
+            first=min(a.first, b.first, key=lambda first: first.a_block),
+        )
+        brought = self.brought * a.ahead_blocks + other.brought * b.ahead_blocks
+        share = brought / both.ahead_blocks if both.ahead_blocks else 1.0
+        return FileReads(both, self.request_bytes, share)
 
 
 @dataclass(frozen=True)
@@ -49,41 +154,84 @@ class Watched:
     thread_seconds: float
     waited_seconds: float
 
+    @property
+    def computed_seconds(self) -> float:
+        """The rest."""
+        return max(0.0, self.thread_seconds - self.waited_seconds)
 
-class Saved(NamedTuple):
-    """So much longer the readers' wall time would have been without us, give or take the error.
-    Less than 0: no more than noise."""
+
+@dataclass(frozen=True)
+class Link:
+    """Of storage: a request takes the latency and its bytes' share of the bandwidth. Both are more
+    than 0."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+    def seconds(self, request_bytes: float) -> float:
+        """That a reader waits for a request, alone."""
+        return self.latency_seconds + request_bytes / self.bandwidth_bytes_per_second
+
+
+class Spared(NamedTuple):
+    """Waiting of all threads together for what was read ahead of them, that did not happen, and its
+    bytes; at the most that for what was not."""
 
     seconds: float
-    error_seconds: float
+    bytes: float
+    own_seconds: float
 
 
-def saved(
-    files: list[FileReads],
-    misses: int,
-    watched: Watched,
-    latency_seconds: float,
-    bandwidth_bytes_per_second: float,
-) -> Saved:
-    """What the readers' wall time would have been longer without us.
+def spared(one: FileReads, link: Link, watched: Watched, misses: int) -> Spared:
+    """What the readers of a file would have waited without us.
 
-    ``misses``: touches that had to wait for a request in spite of us, as they would have without.
-    The wall time, latency and bandwidth must be more than 0.
+    ``misses``: touches, of any file, that have waited for a request in spite of us.
     """
+    used, blocks, often = one.used, one.used.ahead_blocks, one.used.first.a_block
+    request_bytes = min(one.request_bytes, BLOCK_BYTES / often) if often else one.request_bytes
+    whole = link.seconds(request_bytes)
+    each = BLOCK_BYTES / request_bytes * whole  # of blocks, as long as there is readahead
+    demand_on = used.demand_blocks - used.demand_runs
+    if often:
+        seconds = (used.runs + (blocks - used.runs) * often) * whole
+        own = (used.demand_runs + demand_on * often) * whole
+    elif request_bytes < BLOCK_BYTES:  # no readahead: each block was one miss at the least
+        seconds, own = blocks * whole, used.demand_blocks * whole
+    else:
+        computed = watched.computed_seconds
+        share = computed / watched.thread_seconds if watched.thread_seconds else 1.0
+        went_on = [*used.went_on.values(), *([] if used.backward else [used.back])]
+        passed = [(n, ns / 1e9 * share) for n, ns in went_on]
+        passed.append((used.passed, computed))  # it is not known when
+        seconds = used.runs * whole + sum(max(0.0, n * each - while_) / 2 for n, while_ in passed)
+        if used.backward:
+            half = link.seconds(request_bytes / 2)
+            seconds += used.back[0] * BLOCK_BYTES * 2 / request_bytes * half
+        own = used.demand_runs * whole + demand_on * each / 2
+    own = min(own, misses * whole)
+    return Spared(one.brought * seconds, one.brought * blocks * BLOCK_BYTES, own)
+
+
+class Gain(NamedTuple):
+    """Wall time of the readers: that they waited less, at the least (less than 0: more), and what
+    the link was busy with for nothing beyond what was spared."""
+
+    saved_seconds: float
+    lost_seconds: float
+
+
+def gain(
+    files: list[FileReads], misses: int, unused_bytes: int, watched: Watched, link: Link
+) -> Gain:
+    """``misses``: see spared(); ``unused_bytes``: read ahead and not used. The wall time must be
+    more than 0."""
     side_by_side = max(1.0, watched.thread_seconds / watched.wall_seconds)
-    computed = max(0.0, watched.thread_seconds - watched.waited_seconds)
-    requests = sum(one.requests for one in files)
-    computed_each = computed / requests if requests else 0.0
-    least = most = misses * latency_seconds
-    moved_bytes = 0.0
-    for one in files:
-        took = latency_seconds + one.request_bytes / bandwidth_bytes_per_second
-        alone = min(one.requests, REQUESTS_PER_JUMP * one.jumps)
-        least += alone * took + (one.requests - alone) * max(0.0, took - computed_each) / 2
-        most += alone * took + (one.requests - alone) * took / 2
-        moved_bytes += one.requests * one.request_bytes
-    on_link = moved_bytes / bandwidth_bytes_per_second - computed / side_by_side
-    waited = watched.waited_seconds / side_by_side
-    without = [max(waits / side_by_side, on_link) for waits in (least, most)]
-    middle = sum(without) / 2
-    return Saved(middle - waited, max(ERROR_SHARE * middle, middle - without[0]))
+    found = [spared(one, link, watched, misses) for one in files]
+    seconds = sum(one.seconds for one in found)
+    own = min(watched.waited_seconds, sum(one.own_seconds for one in found))
+    on_link = sum(one.bytes for one in found) / link.bandwidth_bytes_per_second
+    without = max(seconds + own, on_link * side_by_side - watched.computed_seconds)
+    return Gain(
+        (without - watched.waited_seconds) / side_by_side,
+        unused_bytes / link.bandwidth_bytes_per_second - seconds / side_by_side,
+    )

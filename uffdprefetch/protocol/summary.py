@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document `uffdprefetch.summary/1`: its keys, and what a run says in which nothing was seen.
+"""The document `uffdprefetch.summary/2`: its keys, and what a run says in which nothing was seen.
 
 docs/summary-schema.md says what each one means. The service fills it in (service/summary.py);
 where a job has ended before there was one, the launcher does (launch/nothing_reported.py), for whom
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SCHEMA = "uffdprefetch.summary/1"
+SCHEMA = "uffdprefetch.summary/2"
 
 
 def _quantiles() -> dict[str, Any]:
@@ -87,14 +87,11 @@ class Totals:
     waited_sensor: str
     unserved_read_sensor: str
     unserved_read_files_sensor: str
-    gained_seconds: float | None = None
-    gained_error_seconds: float | None = None
-    spared_requests: int = 0
+    saved_at_least_seconds: float | None = None
+    cost_seconds: float | None = None
     waited_seconds: float | None = None
     demand_misses: int | None = None
     prefetched_bytes: int | None = 0
-    prefetched_reason: str | None = None
-    untold_bytes: int = 0
     used_bytes: int | None = 0
     wasted_bytes: int | None = 0
     already_resident_bytes: int | None = 0

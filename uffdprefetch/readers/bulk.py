@@ -402,14 +402,6 @@ class Bulk(Predictor):
 
     # -------------------------------------------------------------- books
 
-    @property
-    def miss_seconds(self) -> float | None:
-        """The least of single reads of MISS_BYTES, of all files; None: none was made."""
-        return (
-            min((ns for book in self.books.values() for ns in book.miss_ns), default=0) / 1e9
-            or None
-        )
-
     def describe(self, path: str) -> dict[str, Any] | None:
         """What the summary says of a file (docs/bulk.md); None: nobody jumped about in it."""
         for book in self.books.values():

@@ -57,8 +57,11 @@ class Walks:
             self._ledger.touch(reader.rank, seen.start, seen.at_ns)
             # should the order be a wrong one, it is known by then whether the reader jumps about
             reader.saw(seen.start, seen.end, seen.at_ns, False)
+            if seen.told and region.verdict == ServingMode.POOL:
+                pagetables.note_told(region, seen.start, seen.end, seen.at_ns)
+            elif seen.told:
+                pagetables.note_used(region, [(seen.start, seen.end - seen.start)])
             if seen.told:
-                region.file.mark_used(seen.start, seen.end)
                 region.scan.mapped.add(seen.start, seen.end)
             return None
         stream, forward = reader.table.touch(seen.start, seen.end, seen.at_ns)
@@ -70,16 +73,17 @@ class Walks:
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
+        low, high = seen.start, seen.end
+        if region.verdict == ServingMode.POOL and self._layout.pool:
+            # what a fault maps tells there
+            low, high = self._layout.pool.walked(region.file.pooled, stream, low, high, forward)
+            pagetables.note_told(region, low, high, seen.at_ns)
         passed_bytes = self._passed(region, stream, seen, forward)
-        step = Step(stream, seen.start, seen.end)
+        step = Step(stream, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
         over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.random else 1]
         if region.verdict == ServingMode.POOL and self._layout.pool:
-            # what a fault maps tells there
-            low, high = self._layout.pool.walked(
-                region.file.pooled, stream, seen.start, seen.end, forward
-            )
-            step, over = Step(stream, low, high), 0 < forward <= high - low
+            over = 0 < forward <= high - low
         self._judge(region, seen, over)
         if stream.skips:
             reader.traits.add(Trait.SKIPS)

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 #: Sums over the nodes, null where one is.
 _SUMS = (
-    "demand_misses", "prefetched_bytes", "untold_bytes", "used_bytes", "wasted_bytes",
+    "demand_misses", "prefetched_bytes", "used_bytes", "wasted_bytes",
     "already_resident_bytes", "accuracy_denominator_bytes", "coverage_denominator_bytes",
-    "timeliness_denominator_bytes", "spared_requests", "waited_seconds", "storage_read_bytes",
+    "timeliness_denominator_bytes", "waited_seconds", "storage_read_bytes",
     "unserved_read_bytes", "job_storage_bytes",
 )  # fmt: skip
 #: Ratios, each with its denominator.
@@ -25,13 +25,13 @@ _POOL_SUMS = (
     "evicted_bytes", "faults", "missing_faults",
 )  # fmt: skip
 _FILE_SUMS = (
-    "prefetched_bytes", "already_resident_bytes", "untold_bytes", "late_bytes",
+    "prefetched_bytes", "already_resident_bytes", "late_bytes",
     "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes", "demand_used_blocks_bytes",
     "pool_read_bytes", "pool_unique_bytes", "pool_resident_bytes", "pool_others_bytes",
     "pool_given_bytes",
 )  # fmt: skip
-#: What was gained is what all of them have gained at the least; the first of these that one says.
-_GAINS = ("saved", "unknown", "just-read", "not-used", "in-memory", "nothing-read")
+#: The first of these that one says.
+_GAINS = ("cost", "saved", "even", "unknown", "just-read", "in-memory", "nothing-read")
 
 
 def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -79,13 +79,11 @@ def _totals(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         totals[name] = weighted / sum(part for _, part in parts) if parts and weighted else weighted
     gains = [one.get("gain") for one in all_]
     totals["gain"] = next((gain for gain in _GAINS if gain in gains), gains[0])
-    gained = [one for one in all_ if one.get("gain") == "saved"]
     # nodes wait side by side, and for each other
-    most = max(gained, key=lambda one: one.get("gained_seconds") or 0.0, default={})
-    known = all(one.get("gained_seconds") is not None for one in gained)
-    known &= bool(gained) or totals["gain"] not in ("unknown", "just-read")
-    totals["gained_seconds"] = (most.get("gained_seconds") or 0.0) if known else None
-    totals["gained_error_seconds"] = most.get("gained_error_seconds") if known else None
+    for name, gain in (("saved_at_least_seconds", "saved"), ("cost_seconds", "cost")):
+        known = [one[name] for one in all_ if one.get(name) is not None]
+        told = len(known) == len(all_)
+        totals[name] = (max(known) if totals["gain"] == gain else 0.0) if told else None
     return totals
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Less than this is within what differs from one run to the next.
 LITTLE_SECONDS = 0.1
+#: Bytes that were read for nothing are told of where they are more than one in so many.
+_WASTE_SHARE = 10
 #: Below this much, or this part of what was served, a job's own read(2) traffic is headers and
 #: indices, and what else was mapped no data set.
 _WORTH_SAYING_BYTES = 16 << 20
@@ -56,10 +58,11 @@ def lines(
 
 
 def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[str]:
-    """One to four lines: what the run gained; what nodes have shared, or why nothing; what was not
-    served, or not as well as it could be, and why; what to do about that. All but the first only
-    where there is something to say. Where a terminal has too few ``columns`` for one, the file that
-    it names loses folders; what is said of it stays whole.
+    """One to five lines: what was kept ahead of the job, and what that has saved or cost; what was
+    read for nothing; what nodes have shared, or why nothing; what was not served, or not as well as
+    it could be, and why; what to do about that. All but the first only where there is something to
+    say. Where a terminal has too few ``columns`` for one, the file that it names loses folders;
+    what is said of it stays whole.
 
     Pure; raises KeyError or TypeError for what is no summary.
     """
@@ -75,11 +78,10 @@ def not_served(summary: Mapping[str, Any]) -> list[str]:
 
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
     first = [*_short_of_memory(summary), *_stood_still(summary)]
-    gained, shared = [*first, _gained(summary)], _shared(summary)
-    seconds = summary["totals"].get("gained_seconds")
-    if _moved(summary) and seconds is not None and seconds < LITTLE_SECONDS:
-        gained.pop()  # the estimate knows one node's storage, and not what all nodes ask of it
-    return [*gained, *shared, *(_not_served(summary) or _less_well(summary))]
+    gained, shared = _gained(summary), _shared(summary)
+    if _moved(summary) and summary["totals"].get("gain") != "saved":
+        gained = []  # the books know one node's storage, and not what all nodes ask of it
+    return [*first, *gained, *shared, *(_not_served(summary) or _less_well(summary))]
 
 
 def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
@@ -141,35 +143,70 @@ def _served_bytes(summary: Mapping[str, Any]) -> int:
     return sum(file.get("size_bytes") or 0 for file in summary.get("files") or [])
 
 
-def _gained(summary: Mapping[str, Any]) -> Line:
+def _gained(summary: Mapping[str, Any]) -> list[Line]:
+    """What was kept ahead of the job, and what came of it; what was read for nothing."""
     totals = summary["totals"]
-    gain, seconds = totals.get("gain"), totals.get("gained_seconds")
-    ahead = totals.get("prefetched_bytes") or 0
-    read = f"; read {format_size(ahead)} ahead" if ahead else ""
-    service = summary.get("service") or {}
+    gain, service = totals.get("gain"), summary.get("service") or {}
     if service.get("died") or service.get("silent"):
-        return f"what was gained is not known: {_death(summary)}"
+        return [f"what was gained is not known: {_death(summary)}"]
     if not summary.get("files"):
-        return f"gained nothing: {_why_nothing(summary)}"
+        return [f"served nothing: {_why_nothing(summary)}"]
     if summary["policy"] == "none":
-        return "gained nothing: --policy none only watches"
+        return ["read nothing ahead: --policy none only watches"]
+    unused = _unused(totals)
+    if gain == "cost" and (totals.get("cost_seconds") or 0.0) >= LITTLE_SECONDS:
+        cost = f"cost about {format_duration(totals['cost_seconds'])}"
+        kept = _kept(totals)
+        return [f"{cost}: {unused}" if unused else cost, *([kept] if kept else [])]
     if gain == "in-memory":
-        return "nothing to gain: the data was in memory"
-    if gain == "nothing-read":
-        return "nothing to gain: nothing of the mapped files was read"
-    if totals.get("untold_bytes"):
-        return "what was gained is not known: what was cached is not told to you"
-    if seconds is None:
-        if gain == "just-read":
-            itself = format_size(totals.get("job_storage_bytes") or 0)
-            return f"what was gained is not known: the job read {itself} itself"
-        return f"how much was gained could not be measured{read}"
-    if seconds < LITTLE_SECONDS:
-        return f"gained little: less than {format_duration(LITTLE_SECONDS)}{read}"
-    error = totals.get("gained_error_seconds")
-    about = f" (give or take {format_duration(error)})" if error else ""
-    said = f"saved about {format_duration(seconds)}{about} of waiting for storage"
-    return f"{said}{read}", said
+        said: Line = "nothing to gain: the data was in memory"
+    elif gain == "nothing-read":
+        said = "nothing to gain: nothing of the mapped files was read"
+    elif gain == "just-read":
+        itself = format_size(totals.get("job_storage_bytes") or 0)
+        said = f"the data was in memory when it was mapped: the job had read {itself} itself"
+    else:
+        said = _kept_and_saved(totals)
+    wasted = totals.get("wasted_bytes") or 0
+    much = wasted * _WASTE_SHARE > (totals.get("prefetched_bytes") or 0)
+    return [said, *([f"read for nothing: {unused}"] if unused and much else [])]
+
+
+def _part(part_bytes: int, whole_bytes: int) -> str:
+    """`315 of 320 MiB`."""
+    part, whole = format_size(part_bytes), format_size(whole_bytes)
+    number, _, unit = part.partition(" ")
+    return f"{number if unit == whole.partition(' ')[2] else part} of {whole}"
+
+
+def _unused(totals: Mapping[str, Any]) -> str | None:
+    wasted = totals.get("wasted_bytes")
+    if not wasted:
+        return None
+    return f"{_part(wasted, totals['prefetched_bytes'])} read ahead were not used"
+
+
+def _kept(totals: Mapping[str, Any]) -> str | None:
+    """How much of what the job came to had been read by then; None where nobody knows."""
+    needed, share = totals.get("coverage_denominator_bytes"), totals.get("coverage")
+    if not needed or share is None:
+        return None
+    kept, waited = round(needed * share), totals.get("waited_seconds")
+    rest = [f"{format_size(needed - kept)} missed"] if needed > kept else []
+    if waited is not None:
+        rest.append(f"{format_duration(waited)} waited" if waited else "nobody was seen to wait")
+    more = f" ({', '.join(rest)})" if rest else ""
+    return f"kept ahead of the job: {_part(kept, needed)}{more}"
+
+
+def _kept_and_saved(totals: Mapping[str, Any]) -> Line:
+    kept = _kept(totals) or f"read {format_size(totals.get('prefetched_bytes') or 0)} ahead"
+    seconds = totals.get("saved_at_least_seconds") or 0.0
+    if totals.get("gain") != "saved" or seconds < LITTLE_SECONDS:
+        return kept
+    saved = f"saved at least {format_duration(seconds)}"
+    short = kept.partition(" (")[0].replace(" of the job", "")
+    return f"{kept}; {saved}", f"{short}; {saved}", saved
 
 
 def _failed(summary: Mapping[str, Any]) -> str | None:
@@ -438,11 +475,6 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
             f" (accuracy {_percent(totals.get('accuracy'))},"
             f" coverage {_percent(totals.get('coverage'))},"
             f" on time {_percent(totals.get('timeliness'))})"
-        )
-    elif totals.get("untold_bytes"):
-        parts.append(
-            f"prefetched n/a ({format_size(totals['untold_bytes'])} read ahead;"
-            " what of it was cached already is not told to this user)"
         )
     else:
         parts.append("nothing prefetched")

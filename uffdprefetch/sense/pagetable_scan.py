@@ -80,6 +80,7 @@ class PagetableScanner:
         cost one part in ``share`` of what looking may. ``crowd``: how many mappings there are;
         where a look at each takes too long, those of which nothing has been touched share."""
         began = self._clock.cpu_ns()
+        cold = region.file.cold
         walks = region.walks
         active = [] if region.reader.order.announced else [s for s in walks if s.active]
         by_tables = region.verdict != wire.ServingMode.POOL
@@ -105,8 +106,10 @@ class PagetableScanner:
             region.scan.whole_ns = now
             if not region.scan.resume_at:
                 region.scan.known_ns = region.scan.began_ns
+        region.file.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if touched:
+            region.reader.looked(cold)
             region.scan.news_ns = now
         due = self._next_look_ns(region, going, settled, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too

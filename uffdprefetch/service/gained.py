@@ -7,22 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from uffdprefetch.predict.bulk import MISS_BYTES
-from uffdprefetch.predict.gain import FileReads, Watched, saved
+from uffdprefetch.predict.gain import FileReads, Link, Watched, gain
 from uffdprefetch.predict.window import Storage
 
 #: Less than one part in this many read from storage: the data was in memory.
 LITTLE_SHARE = 16
-#: By so much less than their reading becomes quicker programs end sooner: what `wrap` adds to one
-#: of some seconds, on two cores (docs/summary-schema.md, table). It is taken off what was saved.
-OWN_SECONDS = 0.2
-#: A gain that cannot be told from none by the estimate is not known, unless both are less than this
-#: ("little", report/summary.py).
-LITTLE_SECONDS = 0.1
-#: So many misses, and the waits of which they are part, bound what a request takes.
-MISSES_LEAST = 20
 METHOD = (
-    "estimate (docs/summary-schema.md): requests of read_ahead_kb that the kernel need not make "
-    "any more x what one takes, less the waits that remained"
+    "lower bound (docs/summary-schema.md): misses that did not happen, since what was read ahead "
+    "was used, x what one takes, less the waits that remained"
 )
 WAITED_SENSOR = (
     "states of the threads of each process with a mapping (/proc/PID/task/TID/stat), 20 times a "
@@ -34,10 +26,11 @@ class Gain(Enum):
     """What can be said of it; the values are those of the summary."""
 
     SAVED = "saved"
+    COST = "cost"
+    EVEN = "even"
     IN_MEMORY = "in-memory"
     JUST_READ = "just-read"
     NOTHING_READ = "nothing-read"
-    NOT_USED = "not-used"
     UNKNOWN = "unknown"
 
 
@@ -46,50 +39,41 @@ class Gained:
     """Some of the summary's totals (protocol/summary.py)."""
 
     gain: str
-    gained_seconds: float | None
-    gained_error_seconds: float | None
+    saved_at_least_seconds: float | None
+    cost_seconds: float | None
     gained_method: str
-    spared_requests: int
     waited_seconds: float | None
     waited_sensor: str
 
 
 def gained(
-    reads: list[FileReads], used_bytes: int | None, in_memory_bytes: int, misses: int,
+    reads: list[FileReads], used_bytes: int, unused_bytes: int, in_memory_bytes: int, misses: int,
     job_storage_bytes: int, watched: Watched, storage: Storage,
 ) -> Gained:  # fmt: skip
-    """``used_bytes``: prefetched and then used, None where that is not known;
-    ``in_memory_bytes``: used, or asked for, and there already; ``job_storage_bytes``: what the
-    job's own page faults have had read, from the first byte on, also before they were followed."""
-    gain, seconds, error = Gain.SAVED, None, None
-    from_storage = (used_bytes or 0) + misses * MISS_BYTES
+    """``used_bytes``: prefetched and then used, ``unused_bytes``: and not; ``in_memory_bytes``:
+    used, or asked for, and there already; ``job_storage_bytes``: what the job's own page faults
+    have had read, from the first byte on, also before they were followed."""
+    what, saved, cost = Gain.UNKNOWN, None, None
+    from_storage = used_bytes + misses * MISS_BYTES
     measured = storage.bandwidth_bytes_per_second > 0 and storage.latency_seconds > 0
-    if used_bytes is None:
-        gain = Gain.UNKNOWN
-    elif not from_storage and not in_memory_bytes:
-        gain, seconds = Gain.NOTHING_READ, 0.0
-    elif from_storage * LITTLE_SHARE <= in_memory_bytes:
-        gain, seconds = Gain.IN_MEMORY, 0.0
-        if 2 * job_storage_bytes > in_memory_bytes:
-            gain, seconds = Gain.JUST_READ, None
-    elif not used_bytes:
-        gain, seconds = Gain.NOT_USED, 0.0
-    elif not measured or not watched.wall_seconds:
-        gain = Gain.UNKNOWN
-    else:
-        latency = storage.latency_seconds
-        if misses >= MISSES_LEAST:  # each of them has waited for a request at least
-            latency = min(latency, watched.waited_seconds / misses)
-        found = saved(reads, misses, watched, latency, storage.bandwidth_bytes_per_second)
-        seconds, error = max(0.0, found.seconds - OWN_SECONDS), found.error_seconds
-        if seconds < error and error >= LITTLE_SECONDS:
-            gain, seconds, error = Gain.UNKNOWN, None, None
+    if not from_storage and not in_memory_bytes and not unused_bytes:
+        what = Gain.NOTHING_READ
+    elif (from_storage + unused_bytes) * LITTLE_SHARE <= in_memory_bytes:
+        what = Gain.IN_MEMORY if 2 * job_storage_bytes <= in_memory_bytes else Gain.JUST_READ
+    elif measured and watched.wall_seconds:
+        link = Link(storage.latency_seconds, storage.bandwidth_bytes_per_second)
+        found = gain(reads, misses, unused_bytes, watched, link)
+        what, saved, cost = Gain.EVEN, 0.0, 0.0
+        # waits and bytes are seen in different ways: what is told, both have to say
+        if found.saved_seconds > 0 > found.lost_seconds:
+            what, saved = Gain.SAVED, found.saved_seconds
+        elif found.saved_seconds < 0 < found.lost_seconds:
+            what, cost = Gain.COST, min(-found.saved_seconds, found.lost_seconds)
     return Gained(
-        gain.value,
-        None if seconds is None else round(seconds, 3),
-        None if error is None else round(error, 3),
+        what.value,
+        None if saved is None else round(saved, 3),
+        None if cost is None else round(cost, 3),
         METHOD,
-        round(sum(one.requests for one in reads)),
         round(watched.waited_seconds, 3) if watched.wall_seconds else None,
         WAITED_SENSOR,
     )

@@ -255,7 +255,7 @@ class Live:
             mappings=file.attached,
             changed=file.changed,
             compared_pages=file.compared_pages,
-            prefetched_bytes=None if file.untold_bytes else file.prefetched_bytes,
+            prefetched_bytes=file.prefetched_bytes,
             already_resident_bytes=file.already_resident_bytes,
             late_bytes=file.late_bytes,
             pool_resident_bytes=in_pool,

@@ -46,27 +46,16 @@ WAIT_SENSOR = (
 )
 
 
-UNTOLD_REASON = (
-    "cachestat(2) and mincore(2) tell only who owns or may write a file what of it was cached, and "
-    "its file system does not count what is read for whom"
-)
-
-
-def _sum(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
-
-
-def _share(a: int | None, rest: int | None) -> float | None:
+def _share(a: int, rest: int) -> float | None:
     """Of a in a and the rest of it."""
-    both = _sum(a, rest)
-    return a / both if a is not None and both else None
+    return a / (a + rest) if a + rest else None
 
 
-def missed_bytes(touched_bytes: int | None, misses: int | None) -> int | None:
+def missed_bytes(touched_bytes: int, misses: int | None) -> int:
     """What readers had to wait for, of ``touched_bytes`` that they mapped and we had not brought:
     the rest was in memory. A miss brings MISS_BYTES at the most and a page at the
     least, which may have been prefetched and be late."""
-    if touched_bytes is None or misses is None:
+    if misses is None:
         return touched_bytes
     return max(misses * PAGE_BYTES, min(touched_bytes, misses * MISS_BYTES))
 
@@ -80,14 +69,12 @@ def totals(
     """Sums over files and processes; every ratio has its denominator beside it. ``gain``: told the
     figures of bytes and misses, what they came to in time."""
 
-    def sum_of(name: str) -> int | None:
-        """None where it is not known of one of them."""
-        return None if untold else sum(f[name] for f in files)
+    def sum_of(name: str) -> int:
+        return sum(f[name] for f in files)
 
-    untold = sum(f["untold_bytes"] for f in files)
     watched = [process.watched for process in ledger.all_processes()]
     prefetched = sum_of("prefetched_bytes")
-    used = None if untold else sum(map(_used_bytes, files))
+    used = sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
     read_files = ledger.read_files()
@@ -98,30 +85,27 @@ def totals(
     reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
-    brought = None if untold else sum(map(_brought_bytes, files))
-    touched = _sum(sum_of("demand_used_blocks_bytes"), both)
-    others = None if touched is None or brought is None else touched - brought
+    brought = sum(map(_brought_bytes, files))
+    others = sum_of("demand_used_blocks_bytes") + both - brought
     missed = missed_bytes(others, misses if watched else None)
     figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
         "prefetched_bytes": prefetched,
-        "untold_bytes": untold,
         "used_bytes": used,
-        "wasted_bytes": None if prefetched is None or used is None else prefetched - used,
+        "wasted_bytes": prefetched - used,
         "already_resident_bytes": sum_of("already_resident_bytes"),
         "job_storage_bytes": None if storage is None else _sum_known(ledger.jobs_storage),
-        "accuracy": None if not prefetched or used is None else used / prefetched,
+        "accuracy": used / prefetched if prefetched else None,
         "accuracy_denominator_bytes": prefetched,
         "coverage": _share(brought, missed),
-        "coverage_denominator_bytes": _sum(brought, missed),
-        "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
+        "coverage_denominator_bytes": brought + missed,
+        "timeliness": 1 - late / prefetched if prefetched else None,
         "timeliness_denominator_bytes": prefetched,
     }
     return doc.Totals(
         **figures,
         **vars(gain(figures)),
         demand_misses_sensor=sensor if watched else "no process of the job reported",
-        prefetched_reason=UNTOLD_REASON if untold else None,
         used_sensor=POOL_USED_SENSOR if pool else USED_SENSOR,
         fault_wait_ns=doc.fault_wait(WAIT_SENSOR, vars(ledger.fault_wait.quantiles(total=True))),
         storage_read_bytes=storage,
@@ -172,24 +156,18 @@ def _gained(
     waits: Waits,
 ) -> Gained:
     """What came of it in seconds (service/gained.py)."""
-    items: dict[str, int] = {}
-    for plan in engine.known_orders.describe() if engine.known_orders else ():
-        items[plan["file"]] = items.get(plan["file"], 0) + plan["read_items"]
-    reads = [
-        reads_of(file, described, items.get(file.path, 0))
-        for file, described in zip(engine.known_files, files, strict=False)  # then closed ones
-    ]
     touched = 0
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
-        touched = sum(file["demand_used_blocks_bytes"] or 0 for file in files)
+        touched = sum(file["demand_used_blocks_bytes"] for file in files)
     return gained(
-        [*engine.ledger.spared, *reads],
+        [*engine.ledger.spared, *map(reads_of, engine.known_files)],
         figures["used_bytes"],
-        max(figures["already_resident_bytes"] or 0, touched),
+        figures["wasted_bytes"],
+        max(figures["already_resident_bytes"], touched),
         figures["demand_misses"] or 0,
         max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(engine.ledger.jobs_read) or 0)),
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
-        engine.scheduler.meter.cost(engine.bulk.miss_seconds),
+        engine.scheduler.meter.cost(engine.pool.quickest_fills() if engine.pool else ()),
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.predict import gain
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.file_systems import Doubt, mount_of, read_ahead_bytes
@@ -29,13 +30,11 @@ if TYPE_CHECKING:
     from uffdprefetch.service.freshness import FileWatch
 
 #: Resolution of *used*: fault-around maps the cached pages of an aligned 64 KiB.
-BLOCK_BYTES = 65536
+BLOCK_BYTES = gain.BLOCK_BYTES
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _IS_USED = bytes(bool(i & _USED) for i in range(256))
-_IS_BOTH = bytes(i == _PREFETCHED | _USED for i in range(256))
-#: Blocks counted at once: most of a very large file was not read.
-COUNTED_BLOCKS = 1 << 20
+_IS_NEW = bytes(not i & _USED for i in range(256))
 #: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
 #: File systems that no other machine can write (include/uapi/linux/magic.h; f2fs, bcachefs, ZFS,
@@ -88,9 +87,9 @@ class FileState:
     in_flight: IntervalSet = field(default_factory=IntervalSet)
     recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
     blocks: bytearray = field(default_factory=bytearray)
+    used: gain.Used = field(default_factory=gain.Used)  # for what was gained
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
-    untold_bytes: int = 0  # prefetched where residency cannot be queried
     late_bytes: int = 0
     times: Times = field(default_factory=lambda: Times(0, 0, 0))  # when it was opened
     opened_ns: int = 0
@@ -107,9 +106,8 @@ class FileState:
     rewritten_pages: int = 0
     changed: str | None = None  # why it is no longer managed
     attached: int = 0  # regions
-    jumps: int = 0  # touches of its readers that were not in order ...
-    random: bool = False  # ... and one of them jumped about
     copied: bool = False  # it was mapped private and writable
+    says_random: bool = False  # a job has said so (MADV_RANDOM), last
     idle_ns: int = 0  # since when it is unmapped
     last_pid: int = 0  # the process that mapped it last
     tensor_starts: IntervalSet | None = None  # readers/tensor_starts.py; None: not asked for
@@ -275,6 +273,11 @@ class FileState:
         if a < b:
             self.blocks[a:b] = self.blocks[a:b].translate(_SET[bit])
 
+    @property
+    def cold(self) -> bool:
+        """Whether nothing of it was read ahead yet."""
+        return not (self.prefetched_bytes or self.already_resident_bytes)
+
     def mark_prefetched(self, start: int, end: int) -> None:
         """We have read [start, end) bytes from storage."""
         self._mark(start, end, _PREFETCHED)
@@ -282,6 +285,30 @@ class FileState:
     def mark_used(self, start: int, end: int) -> None:
         """[start, end) bytes are in some reader's page table."""
         self._mark(start, end, _USED)
+
+    def tell_used(self, start: int, end: int) -> None:
+        """To the books for what was gained, before they are marked: somebody has come to
+        [start, end) bytes."""
+        first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
+        part = self.blocks[first:last]
+        if not (part.count(0) or part.count(_PREFETCHED)):
+            return
+        new, count = part.translate(_IS_NEW), len(self.blocks)
+        at = new.find(1)
+        while at >= 0:
+            over = new.find(0, at)
+            a, b = first + at, first + (len(new) if over < 0 else over)
+            ahead = self.blocks.count(_PREFETCHED, a, b)
+            if not ahead and self._under_way(a * BLOCK_BYTES, b * BLOCK_BYTES):
+                ahead = b - a  # it comes late
+            before = a > 0 and bool(self.blocks[a - 1] & _USED)
+            behind = b < count and bool(self.blocks[b] & _USED)
+            self.used.came(b - a, ahead, before, behind)
+            at = new.find(1, b - first)
+
+    def _under_way(self, start: int, end: int) -> bool:
+        pooled = self.pooled is not None and self.pooled.in_flight.overlaps(start, end)
+        return pooled or self.in_flight.overlaps(start, end)
 
     def block_counts(self, first: int = 0, last: int | None = None) -> tuple[int, int, int]:
         """(prefetched and used, prefetched only, used only), in bytes at 64 KiB; of all blocks, or
@@ -294,23 +321,6 @@ class FileState:
             for i, bit in enumerate(bits):
                 counts[i] -= beyond * (self.blocks[-1] == bit)
         return counts[0], counts[1], counts[2]
-
-    def used_pieces(self, piece_bytes: int) -> int:
-        """How many pieces of the file, of a power of two in bytes, have a byte in a block that was
-        prefetched and used."""
-        if piece_bytes <= BLOCK_BYTES:
-            return self.blocks.count(_PREFETCHED | _USED) * (BLOCK_BYTES // piece_bytes)
-        step, found = piece_bytes // BLOCK_BYTES, 0
-        at_once = max(step, COUNTED_BLOCKS)
-        for first in range(0, len(self.blocks), at_once):
-            part = self.blocks[first : first + at_once]
-            if not part.count(_PREFETCHED | _USED):
-                continue
-            both, pieces, either = part.translate(_IS_BOTH), -(-len(part) // step), 0
-            for i in range(min(step, len(both))):  # the first block of each piece, the second ...
-                either |= int.from_bytes(both[i::step].ljust(pieces, b"\0"), "big")
-            found += either.to_bytes(pieces, "big").count(1)
-        return found
 
     def used_runs(self, first: int, last: int) -> int:
         """How often blocks that were used begin after one that was not, of the blocks first to

@@ -69,6 +69,16 @@ class Histogram:
                 return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
         return None
 
+    def least(self, count: int, above_ns: int) -> list[int]:
+        """The lower edges of the bins of the least values above some ns, at most so many."""
+        found: list[int] = []
+        for bin_ in sorted(self._bins):
+            octave = max(0, bin_ // 8 - 1)
+            edge = bin_ - octave * 8 << octave
+            if edge >= above_ns:
+                found += [edge] * min(self._bins[bin_], count - len(found))
+        return found
+
     def quantiles(self, *, total: bool = False) -> Quantiles:
         """For a document; ``total``: with the sum."""
         most, sum_ = self.max if self.count else None, self.sum if total else None
@@ -327,9 +337,14 @@ class Ledger:
     def close_file(self, file: FileState) -> None:
         """Keep the totals of a file whose state is dropped."""
         if len(self.closed_files) < FILES_MAX:
-            described = describe_file(file, self.verdicts)
-            self.closed_files.append(described)
-            self.spared.append(reads_of(file, described))
+            self.closed_files.append(describe_file(file, self.verdicts))
+        reads = reads_of(file)
+        if len(self.spared) >= FILES_MAX:  # the books are of all of them
+            same = [one for one in self.spared if one.request_bytes == reads.request_bytes]
+            if same:
+                self.spared.remove(same[0])
+                reads = same[0].with_(reads)
+        self.spared.append(reads)
 
 
 def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
@@ -351,7 +366,6 @@ def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
 def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.block_counts()
-    counted = not file.untold_bytes
     served_by = verdicts.get(file.path)
     return {
         "path": file.path,
@@ -363,13 +377,12 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "changed": file.changed,
         "compared_pages": file.compared_pages,
         "rewritten_pages": file.rewritten_pages,
-        "prefetched_bytes": file.prefetched_bytes if counted else None,
-        "already_resident_bytes": file.already_resident_bytes if counted else None,
-        "untold_bytes": file.untold_bytes,
-        "late_bytes": file.late_bytes if counted else None,
-        "prefetched_used_blocks_bytes": both if counted else None,
-        "prefetched_unused_blocks_bytes": unused if counted else None,
-        "demand_used_blocks_bytes": other if counted else None,
+        "prefetched_bytes": file.prefetched_bytes,
+        "already_resident_bytes": file.already_resident_bytes,
+        "late_bytes": file.late_bytes,
+        "prefetched_used_blocks_bytes": both,
+        "prefetched_unused_blocks_bytes": unused,
+        "demand_used_blocks_bytes": other,
         "checkpoint_pages": file.checkpoint_pages,
         "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
@@ -379,20 +392,17 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def reads_of(file: FileState, described: dict[str, Any], items: int = 0) -> FileReads:
+def reads_of(file: FileState) -> FileReads:
     """What the kernel would have asked for in the place of what was prefetched and used.
-    ``described``: by describe_file(), as counting takes its time in a large one; ``items``: records
-    that were read in known orders, each a jump where they are shuffled.
 
     A file that is mapped private and writable counts as one of PyTorch's, which asks for twice the
-    readahead (POSIX_FADV_SEQUENTIAL) when it maps one so.
+    readahead (POSIX_FADV_SEQUENTIAL) when it maps one so. Where a request costs more than its
+    bytes, one brings them all.
     """
     ahead = MISS_BYTES if file.ahead_bytes is None else file.ahead_bytes
-    request_bytes = max(uffd.PAGE_BYTES, ahead)
-    if file.copied:
-        request_bytes *= 2
-    names = ("prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes")
-    once_bytes = sum(described[name] or 0 for name in names)
-    again = file.prefetched_bytes / once_bytes if once_bytes else 1.0
-    requests = file.used_pieces(request_bytes) * max(1.0, again)
-    return FileReads(requests, request_bytes, file.jumps + (items if file.random else 0))
+    request_bytes = max(uffd.PAGE_BYTES, ahead * (2 if file.copied else 1), file.unit_bytes)
+    if file.says_random:
+        request_bytes = max(uffd.PAGE_BYTES, file.unit_bytes)
+    asked_bytes = file.prefetched_bytes + file.already_resident_bytes
+    brought = file.prefetched_bytes / asked_bytes if asked_bytes else 1.0
+    return FileReads(file.used, request_bytes, brought)

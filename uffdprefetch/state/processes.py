@@ -42,12 +42,19 @@ def parse_io(io: str) -> tuple[int, int]:
     return int(fields["rchar"]), int(fields["read_bytes"])
 
 
+def major_faults(pid: int | str) -> int | None:
+    """Of all of a process's threads; None when it has ended."""
+    try:
+        return parse_major_faults((Path("/proc") / str(pid) / "stat").read_text())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def read(pid: int | str) -> Counters | None:
     """The present counters, or None when the process has ended."""
     base = Path("/proc") / str(pid)
-    try:
-        faults = parse_major_faults((base / "stat").read_text())
-    except (OSError, ValueError, IndexError):
+    faults = major_faults(pid)
+    if faults is None:
         return None
     try:
         rchar, storage = parse_io((base / "io").read_text())

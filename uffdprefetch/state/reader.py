@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
+from uffdprefetch.predict.gain import FirstMisses
 from uffdprefetch.predict.randomness import DOUBT_TOUCHES, RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol.wire import ServingMode, Stated
-from uffdprefetch.state.files import FileState
+from uffdprefetch.state import processes
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
 
 if TYPE_CHECKING:
     from uffdprefetch.readers.known_order import PlannedReader
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Readers of files that are not mapped now, kept for each process; the oldest goes first.
 UNMAPPED_MAX = 256
+#: Looks that tell what a miss brings.
+FIRST_LOOKS = 64
 #: Ranges that are kept of which a reader has no use; of more, from all over the file, none is.
 UNNEEDED_MAX = 64
 
@@ -102,6 +106,7 @@ class Reader:
         self.pool = PoolTouches()
         self.unneeded = Unneeded()
         self.has_unmapped = False  # some of it, at some time
+        self._faults, self._first_looks = processes.major_faults(client.pid) or 0, 0
         #: The last walk that was taken for one at its first touch, because the job had said so.
         self.trusted: Stream | None = None
 
@@ -172,10 +177,32 @@ class Reader:
         """A touch, see RandomnessDetector.saw."""
         self.seen_ns = at_ns
         self.jumps.saw(start, end, at_ns, passed_over)
-        self.file.jumps += not self.jumps.in_order
         if self.jumps.random:
             self.traits.add(Trait.JUMPS)
-            self.file.random = True
+
+    def looked(self, cold: bool) -> None:
+        """A look at a mapping has ended; ``cold``: when it began nothing of the file had been read
+        ahead. To the file's books, what its misses have brought so far. (Of the pool's memory no
+        touch is a miss of the kernel's.)"""
+        used = self.file.used
+        self.file.says_random = self.says_random
+        if not cold or self.pooled or self._first_looks >= FIRST_LOOKS:
+            return
+        self._first_looks += 1
+        faults = processes.major_faults(self.pid)
+        if faults is None:
+            return
+        mapped_bytes = runs = blocks = 0
+        for region in self.regions.values():
+            laid = region.checkpoints.laid
+            for start, end in region.scan.mapped:
+                if end - start > uffd.PAGE_BYTES or start // uffd.PAGE_BYTES not in laid:
+                    mapped_bytes, runs = mapped_bytes + end - start, runs + 1
+                    blocks += -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
+        # the process may have missed elsewhere, too; each miss here has mapped a page at least
+        misses = min(max(0, faults - self._faults), mapped_bytes // uffd.PAGE_BYTES)
+        found = FirstMisses(misses, mapped_bytes, runs, blocks)
+        used.first = max(used.first, found, key=lambda first: first.a_block)
 
     def forget_jumps(self) -> None:
         """What it has touched so far is no sign of what it will touch."""

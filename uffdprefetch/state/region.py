@@ -48,6 +48,7 @@ class ScanState:
     began_ns: int = 0  # begin of the present one, or of the last
     known_ns: int = 0  # touches before are in ``mapped``, as far as their pages are still mapped
     last_end_ns: int = 0  # end of the last scan
+    told_ns: int = 0  # pool: of the last touch that has told what was passed
 
 
 @dataclass

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.native import uffd
@@ -14,11 +15,8 @@ from uffdprefetch.predict.window import Storage
 RECENT = 64
 #: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
 LATENCY_LEAST = 1e-4
-#: So many of them tell a latency.
-SAMPLES_LEAST = 4
-#: A bandwidth is known to so much of it, and a latency wants to be known to RESOLVED seconds: of
-#: reads that are on the link for longer than both allow, none is told.
-BANDWIDTH_ERROR, RESOLVED = 0.1, 4e-4
+#: So many tell a latency: readers' own requests may have stood before all of a few.
+SAMPLES_LEAST = 3
 #: Of less the clock's noise tells more than the link.
 TELLING_BYTES = 512 << 10
 #: Bandwidth is taken over busy stretches of this length.
@@ -90,24 +88,26 @@ class Meter:
         """With the latency of single pages: known as soon as a mapping has checkpoints."""
         return Storage(self.bandwidth, min(self._pages, default=0.0))
 
-    def cost(self, miss_seconds: float | None) -> Storage:
-        """For who asks what requests cost, with what no decision is made on. ``miss_seconds``: the
-        least of single reads of MISS_BYTES, where some were made; else the quickest of single pages
-        and of what was read alone tells the latency: readers' own requests may have stood before
-        the others, and before all of a few. The bandwidth, where there was no busy stretch, is that
-        of the largest."""
-        bandwidth, latency = max(self.peak, self.bandwidth), 0.0
-        if not bandwidth and self._alone:
-            size, took = max(self._alone)
-            bandwidth = size / max(took - min(self._pages, default=0.0), took / 4)
-        if miss_seconds and bandwidth:
-            latency = max(LATENCY_LEAST, miss_seconds - MISS_BYTES / bandwidth)
-        else:
-            alone = [(took, size / bandwidth) for size, took in self._alone] if bandwidth else []
-            told = [t - on_link for t, on_link in alone if on_link * BANDWIDTH_ERROR <= RESOLVED]
-            if len(self._pages) + len(told) >= SAMPLES_LEAST:
-                latency = max(LATENCY_LEAST, min([*self._pages, *told]))
-        return Storage(bandwidth, latency)
+    def cost(self, others: Iterable[tuple[int, float]] = ()) -> Storage:
+        """What one more request costs, by what was read alone, and by ``others``, (bytes, seconds):
+        for the books, no decision is made on it. 0: not known.
+
+        What stands before it makes a latency look worse, so it is the least of some, even if that
+        was under way already when it was asked for: no more is told than was. The bandwidth, where
+        there was no busy stretch, is the best of what was read alone.
+        """
+        quickest = min([*self._pages, *(took for _, took in self._alone)], default=0.0)
+        bandwidth = max(self.peak, self.bandwidth)
+        if not bandwidth:
+            large = [one for one in self._alone if one[0] > MISS_BYTES]
+            rates = [size / max(took - quickest, took / 2) for size, took in large]
+            bandwidth = max(rates, default=0.0)
+        if not bandwidth:
+            return Storage()
+        alone = [took - size / bandwidth for size, took in (*self._alone, *others)]
+        latencies = [one for one in (*self._pages, *alone) if one >= LATENCY_LEAST]
+        told = len(latencies) >= SAMPLES_LEAST
+        return Storage(bandwidth, min(latencies) if told else 0.0)
 
     @property
     def link(self) -> Storage | None:

@@ -550,18 +550,17 @@ class Scheduler:
         if extent.pooled is None:
             file.recent.add(extent.start, extent.end)
         there, brought = result.resident_bytes, result.bytes
-        if result.sensor < 0 and file.counts_reads and result.storage_bytes >= 0:
-            brought = min(result.bytes, result.storage_bytes)
+        if result.sensor < 0:  # nobody says what was there: by what our own reads had to fetch
+            counted = file.counts_reads and result.storage_bytes >= 0
+            fetched = result.storage_bytes if counted else result.waited_bytes
+            brought = min(result.bytes, fetched)
             there = result.bytes - brought
         file.already_resident_bytes += there
         self._bucket.take(-there)
         if not brought:
             return
-        if result.sensor < 0 and not file.counts_reads:
-            file.untold_bytes += brought
-        else:
-            file.prefetched_bytes += brought
-            self.prefetched_bytes += brought
+        file.prefetched_bytes += brought
+        self.prefetched_bytes += brought
         file.mark_prefetched(extent.start, extent.end)
         if extent.alone:
             self.meter.note_alone(result)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.books import books
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import MIB, Stream
@@ -86,7 +87,7 @@ class Node:
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
             mark_used=lambda start, end: None, block_counts=lambda *_: (0, 0, 0),
-            used_runs=lambda *_: 0, jumps=0, streamed=False, ahead_bytes=None,
+            used_runs=lambda *_: 0, **books(), streamed=False, ahead_bytes=None,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             pagemap_fd=0,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import warnings_fail
 
+from tests.support.books import books
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import MIB, Stream
@@ -84,7 +85,8 @@ class Node:
         self.orders.begin()
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
-            attached=1, resting=False, mark_used=lambda start, end: None, jumps=0, streamed=False,
+            attached=1, resting=False, mark_used=lambda start, end: None, streamed=False,
+            **books(),
             tensor_starts=None, ahead_bytes=None,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(

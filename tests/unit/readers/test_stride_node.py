@@ -12,6 +12,7 @@ from conftest import warnings_fail
 from planned_readers import Notes
 from strided_records import KIB, MIB, index_of, mapped_by, uneven
 
+from tests.support.books import books
 from tests.support.untold_cache import UNTOLD
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
@@ -56,7 +57,7 @@ class Node:
         self.file: Any = SimpleNamespace(
             unit_bytes=0, pooled=None, all_cached=UNTOLD,
             key=(1, 2, index.file_bytes, 4), path="/data/records", size_bytes=index.file_bytes,
-            block_counts=self._block_counts, mark_used=self._mark_used,
+            block_counts=self._block_counts, mark_used=self._mark_used, **books(),
         )  # fmt: skip
         self.clients: list[Any] = []
         self.tables = {100 + rank: IntervalSet() for rank in range(ranks)}

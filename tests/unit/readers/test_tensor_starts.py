@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from conftest import wait_until
 
+from tests.support.books import books
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.tensor_starts import (
     AHEAD_BYTES,
     STARTS_MAX,
@@ -71,12 +73,13 @@ class Node:
         self.file = SimpleNamespace(
             key=(1, 2, 3, 4), page_fd=self.fd, fd=self.fd, size_bytes=path.stat().st_size,
             tensor_starts=None, unit_bytes=0, changed=None, mark_used=lambda a, b: None,
+            **books(),
         )  # fmt: skip
         reader = SimpleNamespace(rank=0, pid=7, reads_pool=False)
         self.region: Any = SimpleNamespace(
             file=self.file, reader=reader, scan=SimpleNamespace(mapped=IntervalSet()),
             span=SimpleNamespace(start_bytes=0, end_bytes=self.file.size_bytes),
-            checkpoints=SimpleNamespace(laid=set()),
+            checkpoints=SimpleNamespace(laid=set()), verdict=ServingMode.PAGE_TABLES,
         )  # fmt: skip
         scheduler: Any = SimpleNamespace(want=lambda consumer, one: self.wanted.append(one))
         layout: Any = SimpleNamespace(allowed_bytes=1 << 40, places=1)

@@ -17,7 +17,8 @@ def node(number: int, **totals: Any) -> dict[str, Any]:
     found = nothing_reported.summary(Config(engine="pool"), "r", 10.0 + number, 0.5, None)
     wait = {"count": 2 + number, "p50": 5, "p99": 10 * number, "max": 10 * number, "sum": 9}
     found["totals"] = {
-        **found["totals"], "gain": "saved", "gained_seconds": 1.0 + number,
+        **found["totals"], "gain": "saved", "saved_at_least_seconds": 1.0 + number,
+        "cost_seconds": 0.0,
         "prefetched_bytes": 100, **totals,
     }  # fmt: skip
     return {
@@ -53,7 +54,7 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
     assert run["wall_seconds"] == 12.0
     assert [rank["rank"] for rank in run["ranks"]] == [2, 3, 4]
     assert run["totals"]["prefetched_bytes"] == 300
-    assert run["totals"]["gain"] == "saved" and run["totals"]["gained_seconds"] == 3.0
+    assert run["totals"]["gain"] == "saved" and run["totals"]["saved_at_least_seconds"] == 3.0
     (file,) = run["files"]
     assert (file["size_bytes"], file["pool_read_bytes"], file["late_bytes"]) == (50, 75, None)
     assert run["pool"]["read_bytes"] == 21
@@ -71,7 +72,7 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
     assert run["degradations"] == [
         "all say it", "node0: node 0 says it", "node1: node 1 says it", "node2: node 2 says it"
     ]  # fmt: skip
-    assert lines(run, "/out.json", verbose=True)[0].startswith("saved about 3 s of waiting")
+    assert lines(run, "/out.json", verbose=True)[0].endswith("; saved at least 3 s")
 
 
 def test_the_longest_standstill_of_a_service_is_the_run_s() -> None:
@@ -90,13 +91,21 @@ def test_a_ratio_is_that_of_all_bytes_and_one_unknown_is_no_sum() -> None:
     totals = merged([one, two])["totals"]
     assert totals["accuracy"] == 0.875 and totals["accuracy_denominator_bytes"] == 400
     assert totals["coverage"] is None and totals["used_bytes"] is None
-    just_read = merged([node(0, gain="in-memory"), node(1, gain="just-read")])["totals"]
-    assert just_read["gain"] == "just-read" and just_read["gained_seconds"] is None
+    unknown = {"saved_at_least_seconds": None, "cost_seconds": None}
+    just_read = merged([node(0, gain="in-memory", **unknown), node(1, gain="just-read", **unknown)])
+    assert just_read["totals"]["gain"] == "just-read"
     nothing = merged([node(0, gain="in-memory"), node(1, gain="nothing-read")])["totals"]
-    assert nothing["gain"] == "in-memory" and nothing["gained_seconds"] == 0.0
-    unknown = {"gain": "unknown", "gained_seconds": None}
-    nobody = merged([node(0, **unknown), node(1, **unknown)])["totals"]
-    assert nobody["gain"] == "unknown" and nobody["gained_seconds"] is None
+    assert nothing["gain"] == "in-memory" and nothing["saved_at_least_seconds"] == 0.0
+    nobody = merged([node(0, gain="unknown", **unknown), node(1, gain="unknown", **unknown)])
+    assert nobody["totals"]["gain"] == "unknown"
+    assert nobody["totals"]["saved_at_least_seconds"] is None
+
+
+def test_a_run_of_which_a_node_lost_has_lost() -> None:
+    lost = {"gain": "cost", "saved_at_least_seconds": 0.0, "cost_seconds": 0.7}
+    totals = merged([node(0), node(1, **lost), node(2)])["totals"]
+    assert (totals["gain"], totals["cost_seconds"]) == ("cost", 0.7)
+    assert totals["saved_at_least_seconds"] == 0.0
 
 
 def test_kills_of_all_nodes_are_the_run_s() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.books import books
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
@@ -43,10 +44,11 @@ class Node:
         monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
             may_prefetch=True, order=SimpleNamespace(announced=False, followed=False), pid=7,
-            file=None,
+            file=None, looked=lambda cold: None,
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
-            reader=self.reader, walks=[], verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
+            reader=self.reader, walks=[], file=SimpleNamespace(**books()),
+            verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
             span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
         )  # fmt: skip
         layout: Any = SimpleNamespace(lookahead=lambda _: 16 * MIB)

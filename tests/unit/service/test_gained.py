@@ -15,10 +15,10 @@ import pytest
 from conftest import wait_until
 
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.predict.gain import FileReads, Watched
+from uffdprefetch.predict.gain import FileReads, Used, Watched
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.service import waits
-from uffdprefetch.service.gained import MISSES_LEAST, OWN_SECONDS, Gained, gained
+from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import (
     AT_ONCE_NS,
     COST,
@@ -32,7 +32,6 @@ from uffdprefetch.service.waits import (
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 
 MIB = 1 << 20
-READS = [FileReads(1000, 128 << 10, 1000)]
 STORAGE = Storage(300e6, 1e-3)
 
 
@@ -151,91 +150,62 @@ def test_how_many_wait_side_by_side_is_of_lately(monkeypatch: pytest.MonkeyPatch
 # ---- what can be said ---------------------------------------------------------------------------
 
 
-def say(used: int | None, memory: int = 0, misses: int = 0, wall: float = 1.0,
-        storage: Storage = STORAGE, before: int = 0) -> Gained:  # fmt: skip
-    return gained(
-        READS if used else [], used, memory, misses, before, Watched(wall, wall, 0.0), storage
-    )
+def say(used: int, memory: int = 0, misses: int = 0, wall: float = 2.0, waited: float = 0.0,
+        storage: Storage = STORAGE, before: int = 0, unused: int = 0) -> Gained:  # fmt: skip
+    reads = [FileReads(Used(runs=used // BLOCK_BYTES), 128 << 10)] if used else []
+    watched = Watched(wall, wall, waited)
+    return gained(reads, used, unused, memory, misses, before, watched, storage)
 
 
 def test_what_was_read_before_anybody_looked_was_not_in_memory() -> None:
     assert say(0, memory=128 * MIB).gain == "in-memory"
     assert say(0, memory=128 * MIB, before=4 * MIB).gain == "in-memory"
     found = say(0, memory=128 * MIB, before=100 * MIB)
-    assert (found.gain, found.gained_seconds) == ("just-read", None)
+    assert (found.gain, found.saved_at_least_seconds) == ("just-read", None)
     assert say(128 * MIB, before=100 * MIB).gain == "saved"
 
 
-def test_what_is_saved_is_less_what_wrap_takes_itself() -> None:
-    found = say(128 * MIB)
-    assert (found.gain, found.spared_requests) == ("saved", 1000)
-    took = 1e-3 + (128 << 10) / 300e6
-    assert found.gained_seconds == pytest.approx(1000 * took - OWN_SECONDS, abs=1e-3)
-    assert say(MIB, wall=99.0).gained_seconds is not None
+def test_a_gain_is_told_as_what_waits_and_bytes_both_say() -> None:
+    whole = 1024 * (1e-3 + (128 << 10) / 300e6)
+    found = say(64 * MIB)
+    assert found.saved_at_least_seconds == pytest.approx(whole, abs=1e-3)
+    assert (found.gain, found.cost_seconds) == ("saved", 0.0)
+    assert say(64 * MIB, waited=1.0).saved_at_least_seconds == pytest.approx(whole - 1, abs=1e-3)
+    # more was read for nothing than was spared: it gains, by the waits, and is not told to
+    wasted = say(64 * MIB, waited=1.0, unused=512 * MIB)
+    assert (wasted.gain, wasted.saved_at_least_seconds, wasted.cost_seconds) == ("even", 0.0, 0.0)
 
 
-def waiting(share: float, requests: int = 1000) -> Gained:
-    """Readers that do nothing but wait, in order, this part of what they would have without us."""
-    waited = share * requests * (1e-3 + (128 << 10) / 300e6) / 2
-    watched = Watched(waited, waited, waited)
-    reads = [FileReads(requests, 128 << 10, 0)]
-    return gained(reads, requests << 17, 0, 0, 0, watched, Storage(300e6, 1e-3))
-
-
-def test_a_gain_that_is_less_than_the_error_of_two_long_waits_is_not_known() -> None:
-    assert waiting(0.1, requests=4000).gained_seconds == pytest.approx(2.4, abs=0.2)
-    for share in (0.9, 1.0, 1.2):  # of nearly three seconds
-        found = waiting(share, requests=4000)
-        assert (found.gain, found.gained_seconds) == ("unknown", None)
-    assert waiting(1.0, requests=400).gained_seconds == 0.0  # both so short that it was little
+def test_a_loss_is_told_as_far_as_bytes_for_nothing_account_for_the_waits() -> None:
+    assert say(0, waited=2.0, unused=300_000_000).cost_seconds == pytest.approx(1.0)
+    assert say(0, waited=0.5, unused=300_000_000).cost_seconds == pytest.approx(0.5)
+    found = say(MIB, waited=2.0)
+    assert (found.gain, found.cost_seconds) == ("even", 0.0)
 
 
 @pytest.mark.parametrize(
     ("found", "gain", "seconds"),
     [
-        (say(0), "nothing-read", 0.0),
-        (say(0, memory=64 * MIB), "in-memory", 0.0),
-        (say(MIB, memory=64 * MIB, misses=2), "in-memory", 0.0),
-        (say(0, memory=64 * MIB, misses=400), "not-used", 0.0),
-        (say(None, memory=64 * MIB), "unknown", None),
+        (say(0), "nothing-read", None),
+        (say(0, memory=64 * MIB), "in-memory", None),
+        (say(MIB, memory=64 * MIB, misses=2), "in-memory", None),
+        (say(0, memory=64 * MIB, unused=64 * MIB, waited=0.01), "cost", 0.0),
+        (say(0, memory=64 * MIB, misses=400), "even", 0.0),
         (say(64 * MIB, storage=Storage(0.0, 0.0)), "unknown", None),
         (say(64 * MIB, wall=0.0), "unknown", None),
     ],
 )
 def test_what_is_not_known_is_not_said(found: Gained, gain: str, seconds: float | None) -> None:
-    assert (found.gain, found.gained_seconds) == (gain, seconds)
+    assert (found.gain, found.saved_at_least_seconds) == (gain, seconds)
 
 
-def test_a_request_takes_no_longer_than_misses_have_waited() -> None:
-    slow, watched = Storage(300e6, 50e-3), Watched(1.0, 1.0, MISSES_LEAST * 1e-3)
-    of_few = gained(READS, 128 * MIB, 0, MISSES_LEAST - 1, 0, watched, slow)
-    found = gained(READS, 128 * MIB, 0, MISSES_LEAST, 0, watched, slow)
-    assert found.gained_seconds is not None and of_few.gained_seconds is not None
-    assert found.gained_seconds < 2.0 < 40.0 < of_few.gained_seconds
-
-
-# ---- pieces of a file ---------------------------------------------------------------------------
+# ---- the books of a file ------------------------------------------------------------------------
 
 
 def drawn(size_bytes: int, chance: random.Random) -> FileState:
     file = FileState((0, 0, 0, 0), "", -1, -1, -1, size_bytes, "")
     file.blocks = bytearray(chance.choices(range(4), k=-(-size_bytes // BLOCK_BYTES)))
     return file
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_pieces_with_something_used_are_counted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = random.Random(seed)
-    monkeypatch.setattr("uffdprefetch.state.files.COUNTED_BLOCKS", chance.choice([8, 1 << 20]))
-    file = drawn(chance.randrange(1, 300 * BLOCK_BYTES), chance)
-    for piece_bytes in (4096, 65536, 128 << 10, MIB, 64 * MIB):
-        if piece_bytes < BLOCK_BYTES:
-            expected = file.blocks.count(3) * (BLOCK_BYTES // piece_bytes)
-        else:
-            step = piece_bytes // BLOCK_BYTES
-            starts = range(0, len(file.blocks), step)
-            expected = sum(3 in file.blocks[at : at + step] for at in starts)
-        assert file.used_pieces(piece_bytes) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -248,6 +218,40 @@ def test_the_blocks_of_a_file_are_no_more_than_it(seed: int) -> None:
     middle = chance.randrange(len(file.blocks) + 1)
     parts = [file.block_counts(0, middle), file.block_counts(middle, len(file.blocks))]
     assert tuple(map(sum, zip(*parts, strict=True))) == file.block_counts()
+
+
+def test_books_tell_where_somebody_has_come_to_and_from_where() -> None:
+    file = drawn(64 * BLOCK_BYTES, random.Random(1))
+    file.blocks = bytearray(64)
+    file.mark_prefetched(8 * BLOCK_BYTES, 40 * BLOCK_BYTES)
+
+    def comes(first: int, last: int) -> None:
+        file.tell_used(first * BLOCK_BYTES, last * BLOCK_BYTES)
+        file.mark_used(first * BLOCK_BYTES, last * BLOCK_BYTES)
+
+    comes(0, 4)  # by itself
+    comes(0, 4)  # which is no news
+    comes(16, 17)
+    comes(17, 20)
+    file.used.looked(3_000_000)
+    comes(12, 16)
+    file.used.looked(1_000_000)
+    comes(30, 34)
+    comes(36, 37)
+    used = file.used
+    assert (used.demand_runs, used.demand_blocks) == (1, 4)
+    assert (used.runs, used.back, used.passed) == (3, (4, 1_000_000), 3)
+    assert list(used.went_on.values()) == [(3, 3_000_000)]
+    assert used.ahead_blocks == 13
+
+
+def test_what_is_under_way_when_somebody_comes_is_not_his_own_miss() -> None:
+    file = drawn(8 * BLOCK_BYTES, random.Random(1))
+    file.blocks = bytearray(8)
+    file.in_flight.add(0, 4 * BLOCK_BYTES)
+    file.tell_used(0, BLOCK_BYTES)
+    file.tell_used(6 * BLOCK_BYTES, 7 * BLOCK_BYTES)
+    assert (file.used.ahead_blocks, file.used.demand_blocks) == (1, 1)
 
 
 def test_every_field_is_a_key_of_the_summary() -> None:

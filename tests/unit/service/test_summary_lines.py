@@ -54,9 +54,13 @@ def changed(**values: Any) -> dict[str, Any]:
     return summary
 
 
-def test_a_good_run_says_what_it_gained_and_no_more() -> None:
-    assert short_lines(SUMMARY_JSON) == [
-        "saved about 2.35 s of waiting for storage; read 1 GiB ahead"
+KEPT = "kept ahead of the job: 1014 MiB of 1 GiB (10.2 MiB missed, 200 ms waited)"
+
+
+def test_a_good_run_says_what_was_kept_ahead_and_what_it_saved_and_no_more() -> None:
+    assert short_lines(SUMMARY_JSON) == [f"{KEPT}; saved at least 2.35 s"]
+    assert short_lines(SUMMARY_JSON, TERMINAL) == [
+        "kept ahead: 1014 MiB of 1 GiB; saved at least 2.35 s"
     ]
 
 
@@ -80,11 +84,8 @@ def test_a_run_of_many_nodes_says_what_they_shared_or_why_nothing(
 ) -> None:
     summary = changed(cluster={**NODES, **cluster}, pool={"read_bytes": 1 << 20})
     assert short_lines(summary)[1] == said
-    little = changed(
-        cluster={**NODES, **cluster}, pool={"read_bytes": 1 << 20}, totals_gained_seconds=0.0
-    )
-    first = short_lines(little)[0]
-    assert first == said if cluster.get("from_bytes") else first.startswith("gained little")
+    first = short_lines({**summary, "totals": {**summary["totals"], "gain": "even"}})[0]
+    assert first == said if cluster.get("from_bytes") else first.startswith("kept ahead of the job")
 
 
 def test_with_v_it_says_how_it_ran() -> None:
@@ -170,27 +171,34 @@ def test_one_miss_is_singular_and_none_is_a_figure() -> None:
 @pytest.mark.parametrize(
     ("summary", "line"),
     [
-        (changed(totals_gained_seconds=0.05), "gained little: less than 100 ms; read 1 GiB ahead"),
+        (changed(totals_saved_at_least_seconds=0.05), KEPT),
+        (changed(totals_gain="even", totals_saved_at_least_seconds=0.0), KEPT),
+        (changed(totals_gain="unknown", totals_saved_at_least_seconds=None), KEPT),
         (
-            changed(totals_gain="in-memory", totals_gained_seconds=0.0),
-            "nothing to gain: the data was in memory",
+            changed(totals_gain="unknown", totals_coverage=None, totals_prefetched_bytes=1 << 20),
+            "read 1 MiB ahead",
         ),
         (
-            changed(totals_gain="nothing-read", totals_gained_seconds=0.0),
+            changed(totals_coverage=1.0, totals_waited_seconds=None, totals_gain="even"),
+            "kept ahead of the job: 1 of 1 GiB",
+        ),
+        (
+            changed(totals_coverage=1.0, totals_waited_seconds=0.0, totals_gain="even"),
+            "kept ahead of the job: 1 of 1 GiB (nobody was seen to wait)",
+        ),
+        (changed(totals_gain="in-memory"), "nothing to gain: the data was in memory"),
+        (
+            changed(totals_gain="nothing-read"),
             "nothing to gain: nothing of the mapped files was read",
         ),
         (
-            changed(totals_gain="unknown", totals_gained_seconds=None),
-            "how much was gained could not be measured; read 1 GiB ahead",
+            changed(totals_gain="just-read", totals_job_storage_bytes=1 << 20),
+            "the data was in memory when it was mapped: the job had read 1 MiB itself",
         ),
-        (
-            changed(totals_gain="unknown", totals_untold_bytes=1, totals_gained_seconds=None),
-            "what was gained is not known: what was cached is not told to you",
-        ),
-        (changed(files=[]), "gained nothing: no mapping was served"),
+        (changed(files=[]), "served nothing: no mapping was served"),
         (changed(files=[], totals_gain="unknown", rung_reason="too early"),
-         "gained nothing: too early"),
-        (changed(policy="none"), "gained nothing: --policy none only watches"),
+         "served nothing: too early"),
+        (changed(policy="none"), "read nothing ahead: --policy none only watches"),
     ],
 )  # fmt: skip
 def test_the_first_line_is_what_the_run_gained(summary: dict[str, Any], line: str) -> None:
@@ -206,46 +214,60 @@ def job(*command: str, status: int = 0) -> dict[str, Any]:
     [
         (
             changed(files=[], job=job("cat")),
-            ["gained nothing: no mapping of 16 MiB or more was seen"],
+            ["served nothing: no mapping of 16 MiB or more was seen"],
         ),
         (
             changed(files=[], job=job("cat"), wall_seconds=0.011),
-            ["gained nothing: the job ended before it was looked at"],
+            ["served nothing: the job ended before it was looked at"],
         ),
         (
             changed(files=[], job=job("mpirun", "x", status=1), totals_unserved_read_bytes=1 << 30),
-            ["gained nothing: mpirun failed (exit status 1) and mapped no file"],
+            ["served nothing: mpirun failed (exit status 1) and mapped no file"],
         ),
         (
             changed(files=[], job=job("/bin/cat", status=-9)),
-            ["gained nothing: cat was ended by signal 9 and mapped no file"],
+            ["served nothing: cat was ended by signal 9 and mapped no file"],
         ),
         (
             changed(files=[], job=job("srun", "-N2", "-n", "4", "sh", "-c", "a b")),
             [
-                "gained nothing: srun runs its programs outside of this wrap",
+                "served nothing: srun runs its programs outside of this wrap",
                 "try: srun -N2 -n 4 uffdprefetch wrap -- sh -c 'a b'",
             ],
         ),
         (
             changed(files=[], job=job("srun", "sh", *(["word"] * 20))),
             [
-                "gained nothing: srun runs its programs outside of this wrap",
+                "served nothing: srun runs its programs outside of this wrap",
                 "try: srun ... uffdprefetch wrap -- sh ...",
             ],
         ),
-        (changed(job=job("cat", status=3)), short_lines(SUMMARY_JSON)),
+        (changed(job=job("cat", status=3)), short_lines(SUMMARY_JSON, TERMINAL)),
     ],
 )
 def test_where_nothing_was_served_it_says_why(summary: dict[str, Any], said: list[str]) -> None:
     assert short_lines(summary, TERMINAL) == said
 
 
-def test_the_gain_is_told_with_how_much_it_may_differ() -> None:
-    assert short_lines(changed(totals_gained_error_seconds=0.3), TERMINAL) == [
-        "saved about 2.35 s (give or take 300 ms) of waiting for storage"
-    ]
-    assert "give or take" not in short_lines(changed(totals_gained_error_seconds=0.0))[0]
+COST = {"totals_gain": "cost", "totals_cost_seconds": 0.51, "totals_saved_at_least_seconds": 0.0}
+UNUSED = {"totals_prefetched_bytes": 491 << 20, "totals_wasted_bytes": 337 << 20}
+
+
+def test_a_loss_is_told_first_and_by_what() -> None:
+    assert short_lines(changed(**COST, **UNUSED)) == [
+        "cost about 510 ms: 337 of 491 MiB read ahead were not used", KEPT
+    ]  # fmt: skip
+    assert short_lines(changed(**{**COST, **UNUSED, "totals_cost_seconds": 0.05})) == [
+        KEPT, "read for nothing: 337 of 491 MiB read ahead were not used"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("gain", ["saved", "even", "unknown", "in-memory", "just-read"])
+def test_what_was_read_for_nothing_is_always_told_above_a_tenth(gain: str) -> None:
+    told = short_lines(changed(totals_gain=gain, **UNUSED))
+    assert told[1:] == ["read for nothing: 337 of 491 MiB read ahead were not used"]
+    less = {**UNUSED, "totals_wasted_bytes": 49 << 20}
+    assert len(short_lines(changed(totals_gain=gain, **less))) == 1
 
 
 BY_READ = {"files": [], "totals_unserved_read_bytes": 1 << 30}
@@ -393,7 +415,7 @@ def test_so_does_that_of_who_is_seen_less_closely(coarse: Coarse) -> None:
 
 def test_a_sparse_summary_has_a_line() -> None:
     sparse = {"engine": "off", "policy": "none", "wall_seconds": 0.01, "totals": {}}
-    assert short_lines(sparse) == ["gained nothing: no mapping was served"]
+    assert short_lines(sparse) == ["served nothing: no mapping was served"]
     assert not any("\n" in line for line in lines(sparse, verbose=True))
 
 
@@ -677,7 +699,7 @@ def test_a_job_that_was_killed_for_want_of_memory_is_told_first() -> None:
     assert rest == short_lines(SUMMARY_JSON)
     of_pool = short_lines(changed(**killed, engine="pool"))[0]
     assert of_pool.endswith(": give it more memory (Slurm: --mem), or a smaller --budget")
-    assert short_lines(changed(**killed, files=[])) == [f"gained nothing: {first}"]
+    assert short_lines(changed(**killed, files=[])) == [f"served nothing: {first}"]
     by_hand = changed(job=job("/bin/cat", status=-9), oom=oom(0), files=[])
     assert "ended by signal 9" in short_lines(by_hand)[0]
 

@@ -12,6 +12,7 @@ import pytest
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.summary import degradations
 from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import (
     DEGRADATIONS_MAX,
     FILES_MAX,
@@ -58,6 +59,19 @@ def test_a_single_value_is_told_as_it_is(value: int) -> None:
     histogram.add(value)
     assert histogram.quantile(0.5) == value  # the bin's edge is cut to the greatest value seen
     assert histogram.max == value
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_least_values_are_told_no_higher_than_they_are(seed: int) -> None:
+    rng, histogram = random.Random(seed), Histogram()
+    values = sorted(rng.randrange(1, 10 ** rng.randrange(1, 12)) for _ in range(200))
+    for value in values:
+        histogram.add(value)
+    above = values[20]
+    found = histogram.least(3, above)
+    for told, value in zip(found, [v for v in values if v >= above * 1.25], strict=False):
+        assert above <= told <= value
+    assert len(found) == 3 and Histogram().least(3, 0) == []
 
 
 def test_an_empty_histogram_has_no_quantile() -> None:
@@ -130,6 +144,16 @@ def test_what_is_said_to_the_user_is_said_once_and_bounded() -> None:
         "path": "/file/7", "mapped_bytes": 7, "reason": "in-memory", "why": "it is memory",
         "remedy": None,
     }  # fmt: skip
+
+
+def test_the_books_of_all_closed_files_are_kept_in_bounded_space() -> None:
+    ledger, count = Ledger(), 3 * FILES_MAX
+    for number in range(count):
+        file = FileState((0, number, 0, 0), f"/{number}", -1, -1, -1, 1 << 20, "")
+        file.used.runs = 1
+        ledger.close_file(file)
+    assert len(ledger.spared) == len(ledger.closed_files) == FILES_MAX
+    assert sum(one.used.runs for one in ledger.spared) == count
 
 
 def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.warm.meter import LATENCY_LEAST, Meter
 
 MIB, BANDWIDTH, LATENCY = 1 << 20, 300e6, 1e-3
@@ -25,35 +24,38 @@ def met(*alone: tuple[int, float], pages: tuple[float, ...] = ()) -> Meter:
     return meter
 
 
-def test_single_reads_tell_a_latency_before_all_others() -> None:
-    meter = met((2 * MIB, 0.5), pages=(0.1, 0.1))
-    seconds = LATENCY + MISS_BYTES / BANDWIDTH
-    assert meter.cost(seconds).latency_seconds == pytest.approx(LATENCY)
-
-
 def test_of_a_few_reads_beside_which_others_waited_no_latency_is_told() -> None:
     """It was 22 ms of a link of 1 ms, by two of them."""
-    assert met((2 * MIB, 0.05)).cost(None).latency_seconds == 0.0
-    assert met(pages=(0.02,)).cost(None).latency_seconds == 0.0
-    assert met((MIB, 0.05), pages=(0.02, 0.03)).cost(None).latency_seconds == 0.0
+    assert Meter().cost().latency_seconds == 0.0
+    assert met((2 * MIB, 0.05)).cost().latency_seconds == 0.0
+    assert met((MIB, 0.05), pages=(0.02,)).cost().latency_seconds == 0.0
 
 
 def test_the_quickest_of_pages_and_of_what_was_read_alone_tells_it() -> None:
     quick, slow = (MIB, LATENCY + MIB / BANDWIDTH), (MIB, 0.05)
-    assert met(slow, slow, slow, quick).cost(None).latency_seconds == pytest.approx(LATENCY)
-    assert met(quick, pages=(0.02,) * 3).cost(None).latency_seconds == pytest.approx(LATENCY)
-    pages = (*(0.02,) * 3, 2 * LATENCY)
-    assert met(pages=pages).cost(None).latency_seconds == pytest.approx(2 * LATENCY)
+    assert met(slow, quick, slow).cost().latency_seconds == pytest.approx(LATENCY)
+    assert met(quick, pages=(0.02, 0.2)).cost().latency_seconds == pytest.approx(LATENCY)
+    assert met(slow, pages=(0.02, LATENCY)).cost().latency_seconds == pytest.approx(LATENCY)
 
 
-def test_a_large_read_tells_no_latency() -> None:
-    """By a bandwidth that is a tenth off, it was the clock's noise."""
-    large = (8 * MIB, LATENCY + 8 * MIB / BANDWIDTH)
-    assert met(large, large, large, large, large).cost(None).latency_seconds == 0.0
-    slow = (8 * MIB, 0.05)  # beside readers' own requests
-    assert met(large, slow, slow, slow, slow, large).cost(None).latency_seconds == 0.0
-    small = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)
-    assert met(large, *(small,) * 4).cost(None).latency_seconds == pytest.approx(LATENCY)
+def test_what_others_have_read_tells_too() -> None:
+    fills = [(MIB // 16, 0.9 * LATENCY + MIB / 16 / BANDWIDTH)] * 3
+    assert met().cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY)
+    assert met(pages=(LATENCY,) * 3).cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY)
+
+
+def test_what_memory_has_answered_tells_none() -> None:
+    memory = (4096, LATENCY_LEAST / 2)
+    assert met(*(memory,) * 3).cost().latency_seconds == 0.0
+    far = (0.02, 0.021, 0.022)
+    assert met(memory, pages=far).cost().latency_seconds == pytest.approx(0.02)
+
+
+def test_without_a_busy_stretch_what_was_read_alone_tells_the_bandwidth() -> None:
+    meter = met((MIB, 2 * LATENCY + MIB / BANDWIDTH), (MIB, LATENCY + MIB / BANDWIDTH))
+    meter.bandwidth = 0.0
+    meter.note_pages(read(4096, LATENCY), 1)
+    assert meter.cost().bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.01)
 
 
 def test_a_link_is_what_it_was_at_its_best() -> None:
@@ -104,4 +106,4 @@ def test_a_pool_that_waits_for_room_is_no_slow_storage() -> None:
         meter.note_alone(result)
         now, idle = now + 10**9 + took, idle + 10**9
     assert meter.bandwidth == pytest.approx(BANDWIDTH, rel=1e-6)
-    assert meter.cost(None).bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=1e-6)
+    assert meter.cost().bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=1e-6)

@@ -281,13 +281,16 @@ def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
 # ---- who may not ask what is resident -----------------------------------------------------------
 
 
-def test_where_nobody_tells_what_was_cached_nothing_counts_as_prefetched(file: FileState) -> None:
+@pytest.mark.parametrize("waited_bytes", [0, 1 * MIB, 2 * MIB])
+def test_where_nobody_tells_what_was_cached_what_our_reads_waited_for_was_prefetched(
+    file: FileState, waited_bytes: int
+) -> None:
     file.counts_reads = False
-    scheduler = scheduler_of(Notes(sensor=-1))
-    scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))
+    scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=0, waited_bytes=waited_bytes))
+    scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
-    assert file.untold_bytes == 8 * MIB
-    assert file.prefetched_bytes == scheduler.prefetched_bytes == 0
+    assert file.prefetched_bytes == scheduler.prefetched_bytes == 4 * waited_bytes
+    assert file.already_resident_bytes == 8 * MIB - 4 * waited_bytes
 
 
 @pytest.mark.parametrize("storage_bytes", [0, 1 * MIB, 2 * MIB])
@@ -298,7 +301,6 @@ def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=storage_bytes))
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
-    assert file.untold_bytes == 0
     assert file.prefetched_bytes == 4 * storage_bytes
     assert file.already_resident_bytes == 8 * MIB - 4 * storage_bytes
 
