@@ -19,6 +19,7 @@ from harness import Job, Start, snapshot
 torch = pytest.importorskip("torch")
 from arrow_shards import write_library, write_shards  # noqa: E402
 from lmdb_datasets import make_unpadded  # noqa: E402
+from record_files import grow  # noqa: E402
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.torch
@@ -102,6 +103,8 @@ def orders_followed(
 ) -> dict[Path, dict[str, Any]]:  # fmt: skip
     """Run the script plainly and, from cold, under wrap, with an order of each of the files known
     by the batch after ``seen``: it says the same. The summary's plans, by file."""
+    for file in files:
+        grow(file)
     path = directory / "train.py"
     path.write_text(script)
     line = [sys.executable, str(path), *map(str, words)]

@@ -16,6 +16,7 @@ from harness import Job, Start, snapshot
 
 torch = pytest.importorskip("torch")
 from lmdb_datasets import KINDS  # noqa: E402
+from record_files import grow  # noqa: E402
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.torch
@@ -24,7 +25,6 @@ N = 500
 SIZES = (40_000, 160_000)
 #: A part of what an epoch reads after the pause.
 SENT_BYTES = N * SIZES[0] // 4
-HOLE_BYTES = 64 << 20
 
 #: Pauses after some batches, so that the test can look; the rest is what a user writes.
 SCRIPT = """
@@ -71,19 +71,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         KINDS[kind].make(made[kind], N, np.random.default_rng(3), sizes=SIZES)
         grow(made[kind] / KINDS[kind].file)
     return made
-
-
-def grow(path: Path) -> None:
-    """Give it a hole that nobody reads. Of a file that is in memory whole nobody asks for an order,
-    and readahead may well bring the last page of this one with the first epoch."""
-    content = path.read_bytes()
-    at = len(content)
-    if path.suffix == ".arrow":  # whose footer is found from its end
-        at -= int.from_bytes(content[-10:-6], "little") + 10
-    with path.open("r+b") as file:
-        file.truncate(at + HOLE_BYTES)
-        file.seek(at + HOLE_BYTES)
-        file.write(content[at:])
 
 
 def cold(path: Path, kind: str) -> None:

@@ -96,3 +96,22 @@ def sparse(path: Path, size_bytes: int, pieces: dict[int, bytes]) -> None:
         for at, data in pieces.items():
             file.seek(at)
             file.write(data)
+
+
+#: More than readahead brings beyond what was read.
+HOLE_BYTES = 64 << 20
+
+
+def grow(path: Path) -> None:
+    """Give a file of records (LMDB, .npy, .arrow) a hole that nobody reads, once. Of a file that is
+    in memory whole nobody asks for an order, and readahead may well bring all of a small one."""
+    content = path.read_bytes()
+    at = len(content)
+    if at >= HOLE_BYTES:
+        return
+    if content.startswith(b"ARROW1"):  # whose footer is found from its end; a stream has an end
+        at -= int.from_bytes(content[-10:-6], "little") + 10
+    with path.open("r+b") as file:
+        file.truncate(at + HOLE_BYTES)
+        file.seek(at + HOLE_BYTES)
+        file.write(content[at:])
