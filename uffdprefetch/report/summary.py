@@ -288,9 +288,11 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
     if _launches_elsewhere(summary):
         name = os.path.basename(job["command"][0])
         return f"{name} runs its programs outside of this wrap"
+    if _refused(summary):
+        return "no mapping was served"
     if summary["totals"].get("gain") == "unknown":  # nobody was there to see one
         return str(summary["rung_reason"])
-    if _refused(summary) or not job:
+    if not job:
         return "no mapping was served"
     if summary["wall_seconds"] < LOOKED_SECONDS:
         return "the job ended before it was looked at"

@@ -198,6 +198,8 @@ def test_one_miss_is_singular_and_none_is_a_figure() -> None:
         (changed(files=[]), "served nothing: no mapping was served"),
         (changed(files=[], totals_gain="unknown", rung_reason="too early"),
          "served nothing: too early"),
+        (changed(files=[], totals_gain="unknown", rung_reason="no mapping was managed",
+                 unserved=[unserved(None, 1 << 27)]), "served nothing: no mapping was served"),
         (changed(policy="none"), "read nothing ahead: --policy none only watches"),
     ],
 )  # fmt: skip
