@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 SCHEMA = "uffdprefetch.compare/1"
 PLAIN = "plain"
+#: Of the intervals that are told from six rounds on; the conventional one.
 CONFIDENCE = 0.95
 #: Fewer do not tell a difference from chance; so many have an interval of 95 %.
 ROUNDS_LEAST, ROUNDS_SURE = 3, 6

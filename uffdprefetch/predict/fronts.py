@@ -40,7 +40,6 @@ _LOSE = bytes(
 _USE = bytes(
     (value | USED) & ~LOST | TOUCHED if value & ASKED else value | TOUCHED for value in range(256)
 )
-_USED = bytes(bool(value & USED) for value in range(256))
 _UNASK = bytes(value & ~(ASKED | LOST) if not value & USED else value for value in range(256))
 
 
@@ -91,6 +90,8 @@ class FileFronts:
     ) -> None:  # fmt: skip
         self.blocks, self.walks, self._account, self._ending = blocks, walks, account, ending
         self.flags = bytearray(blocks)
+        self.unknown = blocks  # neither touched nor asked for
+        self._used = 0  # of what was asked for
         self.fronts: list[Front] = []
 
     # ---- blocks ---------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ class FileFronts:
         """[start, end) is asked for: how many blocks of it were not, nor touched."""
         part = self.flags[start:end]
         fresh = part.count(0)
+        self.unknown -= fresh
         self.flags[start:end] = part.replace(b"\0", bytes((ASKED,)))
         self._account.asked += fresh * BLOCK_BYTES
         return fresh
@@ -112,7 +114,9 @@ class FileFronts:
         lost = self.flags[start:end].translate(_BACK).count(1)
         self._account.asked -= part.count(1) * BLOCK_BYTES
         self._account.lost -= lost * BLOCK_BYTES
+        before = self.flags.count(0, start, end)
         self._mark(start, end, _UNASK)
+        self.unknown += self.flags.count(0, start, end) - before
 
     def lose(self, start: int, end: int) -> None:
         """Nobody will come to what was asked for there."""
@@ -125,7 +129,7 @@ class FileFronts:
     @property
     def used_bytes(self) -> int:
         """Of what was asked for."""
-        return self.flags.translate(_USED).count(1) * BLOCK_BYTES
+        return self._used * BLOCK_BYTES
 
     # ---- touches --------------------------------------------------------------------------------
 
@@ -133,6 +137,8 @@ class FileFronts:
         """A run of blocks is touched: its front, and whether that begins here."""
         part = self.flags[start:end]
         used = part.translate(_UNUSED)
+        self.unknown -= part.count(0)
+        self._used += used.count(1)
         if used.count(1):
             back = part.translate(_BACK).count(1)
             first = bool(used[0]) and not (start and self.flags[start - 1] & TOUCHED)

@@ -508,7 +508,7 @@ class Ahead(Predictor):
     def _judge(self, of: _File, reader: Reader, link: Link, now_ns: int) -> None:
         if of.stream is not None or not of.visits.places:
             return
-        size, missing = of.file.size_bytes, of.fronts.flags.count(0) * BLOCK_BYTES
+        size, missing = of.file.size_bytes, of.fronts.unknown * BLOCK_BYTES
         room = self._room_bytes(of.file)
         touched = of.touched * BLOCK_BYTES
         worth = of.visits.is_worth_it(size, missing, touched, BLOCK_BYTES, now_ns, link)

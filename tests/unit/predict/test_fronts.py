@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+
 from uffdprefetch.predict.fronts import (
     ASKED,
     BLOCK_BYTES,
@@ -10,6 +12,7 @@ from uffdprefetch.predict.fronts import (
     LOOKS_ELSEWHERE,
     LOST,
     TOUCHED,
+    USED,
     FileFronts,
     Front,
     State,
@@ -177,3 +180,19 @@ def test_when_all_have_unmapped_it_nothing_is_open() -> None:
     assert file.account.open > 0
     file.fronts.closed(2, others=False)
     assert file.account.open == 0 and not file.fronts.fronts
+
+
+def test_counts_are_those_of_the_blocks_however_they_came() -> None:
+    """They are asked for at each turn, and a file of 1 TiB has 16 million blocks."""
+    file, chance = File(), random.Random(4)
+    for _ in range(3000):
+        start = chance.randrange(BLOCKS - 40)
+        end = start + chance.randrange(1, 40)
+        what = chance.choice(("touch", "ask", "take_back", "lose"))
+        if what == "touch":
+            file.touch(start, end - start)
+        else:
+            getattr(file.fronts, what)(start, end)
+    flags = file.fronts.flags
+    assert file.fronts.unknown == flags.count(0) < BLOCKS
+    assert file.fronts.used_bytes == sum(bool(flag & USED) for flag in flags) * BLOCK_BYTES > 0
