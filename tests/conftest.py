@@ -22,7 +22,7 @@ from paths import SUPPORT, TESTS
 from uffdprefetch.base.identity import _FAMILIES
 
 dispositions.usual_signals()
-pytest.register_assert_rewrite("bulk_bed", "components", "plan_jobs", "training", "watched")
+pytest.register_assert_rewrite("guess_bed", "components", "plan_jobs", "training", "watched")
 
 FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
 #: Only there so that a hang fails with what was awaited; no test's meaning depends on it. Some wait

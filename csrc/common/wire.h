@@ -16,9 +16,10 @@
 /* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 8
+#define UP_VERSION 9
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
+#define UP_RUNS_MAX 15  /* runs of pages in one message */
 
 enum up_type {
 	/* launcher and agent to service, and back */
@@ -35,6 +36,7 @@ enum up_type {
 	UP_BYE = 19,
 	UP_BYPASS = 21, /* the process changes its address space without asking us */
 	UP_STATED = 22, /* the job has said something of a mapping, by madvise(2) */
+	UP_TOUCHED = 23, /* what has been touched of a mapping that goes: before its UP_GONE */
 	/* code in the job (uffdprefetch/job/channel.py) to service: an order has been announced */
 	UP_PLAN = 20,
 	/* service to agent */
@@ -167,6 +169,12 @@ struct up_statement {
 	uint64_t start_bytes, end_bytes; /* in the file */
 };
 
+/* What was in the process's page table right before the mapping went: more of these may come of one. */
+struct up_touched {
+	uint32_t region, count;
+	uint64_t run[2 * UP_RUNS_MAX]; /* start and end of each in the file, bytes */
+};
+
 /* How the mapping is served. UP_CHECKPOINTS: these pages of the checkpoint memfd, which comes with the
  * message, are laid over it before mmap() returns, and no other ever. settled: so it is with each mapping of this
  * file, until another answer says otherwise: nothing will be laid over it, and nobody need wait. One that is refused
@@ -243,6 +251,7 @@ struct up_message {
 		struct up_file file;
 		struct up_bypass bypass;
 		struct up_statement statement;
+		struct up_touched touched;
 		struct up_command command;
 		struct up_ack ack;
 		struct up_plan plan;

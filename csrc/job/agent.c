@@ -301,7 +301,7 @@ static int is_alone(const struct agent *a)
 static void agent_wait(struct agent *a)
 {
 	int spare = a->responds && atomic_load(&up_job.responder_tid);
-	uint32_t talk = a->welcomed && (a->pending || a->stated) ? EPOLLIN | EPOLLOUT : EPOLLIN;
+	uint32_t talk = a->welcomed && (a->pending || a->stated || a->touches) ? EPOLLIN | EPOLLOUT : EPOLLIN;
 	uint64_t at = up_now_ns() + (spare ? UP_TAKE_OVER_NS : UP_ALONE_LOOK_NS), now;
 	uint32_t events[UP_SOURCES];
 

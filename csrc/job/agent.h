@@ -32,6 +32,8 @@
 
 /* What may wait to be told: as much as the job's threads can say at once. */
 #define UP_STATEMENTS UP_REQUESTS
+/* The same of what has been touched: a message for each mapping that goes. */
+#define UP_TOUCHES UP_REQUESTS
 
 /* What a thread of ours waits for. */
 enum up_source { UP_BELL_RINGS, UP_OVERLAYS_TELL, UP_SERVICE_SAYS, UP_POOL_TELLS, UP_SOURCES };
@@ -69,6 +71,10 @@ struct agent {
 	uint32_t pending; /* regions that still have something to tell the service */
 	uint32_t stated;  /* what the job has said and the service has not heard */
 	struct up_statement statement[UP_STATEMENTS];
+	uint32_t touches; /* what was seen of mappings that go, and the service has not heard */
+	struct up_touched touched[UP_TOUCHES];
+	int no_scan; /* the kernel has no PAGEMAP_SCAN */
+	uint64_t looks_at_ns; /* when up_job.looks was raised last */
 	_Atomic uint32_t slots; /* one past the highest slot ever used */
 	uint32_t overlays, overlays_max;
 	uint32_t pooled; /* regions that the pool serves */
@@ -91,6 +97,7 @@ struct up_hands {
 	int maps_fd, pagemap_fd; /* numbers in its own table */
 	int seized; /* not the agent: it has no descriptor of the file, and the region is SEIZED for it */
 	int ends;   /* the agent ends: nobody will serve what stays the pool's */
+	int alone;  /* no other thread is there that could write meanwhile: of a child of fork(2) */
 };
 
 #pragma GCC visibility push(hidden)
@@ -121,6 +128,12 @@ void up_let_go(struct agent *a, struct up_region *r);
 void up_let_left_go(struct agent *a);
 /* Whether nobody has read what waits in the checkpoints' userfaultfd. */
 int up_is_left_lying(struct agent *a);
+
+/* lastlook.c */
+/* Of a region that the asker of q takes away when it is answered: what has been touched of it is told before that. */
+void up_last_look(struct agent *a, struct up_region *r, struct up_request *q);
+/* As time goes by, some more looks may be made. */
+void up_grant_looks(struct agent *a);
 
 /* lease.c */
 /* Of a region's file; *fd is the table's then, and -1. */

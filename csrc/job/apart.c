@@ -32,7 +32,7 @@ static struct {
 	_Atomic int tid; /* cleared by the kernel, before it closes the table: its stack is free */
 	void *stack;
 	struct up_region *region;
-	int settles;
+	int settles, alone;
 	long result;
 } apart;
 
@@ -49,11 +49,11 @@ static int open_own(const char *path)
 	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
 }
 
-long up_put_back_here(struct up_region *r, int settles)
+long up_put_back_here(struct up_region *r, int settles, int alone)
 {
 	/* Not /proc/self: that is the leader of the threads, which may have ended. */
 	struct up_hands h = { .maps_fd = open_own("/proc/thread-self/maps"),
-			      .pagemap_fd = open_own("/proc/thread-self/pagemap"), .seized = 1 };
+			      .pagemap_fd = open_own("/proc/thread-self/pagemap"), .seized = 1, .alone = alone };
 	long ret = h.maps_fd < 0 ? h.maps_fd : h.pagemap_fd < 0 ? h.pagemap_fd : 0;
 
 	if (!ret)
@@ -93,17 +93,17 @@ static void act(void)
 
 	up_drop_rights();
 	if (!shared)
-		ret = up_put_back_here(apart.region, apart.settles);
+		ret = up_put_back_here(apart.region, apart.settles, apart.alone);
 	if (!shared && ret == -EMFILE) { /* all numbers that this process may have are copies */
 		free_numbers(2);
-		ret = up_put_back_here(apart.region, apart.settles);
+		ret = up_put_back_here(apart.region, apart.settles, apart.alone);
 	}
 	apart.result = ret;
 	atomic_store(&apart.state, OVER);
 	up_futex_wake(&apart.state);
 }
 
-static long put_back_apart(struct up_region *r, int settles)
+static long put_back_apart(struct up_region *r, int settles, int alone)
 {
 	int tid, ret;
 
@@ -111,6 +111,7 @@ static long put_back_apart(struct up_region *r, int settles)
 		wait_while(&apart.tid, tid);
 	apart.region = r;
 	apart.settles = settles;
+	apart.alone = alone;
 	atomic_store(&apart.state, ACTING);
 	ret = up_thread_spawn(act, &apart.stack, &apart.tid);
 	if (ret)
@@ -128,13 +129,13 @@ static long put_back_apart(struct up_region *r, int settles)
 }
 #else
 /* Sanitizers must know every thread, and those that begin within munmap(2) they do not. */
-static long put_back_apart(struct up_region *r, int settles)
+static long put_back_apart(struct up_region *r, int settles, int alone)
 {
-	return up_put_back_here(r, settles);
+	return up_put_back_here(r, settles, alone);
 }
 #endif
 
-int up_put_back_apart(struct up_region *r, int settles)
+int up_put_back_apart(struct up_region *r, int settles, int alone)
 {
 	uint32_t is_free = 0;
 	long ret;
@@ -143,7 +144,7 @@ int up_put_back_apart(struct up_region *r, int settles)
 		wait_while(&apart.taken, 1);
 		is_free = 0;
 	}
-	ret = put_back_apart(r, settles);
+	ret = put_back_apart(r, settles, alone);
 	atomic_store(&apart.taken, 0);
 	if (up_failed(ret))
 		return (int)ret;

@@ -218,6 +218,25 @@ static void send_statements(struct agent *a)
 	a->stated = kept;
 }
 
+/* Each region's before its UP_GONE, by which the service forgets it. */
+static int send_touched(struct agent *a)
+{
+	uint32_t sent = 0, kept = 0;
+	int ret = 0;
+
+	for (; sent < a->touches; sent++) {
+		struct up_message m = { .touched = a->touched[sent] };
+
+		ret = send_message(a, UP_TOUCHED, &m, -1);
+		if (ret)
+			break;
+	}
+	for (; sent && sent + kept < a->touches; kept++)
+		a->touched[kept] = a->touched[sent + kept];
+	a->touches -= sent;
+	return ret;
+}
+
 static int send_gone(struct agent *a, struct up_region *r)
 {
 	struct up_message m = { 0 };
@@ -261,7 +280,7 @@ static int say_refused(struct agent *a, struct up_region *r)
 /* What is gone first: what is new may lie where it did. */
 void up_flush(struct agent *a)
 {
-	if (!a->welcomed)
+	if (!a->welcomed || send_touched(a))
 		return;
 	for (uint32_t i = 0; i < a->slots && a->pending && !a->hung_up; i++)
 		if (atomic_load(&up_job.region[i].state) == UP_LEAVING && send_gone(a, &up_job.region[i]))

@@ -110,7 +110,7 @@ static int put_back(const struct up_hands *h, struct up_region *r, struct source
 
 static int prot_of(const struct up_vma *v)
 {
-	return (v->readable ? PROT_READ : 0) | (v->executable ? PROT_EXEC : 0);
+	return (v->readable ? PROT_READ : 0) | (v->writable ? PROT_WRITE : 0) | (v->executable ? PROT_EXEC : 0);
 }
 
 /* Whether the pool lies at an address of the region. A private one may have other rights, which the job has given
@@ -159,8 +159,9 @@ static void put_back_part(const struct up_hands *h, struct up_region *r, struct 
 		l->at = v.end;
 	if (!is_pools(r, &v, start) || is_anothers(r, start))
 		return;
-	/* What is written after the question which pages are copies would be lost. */
-	if (v.writable) {
+	/* What is written after the question which pages are copies would be lost. (In a child there is nobody to fill
+	 * the pool's holes: what the parent has dropped would be zeros.) */
+	if (v.writable && !h->alone) {
 		l->kept += l->at - start;
 		return;
 	}

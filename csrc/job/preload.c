@@ -161,8 +161,8 @@ static int fill_place(struct up_region *r, int pooled)
 			take_hole(r->address, r->length);
 		return 1;
 	}
-	if (up_failed(up_put_back_here(r, 0))) /* no descriptor is free: elsewhere one is */
-		up_put_back_apart(r, 0);
+	if (up_failed(up_put_back_here(r, 0, 1))) /* no descriptor is free: elsewhere one is */
+		up_put_back_apart(r, 0, 1);
 	if (pooled == UP_POOLED_COPIES) /* where nothing is the job has taken it away */
 		return 0;
 	p = up_map_of_anchor(r);

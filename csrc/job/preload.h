@@ -148,10 +148,10 @@ void up_look_for_hooks(void);
 /* apart.c */
 /* The file in the pool's place, of a region that is SEIZED: wherever the kernel says that the pool lies, and but for
  * copies of the process's own. 0; -EBUSY: a part is the pool's still; another -errno: the kernel cannot be asked.
- * ``settles``: see up_pool_detach(). */
-int up_put_back_apart(struct up_region *r, int settles);
+ * ``settles``: see up_pool_detach(). ``alone``: see struct up_hands. */
+int up_put_back_apart(struct up_region *r, int settles, int alone);
 /* The act itself: how many bytes are the pool's still, or -errno. It opens descriptors. */
-long up_put_back_here(struct up_region *r, int settles);
+long up_put_back_here(struct up_region *r, int settles, int alone);
 /* Whether nothing lies in [start, end); -errno: the kernel cannot be asked. It opens a descriptor. */
 int up_is_empty_here(uintptr_t start, uintptr_t end);
 /* In a forked child, where no such thread is. */

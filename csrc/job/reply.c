@@ -235,6 +235,8 @@ static void on_request(struct agent *a, struct up_request *q)
 		}
 		break;
 	case UP_REQ_FORGET:
+		if (q->awaited)
+			up_last_look(a, r, q);
 		up_unlisten(a, r);
 		up_release(a, r, UP_CLOSING);
 		break;
@@ -276,6 +278,7 @@ void up_on_bell(struct agent *a)
 {
 	up_take_bell(a);
 	atomic_store(&up_job.silent, 0);
+	up_grant_looks(a);
 	for (int i = 0; i < UP_REQUESTS; i++)
 		if (up_request_take(&up_job.request[i]))
 			on_request(a, &up_job.request[i]);

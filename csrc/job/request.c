@@ -19,6 +19,8 @@
 #define REFUSED_LOOKS 20000
 /* Interrupted as often as this in one step, it is over, too: the kernel tells us no time. */
 #define INTERRUPTED_MAX 100
+/* For a last look alone a thread waits no longer: a few times what it takes, where a core is free. */
+#define LOOK_WAIT_NS (50 * 1000)
 /* What another thread does to a region is usually over by then. */
 #define EAGER_LOOKS 100
 
@@ -197,6 +199,36 @@ static int tell(uint32_t op, uint32_t region, struct up_statement said)
 	return 1;
 }
 
+/* Nothing of ours is there that the agent must take away, but it may look at the mapping before that goes (lastlook.c).
+ * Waited for LOOK_WAIT_NS once: if it has not begun by then it lets go of the region without a look, and of what it
+ * finds later it forgets all (UP_REQ_DROPPED). Whether the agent will hear it, unless it dies. */
+static int forget(uint32_t region)
+{
+	struct timespec step = { .tv_nsec = LOOK_WAIT_NS };
+	struct up_statement nothing = { 0 };
+	struct up_request *q = NULL;
+	uint32_t state, posted = UP_REQ_POSTED, taken = UP_REQ_TAKEN;
+
+	if (atomic_load(&up_job.looks) > 0 && !atomic_load(&up_job.silent))
+		q = up_agent_alive() ? claim_free_request() : NULL;
+	if (!q)
+		return tell(UP_REQ_FORGET, region, nothing);
+	q->op = UP_REQ_FORGET;
+	q->region = region;
+	q->statement = nothing;
+	q->awaited = 1;
+	atomic_store(&q->state, UP_REQ_POSTED);
+	if (!up_failed(up_agent_ring_bell()))
+		while ((state = atomic_load(&q->state)) == UP_REQ_POSTED || state == UP_REQ_TAKEN)
+			if (up_sys4(SYS_futex, &q->state, FUTEX_WAIT_PRIVATE, state, &step) != -EAGAIN)
+				break;
+	if (atomic_compare_exchange_strong(&q->state, &posted, UP_REQ_FREE)) /* nobody has seen it */
+		return tell(UP_REQ_FORGET, region, nothing);
+	if (!atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DROPPED))
+		atomic_store(&q->state, UP_REQ_FREE); /* DONE */
+	return 1;
+}
+
 void up_state(uint32_t region, uint32_t what, uint64_t start, uint64_t end)
 {
 	tell(UP_REQ_STATE, region, (struct up_statement){ region, what, start, end });
@@ -324,7 +356,7 @@ static int leave_pool(struct up_region *r, uint32_t op)
 		return -EBUSY;
 	if (atomic_load(&up_job.ending)) /* a filter of the job's may end it at any other call than these */
 		return up_map_from_anchor(r);
-	ret = up_put_back_apart(r, op == UP_REQ_SETTLE);
+	ret = up_put_back_apart(r, op == UP_REQ_SETTLE, 0);
 	/* Which pages are copies is not known (docs/safety.md). */
 	return ret && ret != -EBUSY ? up_map_from_anchor(r) : ret;
 }
@@ -403,8 +435,7 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 		     address > r->address || address + length < r->address + r->map_length))
 			op = UP_REQ_DETACH;
 		id = atomic_load(&r->id);
-		if (op == UP_REQ_FORGET && is_bare(r) &&
-		    tell(UP_REQ_FORGET, id, (struct up_statement){ 0 }))
+		if (op == UP_REQ_FORGET && is_bare(r) && forget(id))
 			return taken;
 		ret = up_ask(op, id, -1);
 		if (ret == 0 && op == UP_REQ_DETACH)

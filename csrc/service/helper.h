@@ -185,6 +185,8 @@ struct up_pool_event {
 	uint32_t kind, file, client, region, tid;
 	int32_t error;
 	uint32_t refault; /* UP_POOL_MISS: chunks evicted since this one was, itself included; 0: it never was */
+	int64_t passed;   /* of both faults: bytes that the reader has come over since its last one, mapped before; below
+			   * 0: backward */
 };
 
 struct up_pool_options {

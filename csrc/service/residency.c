@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "service/helper.h"
+#include "common/pagemap.h"
 #include "common/status.h"
 
 #ifndef SYS_cachestat
@@ -133,33 +134,22 @@ int64_t up_thread_storage_bytes(void)
 
 /* ------------------------------------------------------------------ page tables */
 
-struct page_region_ {
-	uint64_t start, end, categories;
-};
-
-struct pm_scan_arg_ {
-	uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-	uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
-};
-
-#define PAGEMAP_SCAN_ _IOWR('f', 16, struct pm_scan_arg_)
-#define PAGE_IS_PRESENT_ (1ull << 3)
 #define SCAN_REGIONS 512
 
 static int by_scan(int fd, uint64_t address, uint64_t length, uint64_t *run, int max_runs,
 		   uint64_t *next)
 {
-	struct page_region_ vec[SCAN_REGIONS];
-	struct pm_scan_arg_ arg = {
+	struct up_scanned vec[SCAN_REGIONS];
+	struct up_scan arg = {
 		.size = sizeof(arg),
 		.start = address,
 		.end = address + length,
 		.vec = (uintptr_t)vec,
 		.vec_len = max_runs < SCAN_REGIONS ? (uint64_t)max_runs : SCAN_REGIONS,
-		.category_mask = PAGE_IS_PRESENT_,
-		.return_mask = PAGE_IS_PRESENT_,
+		.category_mask = UP_IS_PRESENT,
+		.return_mask = UP_IS_PRESENT,
 	};
-	int n = ioctl(fd, PAGEMAP_SCAN_, &arg);
+	int n = ioctl(fd, UP_PAGEMAP_SCAN, &arg);
 
 	if (n < 0)
 		return -errno;
@@ -191,7 +181,7 @@ static int by_pagemap(int fd, uint64_t address, uint64_t length, uint64_t *run, 
 		if (got < 8)
 			return -ESRCH; /* the address space is gone */
 		for (ssize_t i = 0; i < got / 8; i++, at += page) {
-			if (!(entry[i] >> 63))
+			if (!(entry[i] & UP_ENTRY_PRESENT))
 				continue;
 			if (n && run[2 * n - 2] + run[2 * n - 1] == at) {
 				run[2 * n - 1] += page;
@@ -218,7 +208,7 @@ int up_touched_runs(int pagemap_fd, uint64_t address, uint64_t length, uint64_t 
 
 	if (!__atomic_load_n(&no_scan, __ATOMIC_RELAXED)) {
 		n = by_scan(pagemap_fd, address, length, run, max_runs, next);
-		if (n != -ENOTTY && n != -EINVAL && n != -ENOSYS)
+		if (n >= 0 || !up_has_no_scan(-n))
 			return n;
 		__atomic_store_n(&no_scan, 1, __ATOMIC_RELAXED);
 	}

@@ -107,22 +107,6 @@ def test_a_bench_in_small_measures_counts_and_renders(tmp_path: Path, load_bench
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_random_readers_of_a_part_of_a_file_in_small(tmp_path: Path, load_bench: Load) -> None:
-    require(why_no_bed() is None, why_no_bed() or "")
-    file = tmp_path / "share.json"
-    words = ["--shares=0.01", "--rents=0.2", "--rounds=1", "--size-mib=4"]
-    ended = subprocess.run(
-        [sys.executable, str(BENCH / "bulk_share.py"), *words, "--json", str(file)],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(file.read_text())
-    assert [run["variant"] for run in report["runs"]] == ["warm", "plain", "0.2"]
-    warm, plain, ours = report["summary"]
-    assert warm["read_bytes"] == 0 and plain["read_bytes"] and ours["read_bytes"]
-    assert load_bench("bulk_share").table(report["summary"]) in ended.stdout
-
-
 def test_the_renderer_refuses_what_is_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], load_bench: Load
 ) -> None:

@@ -18,7 +18,7 @@ from paths import ROOT
 
 AGENT = (
     *("agent", "reply", "link", "checkpoint", "pooled", "copies", "standin", "respond"),
-    *("bypass", "vma", "thread", "ambient", "apart", "wait", "lease"),
+    *("bypass", "vma", "thread", "ambient", "apart", "wait", "lease", "lastlook"),
 )
 #: What they compare, which lies beside it (csrc/job/mapping.c).
 ENTRIES = {"up_entry", "up_entry_count"}

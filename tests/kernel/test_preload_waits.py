@@ -247,7 +247,7 @@ def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
     assert summary is not None
     [file] = [f for f in summary["files"] if f["path"].endswith("records.bin")]
     assert file["served_by"] == ("page_tables" if other else "pool")  # the best of its mappings
-    assert file["pool_read_bytes"] <= MIB
+    assert file["pool_read_bytes"] <= 2 * MIB  # with what tells the link
     assert file["prefetched_bytes"] > 12 * MIB
     assert read_bytes < 26 * MIB
 

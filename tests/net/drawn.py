@@ -27,13 +27,19 @@ from strided_records import index_of, mapped_by, uneven
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
 from tests.net import tape
-from uffdprefetch.predict import bulk, checkpoints, stride, window
+from uffdprefetch.predict import checkpoints, stride, window
+from uffdprefetch.predict.fronts import AROUND_BLOCKS, FileFronts, Front
+from uffdprefetch.predict.fronts import BLOCK_BYTES as BLOCK
 from uffdprefetch.predict.order import guard
 from uffdprefetch.predict.order.cursor import Order, OrderCursor, lookahead_bytes
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.predict.price import Account, Link, least_probability, walk_gain
 from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.streams import StreamTable
+from uffdprefetch.predict.survival import Law
+from uffdprefetch.predict.visits import Visits
 from uffdprefetch.sim.replay.auto import Auto
 from uffdprefetch.sim.replay.engine import Range, replay
 from uffdprefetch.sim.replay.link import Storage
@@ -77,7 +83,7 @@ def walks(seed: int) -> Iterator[Decision]:
         ahead = window.lookahead_bytes(walk, storage, rng.choice((8 * MIB, GIB)))
         yield (
             walk.id, forward, walk.active, walk.settled, walk.pattern, walk.skips,
-            ahead, window.auto(walk, size, ahead) if walk.active else None,
+            ahead,
             checkpoints.distance_bytes(walk.rate_bytes_per_second, ahead, None),
         )  # fmt: skip
 
@@ -130,27 +136,92 @@ def jumps(seed: int) -> Iterator[Decision]:
             at %= size
             detector.saw(at, at + rng.choice((PAGE, 64 * KIB, 200 * KIB, 400 * KIB)), now, passed)
             yield (
-                detector.random, detector.is_sequential, detector.may_prefetch,
+                detector.random, detector.is_sequential, detector.shows_walk,
                 detector.jumped() if detector.random else 0,
             )  # fmt: skip
 
 
-def streams_of_files(seed: int) -> Iterator[Decision]:
-    """Whether to stream a file."""
+# ---- what is read ahead on a guess ----------------------------------------------------------
+
+
+def fronts(seed: int) -> Iterator[Decision]:
+    """Processes that walk, walk backward, skip, jump and stay away, in files of one kind: how far
+    ahead of each place is worth reading, and what the account says."""
     rng = random.Random(seed)
-    for _ in range(300):
-        size = rng.choice((30 * MIB, GIB, 40 * GIB))
-        given = bulk.BulkInputs(
-            file_bytes=size,
-            missing_bytes=int(size * rng.choice((0.005, 0.012, 0.025, 0.05, 0.5, 1.0))),
-            room_bytes=int(size * rng.choice((0.5, 1.0, 2.0))),
-            touches_per_second=rng.choice((1, 30, 400, 5000)),
-            watched_seconds=rng.choice((0.05, 0.5, 5.0)),
-            miss_seconds=rng.choice((0.0, 20e-6, 1e-3, 0.05)),
-            miss_bytes=rng.choice((4096, bulk.MISS_BYTES)),
-            bandwidth_bytes_per_second=rng.choice((0.0, 60e6, 100e6, 3e9)),
-        )
-        yield bulk.judge(given).what.name
+    account, kind = Account(), Law(Law())
+    link = Link(rng.choice((50e6, 300e6, 5e9)), rng.choice((3e-4, 1e-3, 1e-2)), rng.choice((1, 4)))
+    for _ in range(6):
+        blocks = rng.choice((40, 3000, 40_000))
+        file, now = FileFronts(blocks, Law(kind), account), 10**9
+        places = {pid: rng.randrange(blocks) for pid in range(rng.choice((1, 2, 30)))}
+        ways = {pid: rng.choice(("on", "on", "back", "skips", "jumps", "dies")) for pid in places}
+        for turn in range(200):
+            pid, now = rng.choice(list(places)), now + MS
+            at, moved = places[pid], set[Front]()
+            length = rng.choice((1, 1, 3))
+            if ways[pid] == "jumps" or (ways[pid] == "dies" and turn % 9 == 0):
+                at = rng.randrange(blocks)
+            elif ways[pid] == "back":
+                at -= length
+            elif ways[pid] == "skips":
+                at += length + rng.choice((2, 6, 40))
+            else:
+                at += length
+            places[pid] = at % blocks
+            start, end = at % blocks, min(blocks, at % blocks + length)
+            front, begins = file.touch(pid, start, end, now, link)
+            moved.add(front)
+            died = [file.fronts.index(one) for one in file.looked(pid, moved)]
+            density, runs = front.touched / max(1, front.length), front.runs / max(1, front.length)
+            gain = walk_gain(min(1.0, density), runs, front.direction < 0, link, BLOCK)
+            least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
+            window = file.walks.window(max(1, front.length), least, 10_000)
+            low = front.position if front.direction > 0 else front.position - window
+            low, high = max(0, low), min(blocks, max(0, low) + window)
+            if low < high and account.room_bytes(link.bandwidth) >= (high - low) * BLOCK:
+                file.ask(low, high)
+                front.wanted = high if front.direction > 0 else low
+            yield (
+                begins, died, front.start, front.position, front.direction, front.state.value,
+                window, account.asked, account.used, account.lost, file.unknown, file.used_bytes,
+                round(account.saved_seconds, 9), account.room_bytes(link.bandwidth),
+            )  # fmt: skip
+        yield [front.position for front in file.closed(0, rng.random() < 0.5)], account.lost
+
+
+def chains(seed: int) -> Iterator[Decision]:
+    """Steps that repeat, for some time or always, of lengths that differ a little."""
+    rng = random.Random(seed)
+    link, law = Link(rng.choice((50e6, 300e6, 5e9)), rng.choice((3e-4, 1e-2))), Law()
+    for _ in range(8):
+        steps, at = Steps(law), 0
+        pattern = [rng.randrange(-40, 4000) for _ in range(rng.choice((1, 2, 5, 25)))]
+        for turn in range(150):
+            at += pattern[turn % len(pattern)] + rng.choice((0, 0, 0, 1, -1))
+            if rng.random() < 0.02:
+                at += rng.randrange(9000)
+            size, ahead = rng.choice((1, 4, 40)), rng.choice((1e6, 4e7))
+            yield steps.begins(at), steps.right, steps.places(size, BLOCK, ahead, link)
+
+
+def visits(seed: int) -> Iterator[Decision]:
+    """Files that are read here and there, some in steps; whether each is worth reading whole."""
+    rng = random.Random(seed)
+    link, law = Link(rng.choice((50e6, 300e6, 5e9)), rng.choice((3e-4, 1e-3, 1e-2))), Law()
+    for _ in range(12):
+        file, now, touched = Visits(law), 10**9, 0
+        size = rng.choice((20 * MIB, 100 * MIB, GIB))
+        missing, backs = size, rng.choice((0.0, 0.3, 0.5))
+        for _ in range(rng.choice((3, 50, 400))):
+            now += rng.choice((MS // 10, MS, 4 * MS))
+            file.begins(rng.random() < backs, rng.random() < 0.8, now)
+            touched += rng.choice((BLOCK, BLOCK, 8 * BLOCK))
+            missing = max(0, missing - 2 * BLOCK)
+            yield (
+                file.number, file.is_worth_it(size, missing, touched, BLOCK, now, link),
+                round(file.pace(), 6),
+            )  # fmt: skip
+        file.over()
 
 
 # ---- known orders ---------------------------------------------------------------------------
@@ -495,7 +566,8 @@ def twice(seed: int) -> Iterator[Decision]:
 
 SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
     "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
-    "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
+    "fronts": (fronts, 8), "chains": (chains, 4), "visits": (visits, 6),
+    "cursors": (cursors, 24), "foreign": (foreign, 4),
     "quiet": (quiet, 24), "sparse": (sparse, 6),
     "guards": (guards, 4), "beside": (beside, 2), "epochs": (epochs, 8),
     "long_items": (long_items, 2), "held": (held, 2), "twice": (twice, 2),
@@ -506,11 +578,13 @@ SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
 
 #: Which scenarios a module of predict/ decides in.
 BY_MODULE = {
-    "bulk": ["streams_of_files", "replayed"], "checkpoints": ["places", "walks"], "order": [
+    "fronts": ["fronts", "replayed"], "price": ["fronts", "chains", "visits", "replayed"],
+    "survival": ["fronts", "chains", "visits", "replayed"], "steps": ["chains", "replayed"],
+    "visits": ["visits", "replayed"], "checkpoints": ["places", "walks"], "order": [
         "quiet", "sparse", "cursors", "foreign", "epochs", "long_items", "guards", "beside",
         "held", "twice",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
-    "stride": ["strides", "long_periods", "small_records"], "usage": ["replayed"],
+    "stride": ["strides", "long_periods", "small_records"],
     "window": ["walks", "places", "cursors"],
 }  # fmt: skip
 

@@ -30,9 +30,12 @@ PREDICTORS = [
 
 #: Bounds of memory and of what arithmetic holds: no decision hangs on them before a file is larger
 #: than any that can be played.
-BOUNDS = {"PIECES_MAX", "_PAIRS", "_BLOCKS_MAX", "_TOTAL_MAX", "STRAYS_MAX", "EMPTY_MAX"}
-#: Names of states, not numbers.
-STATES = {"_NEW", "_TOUCHED", "_READ"}
+BOUNDS = {
+    "PIECES_MAX", "_PAIRS", "_BLOCKS_MAX", "_TOTAL_MAX", "STRAYS_MAX", "EMPTY_MAX", "_OCTAVES",
+    "BINS", "_LARGE", "_CERTAIN", "_LITTLE",
+}  # fmt: skip
+#: Names of states, not numbers; and what another number is made of when the module is imported.
+STATES = {"_NEW", "_TOUCHED", "_READ", "TOUCHED", "ASKED", "USED", "LOST", "MEMORY"}
 
 
 def constants(module_name: str) -> Iterator[str]:

@@ -115,7 +115,7 @@ SCENARIOS = {
     "stride-auto": Scenario(_here(2, 8), size_bytes=256 * MIB),
     "shuffled-plan": Scenario(_planned, ("--plan", "plan.json")),
     "shuffled-hook": Scenario(_shuffled()),
-    "bulk": Scenario(_demo("--epochs=2", "--pattern=shuffled")),
+    "random": Scenario(_demo("--epochs=2", "--pattern=shuffled")),
     "pool": Scenario(_demo("--epochs=3"), ("--engine", "pool", "--budget", "48MiB")),
     "pool-hook": Scenario(_shuffled(), ("--engine", "pool", "--budget", "48MiB")),
 }

@@ -96,8 +96,9 @@ class Replay:
         if waiting:
             answer = waiting.popleft()
         else:
-            self.unanswered += question[0] not in ("drain",)
             answer = self._guess(question)
+            # a look that finds nothing is on no tape
+            self.unanswered += question[0] != "drain" and answer != []
         if question[0] == "runs":
             self._cpu += seams.SCAN_CPU_NS + seams.RUN_CPU_NS * len(answer)
             if waiting is not None:

@@ -23,7 +23,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.orders import announcement, indexer_client
 from uffdprefetch.pool import node_pool
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers import order_sources
+from uffdprefetch.readers import ahead, order_sources
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state import admission, client, files, ledger
 from uffdprefetch.warm import limits, scheduler
@@ -32,7 +32,10 @@ from uffdprefetch.warm.consumer import PrefetchRange
 #: Of all that the core is made of, also what it imports late.
 MODULES = [
     "state.admission", "state.client", "state.files", "state.ledger", "state.opening",
-    *("predict." + name for name in ("bulk", "randomness", "streams", "stride", "window")),
+    *("predict." + name for name in (
+        "fronts", "price", "randomness", "steps", "streams", "stride", "survival", "visits",
+        "window",
+    )),
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
     "warm.limits", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.pagetable_scan", "sense.pagetables",
@@ -41,8 +44,8 @@ MODULES = [
         "announcement", "extents_file", "indexer_client", "indices",
     )),
     *("readers." + name for name in (
-        "advice", "arbiter", "bulk", "file_stream", "known_order", "next_shard", "order_sources",
-        "stated", "stride_order", "strides", "walks", "windows",
+        "advice", "ahead", "arbiter", "file_stream", "fixed_windows", "known_order", "next_shard",
+        "order_sources", "stated", "stride_order", "strides", "walks", "whole_files",
     )),
     "service.coordinator", "service.known_orders", "service.pool_bridge",
 ]  # fmt: skip
@@ -130,12 +133,16 @@ def _questions(world: World, put: Put) -> None:
     put(limits, "allowed_bytes", lambda budget: limit(
         ["allowed", budget], lambda: allowed(budget)
     ))  # fmt: skip
-    put(limits, "pool_bytes", lambda budget, held, kept=0, _=None: limit(
+    put(limits, "pool_bytes", lambda budget, held, kept=0, pressure=None: limit(
         ["pool_bytes", budget, held, kept], lambda: pool_bytes(budget, held, kept)
     ))  # fmt: skip
     descends = client.Client.descends_from
     put(client.Client, "descends_from", lambda self, pid: bool(
         world.ask(["descends", number(self), pid], lambda: descends(self, pid))
+    ))  # fmt: skip
+    side_by_side = ahead.Ahead.side_by_side
+    put(ahead.Ahead, "side_by_side", lambda self: float(
+        world.ask(["side_by_side"], lambda: side_by_side(self))
     ))  # fmt: skip
     submit, reap = uffd.Workers.submit, uffd.Workers.reap
 

@@ -13,16 +13,19 @@ import pytest
 
 from tests.net.drawn import SCENARIOS
 
+#: Looks that only the replay makes: when they are due hangs on what quiet ones have cost, which are
+#: on no tape.
+UNANSWERED_MAX = 16
 ROOT = Path(__file__).resolve().parents[2]
 #: Decisions that each tape is for: what it must hold, or it has been made in vain.
 HELD = {
-    "bulk": {"want", "read"},
     "demo-fixed": {"want", "read"},
     "demo-off": {"tell"},
     "demo-on": {"want", "read", "tell"},
-    "demo-warm": {"want"},
+    "demo-warm": {"tell"},
     "pool": {"victims", "fill", "budget"},
     "pool-hook": {"victims", "fill", "ask"},
+    "random": {"want", "read"},
     "shuffled-hook": {"ask", "want"},
     "shuffled-plan": {"ask", "want"},
     "skipping-4": {"want", "read"},
@@ -48,7 +51,7 @@ def test_every_decision_is_what_it_was(seed: int) -> None:
     assert found.keys() == HELD.keys()
     for name, one in found.items():
         assert one["differs"] is None, (name, one["differs"])
-        assert one["unanswered"] == 0, name
+        assert one["unanswered"] <= UNANSWERED_MAX, name
         kinds = one["kinds"]
         assert isinstance(kinds, dict) and HELD[name] <= kinds.keys(), (name, kinds)
 
@@ -56,7 +59,7 @@ def test_every_decision_is_what_it_was(seed: int) -> None:
 def test_a_decision_that_differs_is_found() -> None:
     code = (
         "from tests.net import mutate; from tests.net.replay import compare, replay\n"
-        "with mutate.mutated('predict.window', 'LOOKAHEAD_SECONDS', 2):\n"
+        "with mutate.mutated('predict.price', 'SHY', 2):\n"
         "    world = replay('skipping-4')\n"
         "print(compare('skipping-4', world) is not None)\n"
     )

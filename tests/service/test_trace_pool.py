@@ -6,10 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +14,6 @@ from conftest import HANG_SECONDS, require, uffdprefetch
 from harness import Records
 from traces import PAGE_BYTES, START_NS, Machine, Reader, readers_of, report_of
 
-from uffdprefetch.pool.node_pool import NodePool
-from uffdprefetch.predict.streams import Stream
 from uffdprefetch.report import captions, png
 from uffdprefetch.report import text as text_report
 from uffdprefetch.state import publisher
@@ -43,41 +38,6 @@ def test_service_and_trace_mean_the_same_numbers() -> None:
     assert (publisher.POOL_TOUCH, publisher.POOL_MISS, publisher.POOL_BACKWARD) == (
         POOL_TOUCH, POOL_MISS, POOL_BACKWARD,
     )  # fmt: skip
-
-
-# ---- what a touch went over ---------------------------------------------------------------------
-
-
-def walked(touches: list[int], direction: int = 1) -> list[tuple[int, int]]:
-    """(first page, pages) told of touches at these pages, one walk."""
-    pool: Any = SimpleNamespace(chunk_bytes=CHUNK * PAGE_BYTES, budget_bytes=1 << 30, huge=False)
-    stream = Stream(1, 0, 1, 0, 0, 0, 0, direction=direction)
-    told, at = [], None
-    for page in touches:
-        forward = 0 if at is None else (page - at) * direction * PAGE_BYTES
-        at = page
-        start, end = NodePool.walked(
-            pool, None, stream, page * PAGE_BYTES, (page + 1) * PAGE_BYTES, forward
-        )
-        told.append((start // PAGE_BYTES, (end - start) // PAGE_BYTES))
-    return told
-
-
-def test_a_reader_in_order_has_come_over_all_of_it() -> None:
-    """What is mapped at once doubles up to 4 MiB; then the first page of each 4 MiB tells."""
-    touches = [0, 16, 48, 112, 240, 496, 1008, 2048, 4096, 5120, 6144]
-    told = walked(touches)
-    assert told[0] == (0, 1)
-    for (before, page), (start, pages) in zip(pairwise(touches), told[1:], strict=True):
-        assert (start, start + pages) == (before + 1, page + 1)
-
-
-def test_one_that_jumps_is_known_to_have_touched_a_page() -> None:
-    assert walked([0, 256, 512, 768]) == [(0, 1), (256, 1), (512, 1), (768, 1)]
-
-
-def test_a_backward_reader_too() -> None:
-    assert walked([1000, 984, 952], direction=-1) == [(1000, 1), (984, 16), (952, 32)]
 
 
 # ---- what the analysis makes of it --------------------------------------------------------------

@@ -17,7 +17,7 @@ from harness import MIB, Start, python
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
 from uffdprefetch.native import uffd
-from uffdprefetch.readers.tensor_starts import AHEAD_BYTES, tensor_starts_of
+from uffdprefetch.readers.tensor_starts import tensor_starts_of
 
 pytest_plugins = ("harness_fixtures", "components")
 
@@ -50,6 +50,10 @@ def weights(store: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=120)
     yield path
     path.unlink()
+
+
+#: May be lost on a link of which nothing is known yet, and more (predict/price.py).
+FREE_BYTES = 8 * MIB
 
 
 def present(path: Path, start: int, length: int) -> int:
@@ -85,13 +89,12 @@ def test_tensor_starts_come_first_and_what_follows_when_some_are_touched(
     assert little < 2 * MIB, "and nothing else, the header and the checkpoints apart"
     begun = large[0][0]
     # by the link: a page that has come may be taken away again by the kernel
-    wanted = bed.counters()["bytes"] + AHEAD_BYTES - present(path, begun, AHEAD_BYTES)
+    wanted = bed.counters()["bytes"] + FREE_BYTES - present(path, begun, FREE_BYTES)
     work.tell(json.dumps([a for a, _ in large[:8]]))
     wait_until(
         lambda: bed.counters()["bytes"] >= wanted,
         lambda: f"what follows the first: {wanted - bed.counters()['bytes']} bytes are missing",
     )
-    assert resident_bytes(path) <= little + AHEAD_BYTES + MIB, "not the rest of it"
     expected = weights.read_bytes()
     assert work.line()["read"] == sum(expected[a] for a, _ in large[:8])
     work.tell()

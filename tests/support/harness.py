@@ -271,7 +271,8 @@ class Job:
         lines = [json.loads(text) for text in self._buffer.splitlines()]
         path = self.cwd / "run.summary.json"
         summary = json.loads(path.read_text()) if path.exists() else None
-        assert summary is None or contradictions(summary) == [], summary
+        found = [] if summary is None else contradictions(summary)
+        assert found == [], (found, summary)
         return Finished(self.process.returncode, lines, self.errors(), summary)
 
 

@@ -25,7 +25,7 @@ ENGINES = ("cache", "pool", "off")
 EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
 TORCH = ("auto", "off", "debug")
-POLICIES = ("auto", "survival", "fixed", "stride", "plan", "none")
+POLICIES = ("auto", "fixed", "stride", "plan", "none")
 #: Default distance of `--policy fixed`: a checkpoint per 8 MiB ([Haderbache] section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
 #: `--distance auto` where checkpoints are placed. Each costs a request of one page, where
@@ -179,11 +179,6 @@ def validate(config: Config) -> Config:
         f"{format_size_exact(config.budget_bytes)} is less than --size"
         f" {format_size_exact(config.size_bytes)}: raise --budget or lower --size",
         "budget_bytes",
-    )
-    check(
-        config.policy != "survival" or config.engine != "pool",
-        "policy",
-        "survival knows too little of what is touched in the pool: use --engine cache, or auto",
     )
     distance = config.distance_bytes
     if distance is not None:

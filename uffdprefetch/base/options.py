@@ -144,8 +144,8 @@ OPTIONS = (
            "the pool's memory in huge pages where the kernel gives them to shared memory (auto,"
            " default) or never (off)", "|".join(HUGE_PAGES), choices=HUGE_PAGES),
     Option("policy", "policy", _one_of(POLICIES),
-           "auto: measure, then decide (default); survival: the same, by what a wrong guess costs"
-           " (on trial); fixed: --size and --distance as they are;"
+           "auto: read ahead what pays, by what a wrong guess costs (default); fixed: --size and"
+           " --distance as they are;"
            " stride: ranks skip each other's records, prefetch only their own;"
            " plan: follow orders that are known, else prefetch nothing;"
            " none: watch, prefetch nothing", "|".join(POLICIES), choices=POLICIES),

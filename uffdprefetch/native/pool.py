@@ -55,6 +55,8 @@ class PoolEvent(NamedTuple):
     error: int
     #: Of a miss: chunks evicted since this one was, itself included; 0: it never was.
     refault: int = 0
+    #: Of a fault: bytes that its reader has come over since the last one; below 0: backward.
+    passed: int = 0
 
 
 class Books(NamedTuple):

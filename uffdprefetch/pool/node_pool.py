@@ -70,13 +70,6 @@ PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
 #: So many of the quickest reads are told, of those that were none of the page cache's.
 FILLS_TOLD, FILL_LEAST_NS = 3, 100_000
-#: Most that one touch maps; where much ahead is resident; the same with huge pages; and these two
-#: as fractions of a small pool (csrc/service/pool/pool.h, pool_faults.c).
-RUN_MAX_BYTES = 4 * MIB
-FAR_BYTES = 16 * MIB
-FAR_HUGE_BYTES = 128 * MIB
-MAP_SHARE = 64
-FAR_SHARE = 32
 #: Length of a list of victims: this fraction of the pool's blocks, and at least.
 VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
@@ -302,32 +295,19 @@ class NodePool:
         ages = [now - since for since in self.orphans.values()]
         return now + min(uffd_pool.TICK_NS, max(ORPHAN_LOOK_NS, min(ages, default=0) // 8))
 
-    def walked(
-        self, part: PoolFile | None, stream: Stream, start: int, end: int, forward: int
+    @staticmethod
+    def come_over(
+        part: PoolFile | None, stream: Stream, start: int, end: int, forward: int
     ) -> tuple[int, int]:
-        """For a touch of [start, end) the bytes that its reader has read since the last one: up to
-        ``forward`` bytes where these may have been mapped by that one fault, or before, else the
-        touch alone. What a fault maps doubles while the reader goes on; then only the first page of
-        each piece faults (csrc/service/pool/pool_faults.c, note_order, plan_ahead). Where pages of
-        an earlier epoch are still mapped, one page of each cell faults, wherever in it that lies
-        (warm/placement.py, _rearm_pool)."""
-        at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
-        most = max(stream.mapped_bytes, self.chunk_bytes)
-        begins = [piece for piece in _pieces(self) if start % piece == 0]
-        if begins:
-            most = 2 * max(begins)
-        elif most >= at_once:
-            most = 2 * at_once
+        """For a touch of [start, end) of which the fault does not tell that its reader has come
+        over more: the bytes that it has read since the last one, ``forward`` at the most. Where
+        pages of an earlier epoch are still mapped, one page of each cell faults, wherever in it
+        that lies (warm/placement.py, _rearm_pool)."""
         low, high = (end - forward, start) if stream.direction > 0 else (end, start + forward)
-        if part is not None and most < 2 * DISTANCE_MIN_BYTES and part.is_mapped(low, high):
-            most = 2 * DISTANCE_MIN_BYTES
-        if not 0 < forward <= most + end - start:
-            stream.mapped_bytes = 0
+        near = 0 < forward <= 2 * DISTANCE_MIN_BYTES + end - start
+        if part is None or not near or not part.is_mapped(low, high):
             return start, end
-        stream.mapped_bytes = min(2 * max(stream.mapped_bytes, self.chunk_bytes), at_once)
-        if stream.direction < 0:
-            return start, start + forward
-        return end - forward, end
+        return min(low, start), max(high, end)
 
     # -------------------------------------------------------------- size
 
@@ -628,11 +608,3 @@ def without(
     edges = np.flatnonzero(np.diff(~spared[first : first + count], prepend=False, append=False))
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         yield first + start, first + end
-
-
-def _pieces(pool: NodePool) -> list[int]:
-    """Possible sizes of a piece of which only the first page faults
-    (csrc/service/pool/pool_faults.c)."""
-    far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
-    chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
-    return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]

@@ -8,7 +8,7 @@ places are in blocks of BLOCK_BYTES. Pure: who reads ahead of fronts is readers/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,6 +25,9 @@ LOOKS_ELSEWHERE = 3
 NEAR_BLOCKS = 2
 #: Blocks that the kernel reads around a touch that stands alone, beside it: a miss, and half a one.
 AROUND_BLOCKS = 3
+#: Touches that lie no further behind a front are its own: of other threads, and of ranks that are a
+#: little behind. Further back it is read once more, and what it has brought may be gone by then.
+BEHIND_BLOCKS = 128
 #: A first touch of no more blocks may turn out to be the end of a walk that goes backward.
 TURNS_BLOCKS = 8
 
@@ -40,6 +43,9 @@ _LOSE = bytes(
 _USE = bytes(
     (value | USED) & ~LOST | TOUCHED if value & ASKED else value | TOUCHED for value in range(256)
 )
+_TOUCHED = bytes(value & TOUCHED for value in range(256))
+#: What was touched, and what was used or lost of what was asked for: as if it had never been.
+_RENEW = bytes(0 if value & (TOUCHED | USED | LOST) else value for value in range(256))
 _UNASK = bytes(value & ~(ASKED | LOST) if not value & USED else value for value in range(256))
 
 
@@ -66,7 +72,7 @@ class Front:
     wanted: int = 0
     last_ns: int = 0
     elsewhere: int = 0  # looks
-    patience: int = LOOKS_ELSEWHERE
+    patience: int = 1
     state: State = State.ALIVE
 
     @property
@@ -126,6 +132,21 @@ class FileFronts:
             self._account.lost += gone * BLOCK_BYTES
             self._mark(start, end, _LOSE)
 
+    def renew(self, start: int, end: int) -> None:
+        """What was touched there has left memory: nothing is known of it any more."""
+        before = self.flags.count(0, start, end)
+        self._mark(start, end, _RENEW)
+        self.unknown += self.flags.count(0, start, end) - before
+
+    def touched_runs(self, start: int, end: int, most: int) -> list[tuple[int, int]]:
+        """Where [start, end) was touched: so many runs of blocks at the most."""
+        part, found, at = self.flags[start:end].translate(_TOUCHED), list[tuple[int, int]](), 0
+        while len(found) < most and (first := part.find(1, at)) >= 0:
+            at = part.find(0, first)
+            at = len(part) if at < 0 else at
+            found.append((start + first, start + at))
+        return found
+
     @property
     def used_bytes(self) -> int:
         """Of what was asked for."""
@@ -159,17 +180,22 @@ class FileFronts:
             else:
                 ahead = front.position - end
             length = front.length
-            if -length <= ahead <= max(NEAR_BLOCKS, length // 2) and ahead < near:
+            behind, beyond = min(length, BEHIND_BLOCKS), max(NEAR_BLOCKS, length // 2)
+            if -behind <= ahead <= beyond and ahead < near:
                 best, near = front, max(0, ahead)
                 if not near:
                     return best
             turns = front.direction > 0 and length <= reach and front.touched <= TURNS_BLOCKS
-            if turns and 0 <= front.start - end < back:
-                turning, back = front, front.start - end
+            # the block that it was in the middle of may be told of once more
+            if turns and -1 <= front.start - end < back:
+                turning, back = front, max(0, front.start - end)
         return turning if back < near else best
 
     def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
-        front = Front(start, end, pid, now_ns, touched=end - start, wanted=end, last_ns=now_ns)
+        front = Front(
+            start, end, pid, now_ns, touched=end - start, wanted=end, last_ns=now_ns,
+            patience=LOOKS_ELSEWHERE,
+        )  # fmt: skip
         if len(self.fronts) >= FRONTS_MAX:
             oldest = min(self.fronts, key=lambda one: (one.state is State.ALIVE, one.last_ns))
             self.end(oldest)
@@ -181,7 +207,9 @@ class FileFronts:
     def _advance(
         self, front: Front, pid: int, start: int, end: int, now_ns: int, reach: int
     ) -> None:
-        if front.direction > 0 and end <= front.start and front.length <= reach:
+        if front.direction > 0 and start < front.start >= end - 1 and front.length <= reach:
+            self._ending(front)
+            self.lose(front.position, front.wanted)
             front.start, front.position = front.position, front.start
             front.direction, front.wanted = -1, front.position
         before = front.length
@@ -213,7 +241,7 @@ class FileFronts:
             left -= 1
         self.lose(start, end)
 
-    def looked(self, pid: int, moved: set[Front]) -> list[Front]:
+    def looked(self, pid: int, moved: Collection[Front]) -> list[Front]:
         """A look at a process has found what it has touched, which brought ``moved`` on: the fronts
         that have died by it."""
         died = []
@@ -232,11 +260,13 @@ class FileFronts:
         self._ending(front)
         at = front.position if front.direction > 0 else front.position - 1
         outside = not 0 <= at < self.blocks - (front.direction > 0)
-        met = 0 <= at < self.blocks and bool(self.flags[at] & TOUCHED)
+        low, high = sorted((front.position, front.wanted))
+        # who has not gone on into what was read ahead behind that has not met anybody
+        beyond = self.flags[max(0, low) : high].translate(_OPEN).count(1)
+        met = 0 <= at < self.blocks and bool(self.flags[at] & TOUCHED) and not beyond
         front.state = State.ENDED if outside or met else State.DEAD
         if front.state is State.DEAD:
             self.walks.died(max(1, front.length))
-        low, high = sorted((front.position, front.wanted))
         self.lose(low, high)
         front.wanted = front.position
 

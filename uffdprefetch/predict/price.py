@@ -18,17 +18,28 @@ FREE_SECONDS = 0.05
 SHARE = 0.5
 #: Of what is asked for and not yet used, so much is thought to be lost.
 OPEN_SHARE = 0.5
+#: What a miss brings where the kernel's readahead window is not known: read_ahead_kb's default, and
+#: what the kernel reads around a miss (mm/filemap.c).
+MISS_BYTES = 128 << 10
+#: A guess is under way by no more than so much beside what keeps the link busy.
+PIECE_BYTES = 256 << 10
+#: Less gain, in times that a byte takes on the link, is what reading ahead costs by itself:
+#: readahead(2) fills the cache in folios of one page, the kernel's own in large ones, of which one
+#: fault maps all (mm/readahead.c, do_page_cache_ra() and page_cache_ra_order()).
+LEAST_GAIN = 1 / 16
 
 
 @dataclass(frozen=True)
 class Link:
     """``bandwidth``: bytes/s; ``latency``: of one request, s; ``waiting``: how many readers wait at
-    one time, whose latencies overlap; ``miss_bytes``: what one miss brings."""
+    one time, whose latencies overlap; ``miss_bytes``: what one miss brings; ``reads_on``: whether
+    what comes next is on its way by then without us, as the kernel's readahead does."""
 
     bandwidth: float
     latency: float
     waiting: float = 1.0
-    miss_bytes: int = 128 << 10
+    miss_bytes: int = MISS_BYTES
+    reads_on: bool = True
 
     @property
     def wait_seconds(self) -> float:
@@ -50,7 +61,7 @@ def least_probability(gain: float, kernel: float = 0.0) -> float:
     """From which probability of use on a byte is worth its price. ``gain``: seconds saved by the
     use of a byte, in times that the byte takes on the link; ``kernel``: the part of what lies there
     that plain reads anyway."""
-    if gain <= 0:
+    if gain <= LEAST_GAIN:
         return 1.0
     return SHY / (gain + kernel * SHY)
 
@@ -58,10 +69,11 @@ def least_probability(gain: float, kernel: float = 0.0) -> float:
 def walk_gain(density: float, runs: float, backward: bool, link: Link, block_bytes: int) -> float:
     """See least_probability(). ``density``: the touched part of a walk; ``runs``: runs of touches a
     block of it. Of a miss in order half a latency is saved, as the kernel reads ahead; backward it
-    does not."""
-    in_order = density * link.wait_seconds * link.bandwidth / (2 * link.miss_bytes)
+    does not, and where nobody does all of it is."""
     alone = link.wait_seconds + link.miss_bytes / link.bandwidth / max(1.0, link.waiting)
-    return in_order * (3 if backward else 1) + runs * alone * link.bandwidth / block_bytes
+    each = alone if not link.reads_on else link.wait_seconds / 2 * (3 if backward else 1)
+    in_order = density * each * link.bandwidth / link.miss_bytes
+    return in_order + runs * alone * link.bandwidth / block_bytes
 
 
 @dataclass

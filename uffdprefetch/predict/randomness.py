@@ -27,10 +27,6 @@ JUMPS_RANDOM = 16
 JUMPS_ORDERLY = 3
 #: For trust, which is lent and taken back sooner.
 RECENT = 16
-#: Of a reader whose job says that it jumps about: so many touches at the least, and of RECENT of
-#: them so many jumps at most, show a walk. Records of 800 KiB, seen in pieces of 100, make two.
-SHOWN_TOUCHES = 8
-SHOWN_JUMPS = 1
 #: Next to: closer than this, or than this part of a small file. Kernel fault-around and readahead,
 #: records that a few ranks skip.
 NEAR_BYTES = MIB
@@ -60,8 +56,6 @@ MIXED_SHARE = 0.25
 #: by chance have this probability. BACK_SHARE of it may lie before (tree pages, pages seen late).
 SURE_BITS = 30.0
 BACK_SHARE = 0.2
-#: Touches before which no reader is taken for random: an LMDB is entered by its tree, which jumps.
-DOUBT_TOUCHES = 4
 #: One part in this many of what was passed over must have been read, for a touch to be in order.
 PASSED_SHARE = 8
 #: A random reader is judged again every EVERY touches.
@@ -202,11 +196,11 @@ class RandomnessDetector:
     def is_sequential(self) -> bool:
         """Whether it surely walks: it is trusted, by all touches that trust may go by. Next to no
         random reader ever is."""
-        return self.count > RECENT and self.may_prefetch
+        return self.count > RECENT and self.shows_walk
 
     @property
-    def may_prefetch(self) -> bool:
-        """Whether its last touches show a walk, so that what lies ahead of one may be read."""
+    def shows_walk(self) -> bool:
+        """Whether its last touches show a walk."""
         if self.random or not self._last:
             return False
         last = list(self._touches)[-RECENT:]
@@ -218,13 +212,3 @@ class RandomnessDetector:
         """Whether the jumps do."""
         jumps = (touch[:2] for touch in self._touches if not touch[2])
         return self._monotone(last, UNLESS) or one_way(jumps)
-
-    @property
-    def shows_walk(self) -> bool:
-        """Whether its last touches show a walk though its job says that it jumps about. Long
-        records from anywhere do not, which may_prefetch takes for short walks."""
-        last = list(self._touches)[-RECENT:]
-        if self.random or len(last) < SHOWN_TOUCHES:
-            return False
-        jumps = sum(not touch[2] for touch in last)
-        return jumps * RECENT <= SHOWN_JUMPS * len(last) or self._go_one_way(last)

@@ -57,16 +57,12 @@ class Stream:
     direction: int = 1
     touches: int = 1
     active: bool = False
-    trusted: bool = False  # because the job has said that it goes in order
     passed_bytes: int = 0  # walked over
     touched_bytes: int = 0  # of those, seen in the page table
-    mapped_bytes: int = 0  # pool: the most that one touch of it may have mapped
     sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     _piece: tuple[int, int] = (0, 0)  # passed_bytes and touched_bytes where the present one began
-    # the planner's: how far warming has been asked for (auto), the window (fixed), and up to where
-    # it is known what came of that; None: where the walk began
-    judged_bytes: int | None = None
+    # how far warming has been asked for, and the window of --policy fixed
     frontier_bytes: int = 0
     window_end_bytes: int = 0
     trigger_bytes: int = 0

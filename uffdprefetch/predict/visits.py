@@ -30,6 +30,7 @@ class Visits:
     places: int = 0  # ... of all
     missed: int = 0  # ... that had not been read ahead
     since_ns: int = 0
+    is_over: bool = False
     _on: int = 0
     _back: int = 0
 
@@ -47,8 +48,19 @@ class Visits:
 
     def over(self) -> None:
         """Nobody maps the file any more."""
-        if self.places:
+        if self.places and not self.is_over:
             self.law.died(max(1, self.number))
+            self.is_over = True
+
+    def goes_on(self) -> None:
+        """It is mapped again, soon after: a job may do so for each batch."""
+        if self.is_over:
+            self.law.revived(max(1, self.number))
+            self.is_over = False
+
+    def forget(self) -> None:
+        """It is mapped again, long after."""
+        self.is_over = False
         self.number = self.places = self.missed = self.since_ns = self._on = self._back = 0
 
     def each_bytes(self, touched_bytes: int, block_bytes: int, link: Link) -> float:

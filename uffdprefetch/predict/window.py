@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead of a stream to warm: [Haderbache]'s fixed windows, and the measured ones.
+"""How far ahead of a stream to be: [Haderbache]'s fixed windows, and by its rate.
 
 Pure functions of a stream, the options and what was measured; they return byte ranges and move the
 stream's own planner fields (frontier, window). The executor is warm/scheduler.py.
@@ -16,15 +16,6 @@ from uffdprefetch.predict.streams import Stream
 MIB = 1 << 20
 #: Never less ahead than this (auto): two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
-#: Window of a walk that is not settled, which may be a B-tree's branch pages: a multiple of what it
-#: has walked, as the kernel's readahead begins, and at least one request of storage.
-UNSURE_TIMES_WALKED = 4
-UNSURE_MIN_BYTES = 1 * MIB
-#: The same where the job has said that it goes in order: what one request brings where that brings
-#: most (Lustre), and the most that such a word costs when it is wrong.
-TRUSTED_MIN_BYTES = 4 * MIB
-#: A window grows by no less than this, or by an eighth of it.
-STEP_MIN_BYTES = 1 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
@@ -37,9 +28,6 @@ POOL_WINDOW_LEAST_BYTES = 4 * MIB
 NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
-#: What a disk here or a link of 20 Gb/s brings, bytes/s: not yet known of a file that was just
-#: mapped, nor to be told later, as the kernel's own readahead takes its part of it.
-NEARBY_BYTES_PER_SECOND = 2.5e9
 
 
 @dataclass(frozen=True)
@@ -58,30 +46,10 @@ def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float =
     return int(min(ahead, LOOKAHEAD_MAX_BYTES))
 
 
-def kernel_suffices(readahead_bytes: int, storage: Storage) -> bool:
-    """Whether the kernel's own readahead is enough for who reads in order.
-
-    It is where it asks for so much at once that the latency is little beside what that takes even
-    on a fast storage. Windows have nothing to add then, and cost: readahead(2) fills the cache in
-    folios of one page, the kernel's own in large ones, of which one fault maps all (mm/readahead.c,
-    do_page_cache_ra() and page_cache_ra_order()). ``storage``: latency 0 where it is not known.
-    """
-    bandwidth = max(NEARBY_BYTES_PER_SECOND, storage.bandwidth_bytes_per_second)
-    least = LATENCY_HEADROOM * bandwidth * storage.latency_seconds
-    return 0 < least <= readahead_bytes
-
-
 def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int:
-    """The window of `--policy auto`: window >= rate x fetch latency, with headroom.
-
-    The rate is the reader's; a reader that waits for storage shows storage's rate, so the window
-    also grows (``boost``) each time the reader came to an extent before it was there.
-    """
+    """How far ahead of a walk what it will need may lie by now: what its checkpoints are apart by,
+    and what of a full pool is kept for it. Reading ahead is readers/ahead.py's."""
     ahead = ahead_at_rate(stream.rate_bytes_per_second, storage, stream.feedback.boost)
-    if not stream.settled:
-        walked = abs(stream.position_bytes - stream.start_bytes)
-        least = TRUSTED_MIN_BYTES if stream.trusted else UNSURE_MIN_BYTES
-        ahead = min(ahead, max(least, UNSURE_TIMES_WALKED * walked))
     return min(ahead, max(allowed_bytes, MIB))
 
 
@@ -104,28 +72,6 @@ def pool_bytes(budget_bytes: int, files_bytes: int, places: int, reserve_bytes: 
     share = max(share, reserve_bytes // 2)
     least = min(POOL_WINDOW_LEAST_BYTES, budget_bytes // (4 * places))
     return max(least, share // places)
-
-
-def auto(stream: Stream, file_bytes: int, ahead_bytes: int) -> tuple[int, int] | None:
-    """The next range [start, end) to warm for an active stream, or None.
-
-    It begins where the last one ended (or at the reader, when that has been overtaken), and is no
-    short one while there is something ahead: a request costs the same whatever its length.
-    """
-    least = min(STEP_MIN_BYTES, ahead_bytes // 8)
-    if stream.direction < 0:
-        start = min(stream.frontier_bytes, stream.position_bytes)
-        target = max(0, stream.position_bytes - ahead_bytes)
-        ahead, is_last = stream.position_bytes - start, target == 0
-    else:
-        start = max(stream.frontier_bytes, stream.position_bytes)
-        target = min(file_bytes, stream.position_bytes + ahead_bytes)
-        ahead, is_last = start - stream.position_bytes, target == file_bytes
-    more = (target - start) * stream.direction
-    if more <= 0 or (ahead and more < least and not is_last):
-        return None
-    stream.frontier_bytes = target
-    return min(start, target), max(start, target)
 
 
 def fixed(

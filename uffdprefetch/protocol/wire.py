@@ -17,6 +17,7 @@ MAGIC: int = C.UP_MAGIC
 VERSION: int = C.UP_VERSION
 MESSAGE_BYTES: int = C.UP_MSG_BYTES
 PAGES_MAX: int = C.UP_PAGES_MAX
+RUNS_MAX: int = C.UP_RUNS_MAX
 
 HEADER = layout("up_header")
 HELLO = layout("up_hello")
@@ -27,6 +28,7 @@ COMMAND = layout("up_command")
 ACK = layout("up_ack")
 BYPASS = layout("up_bypass")
 STATEMENT = layout("up_statement")
+TOUCHED = layout("up_touched")
 WELCOME = layout("up_welcome")
 JOB = layout("up_started")
 FINISH = layout("up_finish")
@@ -50,6 +52,7 @@ class Type(IntEnum):
     PLAN = C.UP_PLAN
     BYPASS = C.UP_BYPASS
     STATED = C.UP_STATED
+    TOUCHED = C.UP_TOUCHED
     FILE = C.UP_FILE
     REARM = C.UP_REARM
     DETACH = C.UP_DETACH
@@ -238,6 +241,15 @@ def attach(body: bytes) -> Attach:
 def statement(body: bytes) -> Statement:
     """Read a struct up_statement."""
     return Statement(*STATEMENT.unpack_from(body))
+
+
+def touched(body: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """Read a struct up_touched: the region, and runs [start, end) of its file in bytes."""
+    fields = TOUCHED.unpack_from(body)
+    region, count, runs = fields[0], fields[1], fields[2:]
+    if count > RUNS_MAX:
+        raise WireError(f"{count} runs in one message")
+    return region, [(runs[2 * i], runs[2 * i + 1]) for i in range(count)]
 
 
 def ack(body: bytes) -> Ack:

@@ -24,13 +24,21 @@ class Advice:
     """What the jobs of a service say. Its thread calls everything here."""
 
     def __init__(self, policy: str, walks: Walks, stated: StatedRanges, clock: Clock) -> None:
-        self._believed = policy in ("auto", "survival")
+        self._believed = policy == "auto"
         self._walks, self._stated, self._clock = walks, stated, clock
 
     def attached(self, region: Region, advice: int) -> None:
         """A mapping is managed from now on, which the job has advised (MADV_NORMAL, MADV_RANDOM,
         MADV_SEQUENTIAL) before, or the process that it was forked from."""
         region.reads = _OF_MAPPING.get(advice, Stated.NORMAL)
+
+    def populated(self, region: Region) -> None:
+        """The job has mapped it with MAP_POPULATE: without us the kernel had read all of it before
+        that returned."""
+        if self._believed:
+            start, end = region.span.start_bytes, region.span.end_bytes
+            self._lift(region, start, end)
+            self._stated.needed(region, start, end, is_populated=True)
 
     def said(self, region: Region, what: int, start: int, end: int) -> None:
         """The job has said it of [start, end) bytes of the file, within the mapping."""

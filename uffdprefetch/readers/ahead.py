@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
@@ -22,7 +24,9 @@ from uffdprefetch.predict.fronts import (
 )
 from uffdprefetch.predict.price import (
     FREE_SECONDS,
-    SHARE,
+    LEAST_GAIN,
+    MISS_BYTES,
+    PIECE_BYTES,
     Account,
     Link,
     least_probability,
@@ -34,37 +38,32 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.file_stream import FileStream
+from uffdprefetch.readers.file_stream import FileStream, Room, Stage
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
 from uffdprefetch.state.files import FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
-from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.scheduler import Extent, Scheduler
+from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
+from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
 
-MS = 1_000_000
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
-#: What a miss brings where the kernel's readahead window is not known, and under MADV_RANDOM.
-MISS_BYTES, PAGE_BYTES = 128 << 10, 4 << 10
+#: What a miss brings where the kernel reads nothing around it: under MADV_RANDOM.
+PAGE_BYTES = 4 << 10
 #: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
 UNKNOWN = Link(bandwidth=100e6, latency=1e-3)
+#: What a disk here or a link of 20 Gb/s brings, bytes/s.
+NEARBY_BYTES_PER_SECOND = 2.5e9
 #: A window grows by no less than this part of it.
 STEP_PART = 8
 #: The service sends the next request within so much, on a node whose cores are busy.
 RESPONSE_SECONDS = 0.008
-#: A guess is asked for by no more than so much at a time beside what keeps the link busy.
-PIECE_BYTES = 256 << 10
 #: Two looks of a walk that is young: what was touched may be told so late.
 LOOK_SECONDS = 0.004
-#: Whether a file is read whole is judged as often.
-JUDGE_NS = 20 * MS
-#: A file that is read whole and that nobody touches for as long is read no further.
-QUIET_NS = 500 * MS
-#: Of the touches of a file that is read whole so many must hit what was read, or it keeps pace.
-HITS_LEAST = 0.25
-HITS_KEPT = 0.97
 #: A front that has come so far is worth a look at the file that follows.
 SETTLED_BLOCKS = 64
 #: How often, and by how much, the bandwidth is told: that is on the link for longer than a request
@@ -72,6 +71,10 @@ SETTLED_BLOCKS = 64
 PROBES, PROBE_BLOCKS = 3, 16
 #: Of the places that were asked for ahead of a process so many are kept: twice what is told.
 PLACES_KEPT = 2 * PLACES_MAX
+#: A front is where a walk is that is no further from it than what one look tells as one.
+NEAR_BYTES = 1 << 20
+#: Of what is to be read so many runs that were touched before are looked at: is it there?
+RUNS_MAX = 8
 #: Directories and suffixes of which the laws are kept, and files.
 KINDS_MAX = 1024
 FILES_MAX = 4096
@@ -142,9 +145,11 @@ class _Process:
 
     steps: Steps
     consumer: Places
+    maps: bool = True  # else it may again: a mapping for each batch
     last: int = 0  # where it began when it was looked at before: in the middle of those places ...
     began: list[int] = field(default_factory=list)  # ... and since
-    pending: list[tuple[int, int]] = field(default_factory=list)  # touched since, blocks
+    pending: list[tuple[int, int]] = field(default_factory=list)  # touched since, blocks ...
+    pended_ns: int = 0  # ... and when that was seen
     places: dict[int, int] = field(default_factory=dict)  # asked for ahead of it: start -> end
 
 
@@ -154,29 +159,28 @@ class _File:
 
     file: FileState
     fronts: FileFronts
-    visits: Visits
+    visited: VisitedFile
     heads: dict[Front, Head] = field(default_factory=dict)
     processes: dict[int, _Process] = field(default_factory=dict)
-    touched: int = 0  # blocks
-    hits: float = 0.0
-    looks: float = 0.0
-    judge_ns: int = 0
-    touched_ns: int = 0
-    stream: FileStream | None = None
 
 
 class Ahead(Predictor):
     """See readers/predictor.py. The service's thread calls all of it."""
 
     name = "ahead"
-    policies = frozenset({"survival"})
+    policies = frozenset({"auto", "stride"})
 
     def __init__(
-        self, scheduler: Scheduler, room_bytes: Callable[[FileState], int], next_shard: NextShard
-    ) -> None:
-        """``room_bytes``: how much may lie ahead of one reader of a file."""
-        self._scheduler, self._room_bytes = scheduler, room_bytes
+        self, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher, room: Room,
+        room_bytes: Callable[[FileState], tuple[int, int]], next_shard: NextShard,
+    ) -> None:  # fmt: skip
+        """``room_bytes``: how much may lie ahead of one place at which a file is read, and of all
+        together."""
+        self._scheduler, self._ledger, self._rooms = scheduler, ledger, room_bytes
+        self._tap = tap
         self._next_shard = next_shard
+        next_shard.in_vain = self._in_vain
+        self._whole = WholeFiles(scheduler, ledger, room, self._measured)
         #: How many readers wait at one time, side by side.
         self.waiting: Callable[[], float] = lambda: 1.0
         self.account = Account()
@@ -200,14 +204,25 @@ class Ahead(Predictor):
                     del self._kinds[next(iter(self._kinds))]
                 laws = self._kinds[kind] = Law(self._walks), Law(self._visits)
             blocks = -(-file.size_bytes // BLOCK_BYTES)
-            fronts = FileFronts(
-                blocks, Law(laws[0]), self.account, lambda front: self._ending(file, front)
-            )
-            found = self._files[file.key] = _File(file, fronts, Visits(laws[1]))
+            law, ending = Law(laws[0]), lambda front: self._ending(file, front)
+            try:
+                fronts = FileFronts(blocks, law, self.account, ending)
+            except MemoryError:
+                fronts = FileFronts(0, law, self.account, ending)
+                self._ledger.degrade(
+                    f"{file.path}: too large for the service's memory: nothing is read ahead of"
+                    " whoever reads it in no known order; let it have more (ulimit -v)"
+                )
+            visited = VisitedFile(file, fronts, Visits(laws[1]))
+            found = self._files[file.key] = _File(file, fronts, visited)
         return found
 
+    def side_by_side(self) -> float:
+        """How many readers wait at one time."""
+        return self.waiting()
+
     def _measured(self, miss_bytes: int = MISS_BYTES) -> Link:
-        found, waiting = self._scheduler.meter.link, self.waiting()
+        found, waiting = self._scheduler.meter.link, self.side_by_side()
         if found is None:
             return replace(UNKNOWN, waiting=waiting, miss_bytes=miss_bytes)
         bandwidth, latency = found.bandwidth_bytes_per_second, found.latency_seconds
@@ -215,9 +230,12 @@ class Ahead(Predictor):
 
     def _link(self, reader: Reader) -> Link:
         """As measured, for this reader."""
+        if reader.reads_pool and reader.file.pooled is not None:
+            return replace(self._measured(reader.file.pooled.chunk_bytes), reads_on=False)
         if reader.says_random:
             return self._measured(PAGE_BYTES)
-        return self._measured(reader.file.ahead_bytes or MISS_BYTES)
+        ahead = reader.file.ahead_bytes
+        return self._measured(MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead))
 
     # ---- what is seen ---------------------------------------------------------------------------
 
@@ -232,15 +250,15 @@ class Ahead(Predictor):
         it as well: out of turn it would begin another walk."""
         by_faults = region.verdict == ServingMode.POOL or reader.client.pagemap_fd < 0
         if seen.told and by_faults:
-            self._pend(reader, seen.start, seen.end)
+            self._pend(reader, *seen.known, seen.at_ns)
 
     def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
         """See Predictor."""
         for start, end in found:
-            self._pend(region.reader, start, end)
+            self._pend(region.reader, start, end, now_ns)
         return bool(found)
 
-    def _pend(self, reader: Reader, start: int, end: int) -> None:
+    def _pend(self, reader: Reader, start: int, end: int, now_ns: int) -> None:
         if reader.in_charge is not self and reader.in_charge is not None:
             return
         of = self._of(reader.file)
@@ -249,36 +267,48 @@ class Ahead(Predictor):
             process = of.processes[reader.pid] = _Process(
                 Steps(self._steps), Places(reader, self._scheduler)
             )
+        process.maps = True
         process.pending.append((start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+        process.pended_ns = now_ns
 
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""
-        of = self._files.get(reader.file.key)
-        if of is not None:
-            self._closed(of, reader.pid)
+        self._leave(reader)
+        self._next_shard.dismissed(reader)
 
     def left(self, reader: Reader) -> None:
         """See Predictor."""
-        self.dismissed(reader)
+        self._leave(reader)
+        self._next_shard.left(reader)
+
+    def _leave(self, reader: Reader) -> None:
+        of = self._files.get(reader.file.key)
+        if of is not None:
+            self._closed(of, reader)
+            of.processes.pop(reader.pid, None)
+            if not any(one.maps for one in of.processes.values()):
+                of.visited.end(Stage.STOPPED, "nobody reads it here and there any more")
         self._missed.pop(reader.pid, None)
 
     def unmapped(self, region: Region) -> None:
         """See Predictor."""
         of = self._files.get(region.file.key)
         if of is not None and not region.reader.regions:
-            self._closed(of, region.reader.pid)
+            self._closed(of, region.reader)
 
-    def _closed(self, of: _File, pid: int) -> None:
-        process = of.processes.pop(pid, None)
-        if process is not None:
-            self._end_places(of, process)
-        for front in of.fronts.closed(pid, bool(of.processes)):
+    def _closed(self, of: _File, reader: Reader) -> None:
+        process = of.processes.get(reader.pid)
+        if process is None or not process.maps:
+            return
+        process.maps = False
+        self._absorb(of, process, reader, process.pended_ns)
+        self._end_places(of, process)
+        mapped = any(one.maps for one in of.processes.values())
+        for front in of.fronts.closed(reader.pid, mapped):
             of.heads.pop(front, None)
-        if not of.processes:
+        if not mapped:
             of.heads.clear()
-            of.visits.over()
-            of.touched, of.hits, of.looks = 0, 0.0, 0.0
-            self._end_stream(of)
+            of.visited.visits.over()
             self._files[of.file.key] = self._files.pop(of.file.key)  # the last one to be closed
             if len(self._files) > FILES_MAX:
                 self._forget_one()
@@ -286,7 +316,7 @@ class Ahead(Predictor):
     def _forget_one(self) -> None:
         """Of the files that nobody maps, the one that was closed first."""
         for key, of in self._files.items():
-            if not of.processes:
+            if not any(one.maps for one in of.processes.values()):
                 del self._files[key]
                 return
 
@@ -308,43 +338,52 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None or not process.pending:
             return
-        pending, process.pending = _merged(process.pending), []
-        link, moved = self._link(reader), set[Front]()
-        of.touched_ns = now_ns
-        for start, end in self._probe(of, pending[-1][1]):
+        link = self._link(reader)
+        for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
             probe = PrefetchRange(
                 of.file, start * BLOCK_BYTES, end * BLOCK_BYTES, 0, pooled=reader.reads_pool
             )
             yield FileConsumer(reader.rank, reader.pid), probe
+        for front in self._absorb(of, process, reader, now_ns):
+            if front.state is State.ALIVE:
+                yield from self._ahead_of(of, front, reader, link, now_ns)
+        for start, end in self._places(of, reader, process, link):
+            for part in self._ranges(of, reader, start, end, link, now_ns):
+                yield process.consumer, part
+        self._whole.judge(of.visited, reader, link, now_ns)
+
+    def _absorb(self, of: _File, process: _Process, reader: Reader, now_ns: int) -> list[Front]:
+        """Book what a process has touched: the fronts that have gone on by it, in order."""
+        pending, process.pending = _merged(process.pending), []
+        link, moved = self._link(reader), dict[Front, None]()
+        if not pending:
+            return []
+        of.visited.touched(now_ns)
         for start, end in pending:
             front = self._touch(of, process, reader, start, end, now_ns, link)
             if front is not None:
-                moved.add(front)
+                moved[front] = None
         if process.began:
             process.last, process.began = process.began[len(process.began) // 2], []
         for front in of.fronts.looked(reader.pid, moved):
             of.heads.pop(front, None)
-        for front in moved:
-            if front.state is State.ALIVE:
-                yield from self._ahead_of(of, front, reader, link, now_ns)
-        for start, end in self._places(of, process, link):
-            yield process.consumer, self._range(of, reader, start, end, link, now_ns)
-        if now_ns >= of.judge_ns:
-            of.judge_ns = now_ns + JUDGE_NS
-            self._judge(of, reader, link, now_ns)
+        return list(moved)
 
     def _ahead_of(
         self, of: _File, front: Front, reader: Reader, link: Link, now_ns: int
     ) -> Iterator[tuple[Consumer, PrefetchRange]]:
-        window, wanted = self._window(of, front, reader, link)
+        window, least, wanted = self._window(of, front, reader, link)
         beyond = front.position + window - of.fronts.blocks if front.direction > 0 else 0
         if wanted is None and beyond <= 0:
             return
         head = self._head(of, front, reader, now_ns)
+        self._show(reader, head)
         if wanted is not None:
-            yield head, self._range(of, reader, *wanted, link, now_ns, front)
-        for consumer, more in self._next_shard.beyond(reader, head, window * BLOCK_BYTES, now_ns):
+            for part in self._ranges(of, reader, *wanted, link, now_ns, front):
+                yield head, part
+        ahead_bytes = window * BLOCK_BYTES
+        for consumer, more in self._next_shard.beyond(reader, head, ahead_bytes, least, now_ns):
             depth = self._depth_bytes(link, now_ns, reader, front)
             yield consumer, replace(more, yield_bytes=depth, guess=True)
 
@@ -359,15 +398,13 @@ class Ahead(Predictor):
         flags = fronts.flags[start:end]
         was_asked = bool(flags[0] & ASKED)
         is_miss = not any(flags)
-        of.touched += sum(not flag & TOUCHED for flag in flags)
-        of.hits = of.hits * HITS_KEPT + was_asked
-        of.looks = of.looks * HITS_KEPT + 1
+        of.visited.touches(was_asked, sum(not flag & TOUCHED for flag in flags))
         front, begins = fronts.touch(reader.pid, start, end, now_ns, link)
         if is_miss:
             self._missed[reader.pid] = now_ns, front
         if begins:
             # what one look finds has no order: it lies before, or behind, what was found before
-            of.visits.begins(start < process.last, not was_asked, now_ns)
+            of.visited.visits.begins(start < process.last, not was_asked, now_ns)
             process.began.append(start)
             if not process.steps.begins(start):
                 self._end_places(of, process)
@@ -382,15 +419,28 @@ class Ahead(Predictor):
             head = of.heads[front] = Head(front, reader, now_ns)
         return head
 
-    def _range(
+    @staticmethod
+    def _show(reader: Reader, head: Head) -> None:
+        """What is read ahead of a front, to who looks at the walks of its reader."""
+        for walk in reader.table.streams:
+            if abs(walk.position_bytes - head.position_bytes) <= NEAR_BYTES:
+                walk.frontier_bytes = head.front.wanted * BLOCK_BYTES
+                walk.feedback = head.feedback
+
+    def _ranges(
         self, of: _File, reader: Reader, start: int, end: int, link: Link, now_ns: int,
         front: Front | None = None,
-    ) -> PrefetchRange:  # fmt: skip
+    ) -> Iterator[PrefetchRange]:  # fmt: skip
+        """[start, end) blocks, without what the job has said that it has no use for."""
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
-        return PrefetchRange(
-            of.file, first, last, pooled=reader.reads_pool,
-            yield_bytes=self._depth_bytes(link, now_ns, reader, front), guess=True,
-        )  # fmt: skip
+        # of requests that cost the same whatever they bring, one beside the one that is served
+        depth_bytes = self._depth_bytes(link, now_ns, reader, front)
+        depth_bytes = max(depth_bytes, 2 * of.file.unit_bytes)
+        for low, high in reader.unneeded.ranges.missing(first, last):
+            self._tap.put(WINDOW, now_ns, reader.pid, of.file, low, high - low, 0)
+            yield PrefetchRange(
+                of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
+            )
 
     def _depth_bytes(
         self, link: Link, now_ns: int, reader: Reader, front: Front | None = None
@@ -408,33 +458,60 @@ class Ahead(Predictor):
 
     def _window(
         self, of: _File, front: Front, reader: Reader, link: Link
-    ) -> tuple[int, tuple[int, int] | None]:
-        """How many blocks ahead of a front are worth reading, be they in its file or not; and of
-        those in it [start, end) that was not asked for, None: too little."""
+    ) -> tuple[int, float, tuple[int, int] | None]:
+        """How many blocks ahead of a front are worth reading, be they in its file or not; the least
+        probability of use that pays; and of those in it [start, end) that was not asked for, None:
+        too little."""
         fronts, length = of.fronts, max(1, front.length)
         density, runs = min(1.0, front.touched / length), front.runs / length
         gain = walk_gain(density, runs, front.direction < 0, link, BLOCK_BYTES)
+        self._leave_alone(of, front, link)
         least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
-        room = self.account.room_bytes(link.bandwidth) // BLOCK_BYTES + front.ahead
-        most = min(room, self._room_bytes(of.file) // BLOCK_BYTES)
+        each, together = self._rooms(of.file)
+        room = min(self.account.room_bytes(link.bandwidth), max(0, together - self.account.open))
+        most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
         window = fronts.walks.window(length, least, most)
-        target = max(0, min(fronts.blocks, front.position + front.direction * window))
+        first = reader.span.start_bytes // BLOCK_BYTES
+        last = min(fronts.blocks, -(-reader.span.end_bytes // BLOCK_BYTES))
+        target = max(first, min(last, front.position + front.direction * window))
         if not front.ahead:
             front.wanted = front.position
         more = (target - front.wanted) * front.direction
-        at_end = target in (0, fronts.blocks)
+        at_end = target in (first, last)
         if more <= 0 or (more * STEP_PART < window and not at_end):
-            return window, None
+            return window, least, None
         start, end = sorted((front.wanted, target))
         front.wanted = target
-        return window, self._ask(of, start, end)
+        return window, least, self._ask(of, reader, start, end)
+
+    def _leave_alone(self, of: _File, front: Front, link: Link) -> None:
+        """Say so, where the kernel's own readahead hides the latency of who reads in order."""
+        alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0), BLOCK_BYTES)
+        if link.reads_on and alone <= LEAST_GAIN and front.length >= SETTLED_BLOCKS:
+            self._ledger.leave_alone(
+                f"{of.file.path}: left to the kernel, whose readahead of"
+                f" {format_size(link.miss_bytes)} suffices"
+            )
 
     @staticmethod
-    def _ask(of: _File, start: int, end: int) -> tuple[int, int] | None:
-        """[start, end) blocks, unless all of it is in memory."""
-        low, high = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
-        there = of.file.resident_bytes(low, high - low)
-        return None if there is not None and there >= high - low else (start, end)
+    def _ask(of: _File, reader: Reader, start: int, end: int) -> tuple[int, int] | None:
+        """[start, end) blocks, unless all of it is in memory. What was touched there and has left
+        memory is as if it had never been."""
+        pooled = of.file.pooled if reader.reads_pool else None
+
+        def is_there(first: int, last: int) -> bool:
+            low, high = first * BLOCK_BYTES, min(last * BLOCK_BYTES, of.file.size_bytes)
+            if pooled is not None:
+                return not pooled.absent(low, high)
+            there = of.file.resident_bytes(low, high - low)
+            return there is not None and there >= high - low
+
+        if is_there(start, end):
+            return None
+        for run in of.fronts.touched_runs(start, end, RUNS_MAX):
+            if not is_there(*run):
+                of.fronts.renew(*run)
+        return start, end
 
     def _ending(self, file: FileState, front: Front) -> None:
         of = self._files.get(file.key)
@@ -448,15 +525,40 @@ class Ahead(Predictor):
             fronts = self._of(extent.file).fronts
             fronts.ask(extent.start // BLOCK_BYTES, -(-extent.end // BLOCK_BYTES))
 
+    def _in_vain(self, file: FileState) -> None:
+        """It was read ahead, and nobody comes to it."""
+        fronts = self._of(file).fronts
+        fronts.lose(0, fronts.blocks)
+
+    def room_bytes(self) -> int:
+        """So much more may be asked for on a guess now."""
+        return self.account.room_bytes(self._measured().bandwidth)
+
+    def take_back(self, reader: Reader, start: int, end: int) -> None:
+        """What waits to be read ahead of its fronts, of those for which a part of [start, end)
+        bytes was asked; should they go on, it is asked for again."""
+        of = self._files.get(reader.file.key)
+        for front, head in list(of.heads.items()) if of is not None else ():
+            low, high = sorted((front.position * BLOCK_BYTES, front.wanted * BLOCK_BYTES))
+            if head.reader == reader.pid and low < end and start < high:
+                self._scheduler.forget(head)
+                front.wanted = front.position
+
     def said(self, stream: FileStream) -> tuple[int, int]:
         """Of what a job has said that it will need: how much may be asked for by now, and be under
         way at one time, bytes. What is free at first, and as much again as was used."""
         link, fronts = self._measured(), self._of(stream.file).fronts
         most = int(FREE_SECONDS * link.bandwidth) + 2 * fronts.used_bytes
         room = self.account.room_bytes(link.bandwidth)
-        return min(most, stream.absent_bytes + room), int(link.reach_bytes) + PIECE_BYTES
+        depth = int(link.reach_bytes) + PIECE_BYTES
+        if self._scheduler.meter.link is None:  # one at a time: what is read alone tells it
+            room = 0 if self._scheduler.under_way_bytes else GUESSED_EXTENT_BYTES
+            depth = 2 * GUESSED_EXTENT_BYTES
+        return min(most, stream.absent_bytes + room), depth
 
-    def _places(self, of: _File, process: _Process, link: Link) -> list[tuple[int, int]]:
+    def _places(
+        self, of: _File, reader: Reader, process: _Process, link: Link
+    ) -> list[tuple[int, int]]:
         """Where a process begins next, by its steps."""
         steps, fronts, found = process.steps, of.fronts, list[tuple[int, int]]()
         if not steps.right:
@@ -473,7 +575,7 @@ class Ahead(Predictor):
             if at in process.places or fronts.flags[at] & (ASKED | TOUCHED):
                 continue
             process.places[at] = end
-            wanted = self._ask(of, at, end)
+            wanted = self._ask(of, reader, at, end)
             if wanted is not None:
                 found.append(wanted)
         while len(process.places) > PLACES_KEPT:
@@ -486,67 +588,43 @@ class Ahead(Predictor):
             of.fronts.lose(*place)
         process.places.clear()
 
-    def _probe(self, of: _File, start: int) -> list[tuple[int, int]]:
+    def _probe(self, of: _File, reader: Reader, start: int) -> list[tuple[int, int]]:
         """What tells the link, PROBES times for a device: some blocks for its bandwidth, one for
         its latency. Nobody has touched them, and they lie beyond what the kernel reads ahead of the
         last touch: [start, end)."""
         device, untouched = of.file.key[0], bytes(PROBE_BLOCKS)
         times = self._probed.get(device, 0)
-        if times >= 2 * PROBES or self._scheduler.under_way_bytes:
+        if times >= 2 * PROBES or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
         last = of.fronts.blocks - PROBE_BLOCKS
         beyond = (start // PROBE_BLOCKS + 2) * PROBE_BLOCKS  # as the scheduler cuts it: in one
         for at in (*range(beyond, last, PROBE_BLOCKS), *range(0, last, PROBE_BLOCKS)):
             if of.fronts.flags[at : at + PROBE_BLOCKS] == untouched:
                 self._probed[device] = times + 1
-                wanted = self._ask(of, at, at + (1 if times % 2 else PROBE_BLOCKS))
+                wanted = self._ask(of, reader, at, at + (1 if times % 2 else PROBE_BLOCKS))
                 return [wanted] if wanted is not None else []
         return []
 
-    # ---- whole files ----------------------------------------------------------------------------
+    def _is_near(self, reader: Reader) -> bool:
+        """Whether a single page has come so fast that the kernel's readahead is enough even on a
+        link that brings what a disk here does."""
+        latency = self._scheduler.meter.of_pages.latency_seconds
+        link = Link(NEARBY_BYTES_PER_SECOND, latency, 1.0, self._link(reader).miss_bytes)
+        return latency > 0 and walk_gain(1.0, 0.0, False, link, BLOCK_BYTES) <= LEAST_GAIN
 
-    def _judge(self, of: _File, reader: Reader, link: Link, now_ns: int) -> None:
-        if of.stream is not None or not of.visits.places:
-            return
-        size, missing = of.file.size_bytes, of.fronts.unknown * BLOCK_BYTES
-        room = self._room_bytes(of.file)
-        touched = of.touched * BLOCK_BYTES
-        worth = of.visits.is_worth_it(size, missing, touched, BLOCK_BYTES, now_ns, link)
-        if worth and missing <= room:
-            consumer = FileConsumer(reader.rank, reader.pid)
-            of.stream = FileStream(of.file, self._scheduler, consumer, reader.reads_pool, now_ns)
-            of.stream.priority, of.stream.guess = Priority.BACKGROUND, True
-            of.stream.yield_bytes = int(link.reach_bytes) + PIECE_BYTES
-            of.stream.add(0, size)
+    # ---- whole files, and what is told ----------------------------------------------------------
 
     def step(self, now_ns: int) -> None:
-        """Once a turn: files that are read whole go on, at their pace."""
+        """Once a turn: files that are read whole go on."""
+        if self._whole.active:
+            self._whole.step(now_ns)
+
+    def describe(self, path: str) -> dict[str, Any] | None:
+        """What the summary says of a file that is read here and there; None: this one is not."""
         for of in self._files.values():
-            stream = of.stream
-            if stream is None:
-                continue
-            if of.file.changed or of.file.fd < 0 or now_ns - of.touched_ns > QUIET_NS:
-                self._end_stream(of)
-                continue
-            each = max(MISS_BYTES, of.touched * BLOCK_BYTES / max(1, of.visits.places))
-            missed, used = int(of.visits.missed * each), of.fronts.used_bytes
-            free = int(FREE_SECONDS * self._measured().bandwidth)
-            stream.most_bytes = free + used + int(SHARE * (used + missed))
-            if of.hits < HITS_LEAST * of.looks:
-                stream.most_bytes = min(stream.most_bytes, int(of.visits.pace() * missed))
-            if stream.go_on(now_ns):
-                self._end_stream(of)
-
-    @staticmethod
-    def _end_stream(of: _File) -> None:
-        if of.stream is not None:
-            of.stream.end()
-            of.stream = None
-
-    @property
-    def streams(self) -> bool:
-        """Whether a file is being read whole."""
-        return any(of.stream is not None for of in self._files.values())
+            if of.file.path == path:
+                return describe(of.visited)
+        return None
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

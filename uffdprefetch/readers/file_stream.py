@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams parts of a file, or all of it, once and in the file's order, beside its readers.
 
-Who wants that, and when it ends, is its owner's affair (readers/bulk.py, readers/stated.py). There
+Who wants that, and when it ends, is its owner's affair (readers/whole_files.py,
+readers/stated.py). There
 is one stream of a file on the node, whatever the number of ranks; together they hold no more than
 Room says.
 """
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.predict import bulk
+from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit, Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, busy_bytes
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
@@ -33,7 +34,7 @@ WAITING_BYTES = 8 * MIB
 #: Of what it may stream by now (``most_bytes``), no less is asked for at once.
 STEP_BYTES = MIB
 #: Of a stream that a reader has gone past, whose misses stand behind it: what keeps storage busy
-#: (bulk.busy_bytes()) that brings what it is known to, or this (bytes/s: a link of 2 Gb/s). Where
+#: (busy_bytes()) that brings what it is known to, or this (bytes/s: a link of 2 Gb/s). Where
 #: the latency is not known, so much.
 YIELD_BANDWIDTH = 250e6
 YIELD_BYTES = MIB
@@ -49,10 +50,9 @@ MEMORY_NS = 1000 * MS
 
 class Stage(Enum):
     """How far the streaming of a file is; the first three may become each other. The values are
-    those of the summary (docs/bulk.md)."""
+    those of the summary (docs/summary-schema.md)."""
 
     WATCHED = "undecided"
-    MEASURED = "measured"
     STREAMED = "streamed"
     DONE = "done"
     STOPPED = "stopped"
@@ -92,6 +92,7 @@ class FileStream:
         is small, for a job may say so of each batch."""
         for a, b in self._scheduler.take_back(self.consumer, self.file, start, end):
             self._waiting.add(a, b)
+            self.absent_bytes = max(0, self.absent_bytes - (b - a))
         self._ranges.remove(start, end)
         self._waiting.remove(start, end)
 
@@ -113,7 +114,7 @@ class FileStream:
             return False
         self._passes += 1
         missing = sum(missing_bytes(self.file, a, b, self.pooled) for a, b in self._ranges)
-        little = missing * bulk.LITTLE_SHARE <= self._ranges.total_bytes()
+        little = missing * LITTLE_SHARE <= self._ranges.total_bytes()
         if little or self._passes >= PASSES_MAX:
             return True
         for a, b in self._ranges:  # the kernel has dropped what it was asked for, or given it back
@@ -134,10 +135,8 @@ class FileStream:
         if begins < position_bytes:
             storage = self._scheduler.meter.of_pages
             bandwidth = max(storage.bandwidth_bytes_per_second, YIELD_BANDWIDTH)
-            busy_bytes = bulk.busy_bytes(storage.latency_seconds, bandwidth)
-            self.give_way(
-                Priority.BACKGROUND, busy_bytes if storage.latency_seconds else YIELD_BYTES
-            )
+            busy = busy_bytes(storage.latency_seconds, bandwidth)
+            self.give_way(Priority.BACKGROUND, busy if storage.latency_seconds else YIELD_BYTES)
         else:
             self.give_way(priority, 0)
 
@@ -154,14 +153,16 @@ class FileStream:
         while self._waiting and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
             start, end = next(iter(self._waiting))
             end = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, end)
-            if self.most_bytes is not None:
+            missing = missing_bytes(self.file, start, end, self.pooled)
+            if missing and self.most_bytes is not None:
                 room = self.most_bytes - self.absent_bytes - absent
                 if room < STEP_BYTES:
                     break
-                end = min(end, (start + room) // STEP_BYTES * STEP_BYTES)
+                most = (start + room) // STEP_BYTES * STEP_BYTES
+                if most < end:
+                    end, missing = most, missing_bytes(self.file, start, most, self.pooled)
             self._waiting.remove(start, end)
             looks += 1
-            missing = missing_bytes(self.file, start, end, self.pooled)
             if missing:
                 asked += self.want(start, end)
                 absent += missing
@@ -178,7 +179,8 @@ class FileStream:
 
     def end(self) -> None:
         """Take back what waits to be read."""
-        self._scheduler.forget(self.consumer)
+        waiting = self._scheduler.take_back(self.consumer, self.file, 0, self.file.size_bytes)
+        self.absent_bytes = max(0, self.absent_bytes - sum(end - start for start, end in waiting))
 
 
 class Room:

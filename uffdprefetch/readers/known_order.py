@@ -46,7 +46,7 @@ PLAN_NS = 10 * MS
 AT_ONCE_BYTES = LOOKAHEAD_MIN_BYTES
 AT_ONCE_PARTS = 8
 #: How sure it is of an order that is to become known: a reader that jumps about meanwhile is not to
-#: have the whole file read (readers/bulk.py), ...
+#: have the whole file read (readers/whole_files.py), ...
 PENDING_CONFIDENCE = 0.7
 #: ... and for at most AWAIT_NS no windows, unless it has a walk of at least AWAIT_DENSITY: of
 #: records in a shuffled order some follow each other by chance.
@@ -224,7 +224,7 @@ class KnownOrders(Predictor):
     """All readers of a service whose order is known."""
 
     name = "known order"
-    policies = frozenset({"auto", "survival", "fixed", "stride", "plan"})
+    policies = frozenset({"auto", "fixed", "stride", "plan"})
     every_ns = PLAN_NS
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:

@@ -26,8 +26,10 @@ class Observation:
     ``new``: nobody of it was here before, as far as its page table told. ``told``: the touch itself
     was seen, by a checkpoint or by the pool; else a page-table scan has found what it left. In the
     page cache few touches are told; a scan tells of the others later, those within 1 MiB in one
-    Observation, and exactly by Predictor.scanned(). In the pool nearly every touch is told of what
-    was not mapped, but a fault maps a piece ahead: what of it is touched nobody sees.
+    Observation, and exactly by Predictor.scanned(). In the pool every touch is told of what was not
+    mapped; a fault of who goes on in order maps a part ahead, and where that ends the next fault
+    tells, by ``passed``, that it was come over: so many bytes before the touch, or below 0 after
+    it.
     """
 
     start: int
@@ -35,6 +37,12 @@ class Observation:
     at_ns: int
     new: bool = False
     told: bool = True
+    passed: int = 0
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """[start, end) bytes, with what was come over since the last touch."""
+        return max(0, self.start - max(0, self.passed)), self.end - min(0, self.passed)
 
 
 class Predictor(ABC):

@@ -16,7 +16,7 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import format_size
-from uffdprefetch.predict.bulk import LITTLE_SHARE
+from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import MEMORY_NS, MS, FileStream, Room, Stage
@@ -45,6 +45,7 @@ class StatedFile:
     rank: int
     pid: int
     by: str  # who has said it, for people
+    is_guess: bool = False  # what it says may be more than it will touch
     in_pool: bool = False
     pending: IntervalSet = field(default_factory=IntervalSet)  # said, not decided
     ranges: IntervalSet = field(default_factory=IntervalSet)  # is streamed, or was
@@ -54,12 +55,18 @@ class StatedFile:
     stream: FileStream | None = None
     streamed_bytes: int = 0  # by streams that have ended
     readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who have said it, and map it
+    withdrawn_bytes: int = 0  # said, and then that there is no use for it
     told: bool = False  # that it does not fit
     counted_ns: int = 0  # see held_bytes()
     counted_of_bytes: int = 0
     counted_bytes: int = 0
     ended_ns: int = 0
     memory_ns: int = 0
+
+    @property
+    def said_bytes(self) -> int:
+        """Of which it was decided what to do."""
+        return self.ranges.total_bytes() + self.settled.total_bytes()
 
     def held_bytes(self, now: int) -> int:
         """What lies ahead of its readers by this, or will; counted once in MEMORY_NS and when more
@@ -97,13 +104,15 @@ class StatedRanges:
     def mapped(self, region: Region) -> None:
         """A file is mapped, of which the user may have said that all of it will be needed."""
         if self._config.policy != "none" and self._config.wants_whole(region.file.path):
-            self._say(region, 0, region.file.size_bytes, "--whole")
+            self._say(region, 0, region.file.size_bytes, "--whole", False)
 
-    def needed(self, region: Region, start: int, end: int) -> None:
+    def needed(self, region: Region, start: int, end: int, is_populated: bool = False) -> None:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
-        as nothing where it has been said before."""
-        if self._config.policy in ("auto", "survival"):
-            self._say(region, start, end, BY_JOB)
+        as nothing where it has been said before. ``is_populated``: the kernel would have read all
+        of it; else a little, and what is said is more than what will be needed with many programs
+        (pyarrow says it of all columns of a table)."""
+        if self._config.policy == "auto":
+            self._say(region, start, end, BY_JOB, not is_populated)
 
     def unneeded(self, region: Region, start: int, end: int) -> None:
         """The job has no use for [start, end) now: it need not come any more, if only the process
@@ -113,15 +122,20 @@ class StatedRanges:
             return
         if region.file.attached > len(region.reader.regions):
             return
+        before = book.said_bytes
         for ranges in (book.pending, book.ranges, book.settled):
             ranges.remove(start, end)
+        book.withdrawn_bytes += before - book.said_bytes
         if book.stream is not None:
             book.stream.remove(start, end)
 
-    def _say(self, region: Region, start: int, end: int, by: str) -> None:
+    def _say(self, region: Region, start: int, end: int, by: str, is_guess: bool) -> None:
         book = self._book(region, by)
         if book.stream is None and self._clock.now_ns() - book.ended_ns > AGAIN_NS:
             book.ranges, book.settled = IntervalSet(), IntervalSet()
+        book.is_guess = is_guess and (book.is_guess or not (book.ranges or book.pending))
+        if book.stream is not None and not book.is_guess:
+            book.stream.guess, book.stream.most_bytes = False, None
         book.readers[region.reader.pid] = region.reader
         book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
         for a, b in book.ranges.missing(start, min(end, book.file.size_bytes)):
@@ -191,7 +205,7 @@ class StatedRanges:
                 consumer = FileConsumer(book.rank, book.pid)
                 book.stream = FileStream(file, self._scheduler, consumer, book.in_pool, now)
                 book.stream.priority, book.stream.place = Priority.STATED, book.place
-                book.stream.guess = self.bound is not None and book.by == BY_JOB
+                book.stream.guess = book.is_guess and self.bound is not None
                 book.memory_ns = now + MEMORY_NS
             book.ranges.add(start, end)
             book.stream.add(start, end)
@@ -253,7 +267,7 @@ class StatedRanges:
                 yield book.file, book.held_bytes(now)
 
     def describe(self, path: str) -> dict[str, Any] | None:
-        """What the summary says of a file (docs/bulk.md); None: nothing was said of it."""
+        """For the summary (docs/summary-schema.md), of a file; None: nothing was said of it."""
         for book in self.books.values():
             if book.file.path == path and book.stage is not Stage.WATCHED:
                 streamed = book.stream.absent_bytes if book.stream is not None else 0
@@ -261,7 +275,7 @@ class StatedRanges:
                     "state": book.stage.value,
                     "why": book.why,
                     "by": book.by,
-                    "asked_bytes": book.ranges.total_bytes() + book.settled.total_bytes(),
+                    "asked_bytes": book.said_bytes + book.withdrawn_bytes,
                     "read_bytes": book.streamed_bytes + streamed,
                 }
         return None

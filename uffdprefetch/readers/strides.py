@@ -46,7 +46,7 @@ PASSED_BYTES = 4 << 20
 #: until there is a sequence. What is read is read on demand until then.
 HOLD_INDEX_NS = 3000 * MS
 HOLD_NS = 1000 * MS
-#: How sure it is that there will be: more than windows are, and bulk warm.
+#: How sure it is that there will be: more than who guesses is.
 HOLD_CONFIDENCE = 0.6
 #: How often a sequence is looked for: at first, at last, and one part in this many of a core.
 SEEK_NS = 20 * MS

@@ -7,20 +7,19 @@ touch the first page of each, torch.load reads the header before it. One after t
 the window that reads the file in order, those take as long as the whole file does; all at once they
 take a few milliseconds. So a touch of one is no walk. Who has touched some, and nothing behind
 them, is about to read from the first of them on: that begins then, up to where its walk will be
-known, and its window goes on (readers/windows.py).
+known, and its window goes on (readers/ahead.py); no more than that may lose at this time.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.usage import JUDGED_BYTES
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.opening import Opener
@@ -40,8 +39,6 @@ STARTS_MAX = 4096
 SHARE = 64
 #: So many of them without what follows them are no walk that was seen where it waits.
 LOOKED_AT = 3
-#: What is read then may be for nothing, as the windows of one who reads for nothing are.
-AHEAD_BYTES = JUDGED_BYTES
 FILES_MAX = 1024
 Range = tuple[int, int]
 
@@ -60,8 +57,10 @@ class TensorStarts:
 
     def __init__(
         self, policy: str, scheduler: Scheduler, walks: Walks, layout: CheckpointPlacer,
-        opener: Opener,
+        opener: Opener, room_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
+        """``room_bytes``: how much may be read on a guess now."""
+        self._room_bytes = room_bytes
         self._policy, self._scheduler, self._walks = policy, scheduler, walks
         self._layout, self._opener = layout, opener
         self._files: dict[Key, _File] = {}
@@ -72,7 +71,7 @@ class TensorStarts:
         its bytes, nor for the pool, which reads what lies around a touch with it."""
         file, reader = region.file, region.reader
         if (
-            self._policy not in ("auto", "survival")
+            self._policy != "auto"
             or file.tensor_starts is not None
             or file.unit_bytes
             or reader.reads_pool
@@ -127,9 +126,9 @@ class TensorStarts:
         self._walks.forget(reader)
         touched = [*known.touched, *(one for one in file.tensor_starts if mapped.contains(one[0]))]
         start = min(touched)[0]
-        ahead = min(AHEAD_BYTES, self._layout.allowed_bytes // self._layout.places)
+        ahead = min(self._room_bytes(), self._layout.allowed_bytes // self._layout.places)
         end = min(start + ahead, region.span.end_bytes)
-        wanted = PrefetchRange(file, start, end, known.place + start, Priority.STATED)
+        wanted = PrefetchRange(file, start, end, known.place + start, Priority.STATED, guess=True)
         self._scheduler.want(FileConsumer(reader.rank, reader.pid), wanted)
 
 

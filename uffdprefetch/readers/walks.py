@@ -10,7 +10,7 @@ from typing import NamedTuple
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.randomness import PASSED_SHARE
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import ServingMode, Stated
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import tell_seen
@@ -47,6 +47,8 @@ class Walks:
         self._tap, self._layout, self._clock = tap, layout, clock
         #: Told of what a walk has come over that was not known to be mapped.
         self.passed: Callable[[Region, list[tuple[int, int]]], None] | None = None
+        #: Takes back what waits to be read for a reader in [start, end) and is no walk's.
+        self.taken_back: Callable[[Reader, int, int], None] | None = None
 
     def touch(self, region: Region, seen: Observation) -> Step | None:
         """What a touch was of a walk; None for a reader whose order is known: its walks would say
@@ -68,17 +70,16 @@ class Walks:
         self.forget_absorbed(reader)
         for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
             self.take_back(reader, low, high)
-        if region.reads == Stated.SEQUENTIAL and self._policy in ("auto", "survival"):
-            self._trust(reader, stream)
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
-        low, high = seen.start, seen.end
+        low, high = seen.known
         if region.verdict == ServingMode.POOL and self._layout.pool:
-            # what a fault maps tells there
-            low, high = self._layout.pool.walked(region.file.pooled, stream, low, high, forward)
+            if not seen.passed:
+                pool, part = self._layout.pool, region.file.pooled
+                low, high = pool.come_over(part, stream, low, high, forward)
             pagetables.note_told(region, low, high, seen.at_ns)
-        passed_bytes = self._passed(region, stream, seen, forward)
+        passed_bytes = self._passed(region, stream, seen, forward, low, high)
         step = Step(stream, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
         over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.random else 1]
@@ -88,14 +89,6 @@ class Walks:
         if stream.skips:
             reader.traits.add(Trait.SKIPS)
         return step
-
-    @staticmethod
-    def _trust(reader: Reader, stream: Stream) -> None:
-        """Its job says that it goes in order: the first touch of a walk is one. But not while the
-        walk that was trusted last has not come far, so a lie costs one window."""
-        if not stream.active and (reader.trusted is None or reader.trusted.settled):
-            reader.trusted = stream
-            stream.active = stream.trusted = True
 
     @staticmethod
     def _is_planned(region: Region) -> bool:
@@ -108,7 +101,7 @@ class Walks:
         return reader.pool.planned % PLANNED_EVERY != 0
 
     def _passed(
-        self, region: Region, stream: Stream, seen: Observation, forward: int
+        self, region: Region, stream: Stream, seen: Observation, forward: int, low: int, high: int
     ) -> tuple[int, int]:
         """Of what a walk has gone over with this touch: how much is mapped that was not before, and
         how much tells of a walk."""
@@ -117,7 +110,8 @@ class Walks:
             return news, news if seen.new else mapped
         first = stream.position_bytes - (forward if stream.direction > 0 else 0)
         if region.verdict == ServingMode.POOL:
-            found = [(first, forward)]  # mapped in runs: more is not known
+            start, end = max(low, first), min(high, first + forward)
+            found = [(start, end - start)] if start < end else []
         else:
             found = pagetables.runs(region, first, first + forward)
         pagetables.note_used(region, found)
@@ -165,6 +159,8 @@ class Walks:
             self._scheduler.forget(stream)
             stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
             stream.trigger_bytes = 0
+        if self.taken_back is not None:
+            self.taken_back(reader, start, end)
 
     def forget_absorbed(self, reader: Reader) -> None:
         """Walks that were another's get nothing any more."""

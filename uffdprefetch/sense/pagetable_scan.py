@@ -93,13 +93,15 @@ class PagetableScanner:
         # all of it: often until a walk is sure, and the reader does walk; then now and then, for
         # walks yet to begin
         going = [s for s in active if s.settled and not _at_the_end(s, region)]
-        settled = bool(going) and region.reader.may_prefetch
-        if self._pace is not None and by_tables:
+        settled = bool(going)
+        # who follows an order that is known begins nowhere else
+        everywhere = self._pace is not None and by_tables and not region.reader.order.announced
+        if everywhere:
             if self._look_elsewhere(region):
                 touched, region.scan.elsewhere_ns = True, now
             settled = settled and now - region.scan.elsewhere_ns > UNSURE_NS
         whole_due = region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
-        if whole_due or not (settled or (self._pace is not None and by_tables)):
+        if whole_due or not (settled or everywhere):
             if not region.scan.resume_at:
                 region.scan.began_ns = now
             touched = self._look_at_all(region) or touched
@@ -215,17 +217,36 @@ class PagetableScanner:
             return POLL_FASTEST_NS if moves else POLL_SLOWEST_NS
         return int(step_bytes / rate * 1e9)
 
-    def _new_touches(
-        self, region: Region, start: int, end: int
-    ) -> tuple[list[tuple[int, int]], int]:
-        news: list[tuple[int, int]] = []
+    def last_look(self, region: Region, found: list[tuple[int, int]], now: int) -> None:
+        """A mapping goes, and its agent has looked: (offset, bytes) in the order of the file."""
+        cold, news = region.file.cold, list[tuple[int, int]]()
+        start, end = found[0][0], sum(found[-1])
+        clusters = pagetables.note_found(region, start, end, found, self._teller(region, news))
+        self._tell_news(region, news)
+        for a, b in clusters:
+            self._touch(region, a, b, now)
+        region.file.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
+        region.scan.last_end_ns = now
+        if clusters:
+            region.reader.looked(cold)
+            region.scan.news_ns = now
 
+    def _teller(self, region: Region, news: list[tuple[int, int]]) -> Callable[[int, int], None]:
         def tell(a: int, b: int) -> None:
             news.append((a, b))
             if self._tap.active:
                 tell_seen(self._tap, region, a, b, self._clock.now_ns())
 
-        found = pagetables.new_touches(region, start, end, tell)
+        return tell
+
+    def _tell_news(self, region: Region, news: list[tuple[int, int]]) -> None:
         if news or region.reader.order.followed:
             self._looked(region, news)
+
+    def _new_touches(
+        self, region: Region, start: int, end: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        news: list[tuple[int, int]] = []
+        found = pagetables.new_touches(region, start, end, self._teller(region, news))
+        self._tell_news(region, news)
         return found

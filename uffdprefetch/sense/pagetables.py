@@ -71,13 +71,27 @@ def new_touches(
     The second value is where to go on: 0 when the whole range has been seen. ``tell`` hears of each
     range by itself, and of those that are in no cluster, too: tensor starts.
     """
-    found = runs(region, start, end)
-    note_used(region, found)
-    more = 0
+    found, more = runs(region, start, end), 0
     if len(found) >= uffd.RUNS_AT_ONCE:
         more = end = found[-1][0] + found[-1][1]
-    clusters: list[tuple[int, int]] = []
-    for offset, length in found:
+    return note_found(region, start, end, found, tell), more
+
+
+def note_found(
+    region: Region,
+    start: int,
+    end: int,
+    found: list[tuple[int, int]],
+    tell: Callable[[int, int], None] | None = None,
+) -> list[tuple[int, int]]:
+    """Book what is mapped in [start, end), as (offset, bytes): the clusters of what was not at the
+    last look. ``tell``: see new_touches()."""
+    scan, clusters = region.scan, list[tuple[int, int]]()
+    news = [run for run in found if run not in scan.runs]
+    scan.runs = {run for run in scan.runs if run[0] >= end or sum(run) <= start}
+    scan.runs.update(found)
+    note_used(region, news)
+    for offset, length in news:
         for a, b in region.scan.mapped.missing(offset, offset + length):
             if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.checkpoints.laid:
                 continue  # an armed page that was touched: its event has told, or will
@@ -93,4 +107,4 @@ def new_touches(
     if now_mapped:
         start, end = min(start, now_mapped[0][0]), max(end, now_mapped[-1][1])
     region.scan.mapped.replace(start, end, now_mapped)
-    return clusters, more
+    return clusters

@@ -20,19 +20,18 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.procfs import may_write
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import window
+from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.ahead import Ahead
 from uffdprefetch.readers.arbiter import Arbiter
-from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
+from uffdprefetch.readers.fixed_windows import FixedWindows
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.tensor_starts import TensorStarts
 from uffdprefetch.readers.walks import Walks
-from uffdprefetch.readers.waste import Waste
-from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service import pool_bridge
@@ -103,27 +102,27 @@ class Coordinator:
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
         self.stated = StatedRanges(config, scheduler, ledger, self.room, clock)
-        self.tensor_starts = TensorStarts(
-            config.policy, scheduler, self.walks, self.layout, self.opener
-        )
         self.advice = Advice(config.policy, self.walks, self.stated, clock)
-        self.bulk = Bulk(scheduler, ledger, self.room, self.stated, clock)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        waste = Waste(ledger, scheduler.meter)
-        self.next_shard = NextShard(self._table, self.opener, scheduler, waste)
-        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, waste, self.next_shard))
-        self.arbiter.add(self.bulk)
-        self.ahead = Ahead(scheduler, self._share_bytes, self.next_shard)
-        if config.policy == "survival":
+        self.next_shard = NextShard(self._table, self.opener, scheduler)
+        self.arbiter.add(FixedWindows(config, self.walks, self.tap, self.layout))
+        self.ahead = Ahead(
+            scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard
+        )
+        guesses = config.policy in Ahead.policies
+        if guesses:
             self.arbiter.add(self.ahead)
             scheduler.on_sent, self.stated.bound = self.ahead.sent, self.ahead.said
-            self.walks.passed = self.arbiter.scanned
+            self.walks.passed, self.walks.taken_back = self.arbiter.scanned, self.ahead.take_back
+        self.tensor_starts = TensorStarts(
+            config.policy, scheduler, self.walks, self.layout, self.opener, self.ahead.room_bytes
+        )
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self._scanned, clock,
-            pace=self.ahead.look_ns if config.policy == "survival" else None,
+            pace=self.ahead.look_ns if guesses else None,
         )  # fmt: skip
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
@@ -263,9 +262,7 @@ class Coordinator:
             client.tell(a.region, serving.mode, fds, settled, lease_fd=region.lease_fd)
         self.advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_STATED:
-            self.advice.said(
-                region, wire.Stated.NEEDED, region.span.start_bytes, region.span.end_bytes
-            )
+            self.advice.populated(region)
         for said in client.early.pop(a.region, ()):
             self._said(region, said)
         self.tap.region(client, region)
@@ -296,6 +293,23 @@ class Coordinator:
             self.advice.said(region, said.what, start, end)
 
     # -------------------------------------------------------------- what agents tell
+
+    def seen_last(self, client: Client, region_id: int, runs: list[tuple[int, int]]) -> None:
+        """A mapping goes, and these runs of its file were in the page table."""
+        region = client.regions.get(region_id)
+        if region is None or region.verdict == wire.ServingMode.POOL:
+            return
+        low, high, touched = (
+            region.offset_bytes,
+            region.offset_bytes + region.length_bytes,
+            IntervalSet(),
+        )
+        for start, end in runs:
+            if max(start, low) < min(end, high):
+                touched.add(max(start, low), min(end, high))
+        if touched:
+            found = [(start, end - start) for start, end in touched]
+            self._looks.last_look(region, found, self.clock.now_ns())
 
     def laid(self, client: Client, ack: wire.Ack) -> None:
         """The agent says how many of a mapping's checkpoints it has laid; of a command, what
@@ -414,7 +428,7 @@ class Coordinator:
             self._left(reader)
 
     def _left(self, reader: Reader) -> None:
-        self.bulk.note_streams(reader)
+        self.ledger.note_streams(reader, is_served=self.config.policy in Ahead.policies)
         self.arbiter.left(reader)
 
     def give_up(self, file: FileState, why: str) -> None:
@@ -500,14 +514,9 @@ class Coordinator:
                 if now >= region.scan.due_ns and not region.detaching:
                     announced = region.reader.order.announced
                     self._looks.look(region, now, known if announced else 1, crowd)
-                    rest = self.bulk.rest_ns(region.reader) if region.reader.random else 0
-                    region.scan.due_ns = max(region.scan.due_ns, now + rest)
         if self.stated.books:
             self.stated.step(now)
-        if self.bulk.books:
-            self.bulk.step(now)
-        if self.ahead.streams:
-            self.ahead.step(now)
+        self.ahead.step(now)
 
     # -------------------------------------------------------------- windows
 
@@ -548,15 +557,25 @@ class Coordinator:
         cost_ns = self.clock.cpu_ns() - began
         self._places_due_ns = self.clock.now_ns() + PLACES_COST * cost_ns
 
+    def window_bytes(self, stream: Stream) -> int:
+        """What a walk has, or is to have, ahead of it."""
+        if self.config.policy in Ahead.policies:
+            return max(0, (stream.frontier_bytes - stream.position_bytes) * stream.direction)
+        return self.layout.lookahead(stream)
+
     def _room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
         if self.pool is not None and file.pooled is not None:
             return self.pool.budget_bytes
         return self.layout.allowed_bytes
 
-    def _share_bytes(self, file: FileState) -> int:
-        """How much of a file may lie ahead of one place at which it is read."""
-        return self._room_bytes(file) // max(1, self.layout.places)
+    def _share_bytes(self, file: FileState) -> tuple[int, int]:
+        """How much of a file may lie ahead of one place at which it is read, and of all
+        together."""
+        room = self._room_bytes(file)
+        if self.pool is not None and file.pooled is not None:
+            return self.pool.window_bytes(walk=True), room
+        return room // max(1, self.layout.places), room
 
     def _allowed(self, pooled: bool) -> int:
         if self.pool is not None and pooled:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.gain import FileReads, Link, Watched, gain
+from uffdprefetch.predict.price import MISS_BYTES
 from uffdprefetch.predict.window import Storage
 
 #: Less than one part in this many read from storage: the data was in memory.
@@ -65,14 +65,16 @@ def gained(
         found = gain(reads, misses, unused_bytes, watched, link)
         what, saved, cost = Gain.EVEN, 0.0, 0.0
         # waits and bytes are seen in different ways: what is told, both have to say
-        if found.saved_seconds > 0 > found.lost_seconds:
-            what, saved = Gain.SAVED, found.saved_seconds
-        elif found.saved_seconds < 0 < found.lost_seconds:
-            what, cost = Gain.COST, min(-found.saved_seconds, found.lost_seconds)
+        less = round(found.saved_seconds, 3)
+        more = round(min(-found.saved_seconds, found.lost_seconds), 3)
+        if less > 0 > found.lost_seconds:
+            what, saved = Gain.SAVED, less
+        elif more > 0:
+            what, cost = Gain.COST, more
     return Gained(
         what.value,
-        None if saved is None else round(saved, 3),
-        None if cost is None else round(cost, 3),
+        saved,
+        cost,
         METHOD,
         round(watched.waited_seconds, 3) if watched.wall_seconds else None,
         WAITED_SENSOR,

@@ -37,7 +37,7 @@ class OrderService:
                 self.resolver, self.known_orders, engine.ledger, engine.arbiter.orders_came
             )
             self.known_orders.sources.insert(0, plan)
-        if config.policy in ("auto", "survival", "stride"):
+        if config.policy in ("auto", "stride"):
             strides = Strides(
                 Indices(self.resolver, engine.arbiter.orders_came), self.known_orders,
                 engine.ledger, engine.readers, always=config.policy == "stride",

@@ -187,7 +187,7 @@ class Live:
             quiet_seconds=round((now - stream.last_ns) / 1e9, 1) if stream else None,
             rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
             read_bytes_per_second=round(sum(self._reads(s, now) for _, s in moving)),
-            window_bytes=sum(self._engine.layout.lookahead(s) for _, s in moving),
+            window_bytes=sum(self._engine.window_bytes(s) for _, s in moving),
             ahead_bytes=sum(
                 max(0, (s.frontier_bytes - s.position_bytes) * s.direction) for _, s in moving
             ),

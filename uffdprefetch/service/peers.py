@@ -293,6 +293,8 @@ class Peers:
             self._engine.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:
             self._engine.heard(client, wire.statement(body))
+        elif kind == wire.Type.TOUCHED:
+            self._engine.seen_last(client, *wire.touched(body))
         elif kind == wire.Type.BYPASS:
             self._engine.bypassed(client, wire.BYPASS.unpack_from(body)[0])
         elif kind == wire.Type.BYE:

@@ -78,7 +78,8 @@ def _take_fault(
     region.checkpoints.fired.setdefault(cell, event.time_ns)
     region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
-    step = engine.arbiter.observe(region, Observation(start, end, event.time_ns))
+    seen = Observation(start, end, event.time_ns, passed=event.passed)
+    step = engine.arbiter.observe(region, seen)
     if step is not None:
         start, end = step.start, step.end
         note_walker(region.reader, event.tid, step.walk)

@@ -420,7 +420,7 @@ class Service:
         streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
         bin_ = self._ledger.timeline.at(seconds)
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
-        bin_.window_bytes = self.engine.layout.lookahead(widest)
+        bin_.window_bytes = self.engine.window_bytes(widest)
         bin_.distance_bytes = self.engine.layout.distance(widest)
         bin_.under_way_bytes = self._scheduler.under_way_bytes
         bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.config import PAGE_BYTES, Config
-from uffdprefetch.predict.bulk import MISS_BYTES
+from uffdprefetch.predict.price import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.gained import Gained, gained
@@ -224,7 +224,7 @@ def summary(
     files = [describe_file(f, ledger.verdicts) for f in engine.known_files]
     files += ledger.closed_files
     files = [
-        {**f, "bulk": engine.bulk.describe(path), "stated": engine.stated.describe(path)}
+        {**f, "whole": engine.ahead.describe(path), "stated": engine.stated.describe(path)}
         for f in files
         for path in [f["path"]]
     ]

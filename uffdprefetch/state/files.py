@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = gain.BLOCK_BYTES
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
-_IS_USED = bytes(bool(i & _USED) for i in range(256))
 _IS_NEW = bytes(not i & _USED for i in range(256))
 #: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
@@ -321,12 +320,6 @@ class FileState:
             for i, bit in enumerate(bits):
                 counts[i] -= beyond * (self.blocks[-1] == bit)
         return counts[0], counts[1], counts[2]
-
-    def used_runs(self, first: int, last: int) -> int:
-        """How often blocks that were used begin after one that was not, of the blocks first to
-        last - 1."""
-        used = b"\0" + self.blocks[first:last].translate(_IS_USED)
-        return used.count(b"\0\1")
 
     def unused_bytes(self, first: int, last: int) -> int:
         """Bytes of the blocks first to last - 1 that are prefetched and not used yet."""

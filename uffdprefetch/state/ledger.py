@@ -9,15 +9,15 @@ from typing import Any
 
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.gain import FileReads
+from uffdprefetch.predict.price import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import Quantiles
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import FileState
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.reader import Reader
+from uffdprefetch.state.reader import Reader, Trait
 from uffdprefetch.state.unserved import Coarse, Refusal, Unserved
 
 #: Bins of the time line, whose width doubles when the run outgrows them ([Darshan]).
@@ -202,6 +202,7 @@ class Ledger:
         self.processes: list[JobProcess] = []
         self.folded: dict[int, JobProcess] = {}  # rank -> ended processes counted together
         self.streams: list[dict[str, Any]] = []
+        self._jumped: set[tuple[Key, int]] = set()  # (file, rank) of rows of those that jump about
         self.closed_files: list[dict[str, Any]] = []
         self.spared: list[FileReads] = []  # of those
         self.rung: int | None = None
@@ -321,14 +322,26 @@ class Ledger:
         bin_.events += 1
         bin_.positions[str(rank)] = offset
 
-    def note_streams(self, reader: Reader) -> None:
-        """Keep a reader's streams when it ends."""
+    def note_streams(self, reader: Reader, is_served: bool = False) -> None:
+        """Keep a reader's streams when it ends; of one that has jumped about a single row, of where
+        a process of its rank was last in the file. ``is_served``: something is read ahead of those,
+        too."""
+        order = reader.order
+        if is_served and Trait.JUMPS in reader.traits and not order.followed:
+            jumped = reader.file.key, reader.rank
+            if jumped not in self._jumped and len(self.streams) < STREAMS_MAX:
+                self._jumped.add(jumped)
+                start, end = reader.jumps.last
+                last = Stream(
+                    0, reader.rank, reader.pid, start, end, reader.seen_ns, reader.seen_ns
+                )
+                self.streams.append({**describe_stream(reader, last), "pattern": "random"})
+            return
         for stream in reader.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream))
-        order = reader.order
         had_order = order.reader is not None or order.pending_since_ns or order.last_progress_ns
-        if reader.random and not had_order:
+        if reader.random and not had_order and not is_served:
             self.degrade(
                 f"{reader.file.path}: rank {reader.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan"

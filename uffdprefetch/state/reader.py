@@ -14,7 +14,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.gain import FirstMisses
-from uffdprefetch.predict.randomness import DOUBT_TOUCHES, RandomnessDetector
+from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
@@ -105,10 +105,7 @@ class Reader:
         self.order = OrderState()
         self.pool = PoolTouches()
         self.unneeded = Unneeded()
-        self.has_unmapped = False  # some of it, at some time
         self._faults, self._first_looks = processes.major_faults(client.pid) or 0, 0
-        #: The last walk that was taken for one at its first touch, because the job had said so.
-        self.trusted: Stream | None = None
 
     @property
     def rank(self) -> int:
@@ -129,7 +126,6 @@ class Reader:
     def remove(self, region: Region) -> None:
         """One has gone."""
         del self.regions[region.id]
-        self.has_unmapped = True
         self._measure()
 
     def _measure(self) -> None:
@@ -137,13 +133,6 @@ class Reader:
         start = min((span.start_bytes for span in spans), default=0)
         #: From the first to the last byte that it has mapped.
         self.span = Span(start, max((s.end_bytes for s in spans), default=0), uffd.PAGE_BYTES)
-
-    @property
-    def shows_touches(self) -> bool:
-        """Whether its page table shows all that it has ever touched: what it unmaps or gives back
-        may be gone from there before it was looked at."""
-        gives_back = self.has_unmapped or self.unneeded.said_ns
-        return self.client.pagemap_fd >= 0 and not gives_back
 
     @property
     def pooled(self) -> bool:
@@ -162,11 +151,6 @@ class Reader:
     def random(self) -> bool:
         """Whether it jumps about."""
         return self.jumps.random
-
-    @property
-    def may_prefetch(self) -> bool:
-        """Whether its walks are walks, so that what lies ahead of them may be read."""
-        return self.jumps.count < DOUBT_TOUCHES or self.jumps.may_prefetch
 
     @property
     def says_random(self) -> bool:

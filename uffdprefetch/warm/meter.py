@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.bulk import MISS_BYTES
+from uffdprefetch.predict.price import MISS_BYTES
 from uffdprefetch.predict.window import Storage
 
 #: Latencies that are remembered.
@@ -17,6 +17,8 @@ RECENT = 64
 LATENCY_LEAST = 1e-4
 #: So many tell a latency: readers' own requests may have stood before all of a few.
 SAMPLES_LEAST = 3
+#: What a large request takes beside its latency is at least this part of it, once that is known.
+LATENCY_PART = 8
 #: Of less the clock's noise tells more than the link.
 TELLING_BYTES = 512 << 10
 #: Bandwidth is taken over busy stretches of this length.
@@ -113,13 +115,17 @@ class Meter:
     def link(self) -> Storage | None:
         """What one more request costs, from what was read alone; None: not known yet. Whatever runs
         beside it makes it look worse: the best that was seen tells."""
-        if not self._large:
+        if not self._large or not (self._small or self._pages):
             return None
         small = min(self._small, key=lambda one: one[1], default=(0, 0.0))
         pages = min(self._pages, default=0.0)
         quickest, bandwidth = small[1] or pages, self.peak
+        # what is left of it without a latency is little where the link is long: few tell that not
+        known = len(self._small) + len(self._pages) >= SAMPLES_LEAST
+        most = LATENCY_PART if known else 2
         for size, took in self._large:
-            bandwidth = max(bandwidth, size / max(took - quickest, took / 2))
+            took = max(took, LATENCY_LEAST)
+            bandwidth = max(bandwidth, size / max(took - quickest, took / most))
         latency = small[1] - small[0] / bandwidth if small[0] else pages
         return Storage(bandwidth, max(LATENCY_LEAST, latency))
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.bulk import EXTENTS, PIECE_BYTES
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
@@ -34,6 +33,10 @@ MIB = 1 << 20
 #: only a window is.)
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
+#: What yields to its readers' misses is read by pieces of this size, what a miss brings, and by so
+#: many extents at a time: when one has ended, the others go on until the service has sent the next.
+PIECE_BYTES, EXTENTS = 128 << 10, 4
+YIELD_MOST_BYTES = 16 * MIB
 #: Of a guess less is taken back too late.
 GUESSED_EXTENT_BYTES = MIB
 #: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
@@ -42,6 +45,14 @@ METERED_BYTES = 1 * MIB
 #: What is under way of a stream that nobody waits for lasts at least this long beside the extent
 #: that is being read: until the service, which shares its cores with the job, has sent the next.
 NEXT_SECONDS = 0.008
+
+
+def busy_bytes(latency_seconds: float, bandwidth_bytes_per_second: float) -> int:
+    """What of a stream, under way at one time, keeps the storage busy: what comes in its latency
+    and a piece more, in whole pieces for each of the EXTENTS that are read."""
+    step = EXTENTS * PIECE_BYTES
+    steps = -(-(int(bandwidth_bytes_per_second * latency_seconds) + PIECE_BYTES) // step)
+    return min(steps * step, YIELD_MOST_BYTES)
 
 
 @dataclass
@@ -204,6 +215,8 @@ class Scheduler:
     @staticmethod
     def _grid(wanted: PrefetchRange) -> int:
         """On which it is cut."""
+        if wanted.guess and wanted.file.unit_bytes:
+            return wanted.file.unit_bytes  # less costs a request as well
         if wanted.guess:
             several = wanted.yield_bytes >= 2 * GUESSED_EXTENT_BYTES
             return GUESSED_EXTENT_BYTES if several else GUESSED_EXTENT_BYTES // EXTENTS

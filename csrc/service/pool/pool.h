@@ -61,7 +61,9 @@ struct pool_region {
 	uint32_t id;
 	int file;
 	uint64_t address, length, offset;
-	uint64_t low, high; /* chunks mapped last: who goes on there gets more at once */
+	uint64_t low, high; /* chunks mapped since its reader was elsewhere: who goes on there gets more at once */
+	uint64_t at;        /* the chunk that was touched last */
+	uint64_t passed;    /* chunks that its reader has come over since then; 0: it has touched none yet */
 	uint32_t run;
 	int backward;
 	uint64_t miss_next; /* the same for what is read on demand */

@@ -19,7 +19,11 @@
 #define MAIN_SILENT_NS 2000000000ull
 #define SAY_MS 2
 #define STUCK_TIMES 64
-#define DEMAND_MAX_BYTES (1u << 20)
+/* What a miss brings of a walk, as the kernel's readahead does: what lies further ahead is a guess, which has a price
+ * (predict/price.py). */
+#define DEMAND_MAX_BYTES (128u << 10)
+/* One part in so many of what a reader has come over in order is mapped ahead of it. */
+#define AHEAD_PART 4
 #define MAP_SHARE 64
 #define FAR_BYTES (16u << 20)
 #define FAR_HUGE_BYTES (128u << 20)
@@ -60,21 +64,30 @@ static uint64_t map_most(const struct up_pool *p)
 	return share_of(p, MAP_SHARE, RUN_MAX_BYTES);
 }
 
-/* Whoever goes on where the last chunks ended, or not far from there (every n-th record), gets more
- * at once: pages that are mapped for nothing cost less than a fault. */
-static void note_order(const struct up_pool *p, struct pool_region *r, uint64_t chunk)
+/*
+ * A reader has touched `chunk`: how many chunks it has come over since its last touch, all of which were mapped
+ * before; below 0: backward. Who goes on where these end gets more at once, a part of what it has come over: what is
+ * mapped ahead of a reader that goes elsewhere gives no sign whether it was used.
+ */
+static int64_t note_order(const struct up_pool *p, struct pool_region *r, uint64_t chunk)
 {
-	uint64_t most = map_most(p);
-	int backward = chunk + 1 == r->low;
+	uint64_t most = map_most(p), run;
+	int64_t passed = (int64_t)(chunk - r->at);
 
-	if (!backward && (chunk < r->low || chunk > r->high + most))
-		r->run = 1; /* elsewhere */
-	else
-		r->run = r->run * 2 < most ? r->run * 2 : (uint32_t)most;
-	/* also one that comes by again: what was mapped then may have left the pool since */
-	if (r->run == 1 || chunk + 2 * most < r->high)
-		r->low = r->high = chunk;
-	r->backward = r->run > 1 && backward;
+	if (r->passed && chunk <= r->at && chunk + most > r->at && chunk >= r->low)
+		return 0; /* another thread of it, or what has left the pool since */
+	r->backward = chunk + 1 == r->low;
+	if (!r->backward && (chunk <= r->at || chunk > r->high)) { /* elsewhere */
+		r->passed = 1;
+		r->run = 1;
+		r->low = r->high = r->at = chunk;
+		return 0;
+	}
+	r->passed += (uint64_t)(passed < 0 ? -passed : passed);
+	run = r->passed / AHEAD_PART;
+	r->run = run < 1 ? 1 : run < most ? (uint32_t)run : (uint32_t)most;
+	r->at = chunk;
+	return passed;
 }
 
 /* They are being mapped: their reader gets them now. */
@@ -127,6 +140,8 @@ static uint64_t piece_of(const struct up_pool *p, const struct pool_client *c,
 
 	while (chunk < end && chunk < f->chunks && f->state[chunk] == UP_PRESENT)
 		chunk++;
+	if (r->passed < AHEAD_PART * far)
+		return map_most(p);
 	return chunk == end || chunk == f->chunks ? far : map_most(p);
 }
 
@@ -223,7 +238,6 @@ static void answer(struct up_pool *p, uint32_t client, struct pool_region *r, ui
 	struct pool_region at;
 	uint32_t turn;
 
-	note_order(p, r, chunk);
 	run_around(p, r, f, chunk, &first, &end);
 	if (r->low > first)
 		r->low = first;
@@ -266,6 +280,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	e.file = (uint32_t)r->file;
 	e.offset = r->offset + (address - r->address);
 	chunk = e.offset / bytes;
+	e.passed = note_order(p, r, chunk) * (int64_t)bytes;
 	f->touched_ms[chunk] = pool_now_ms(p);
 	if (p->net)
 		net_touched(p->net, r->file, chunk);
@@ -285,7 +300,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	p->count.missing_faults++;
 	if (f->state[chunk] == UP_ABSENT && f->left[chunk]) /* the first of those that ask for it */
 		e.refault = p->evictions - f->left[chunk] + 1;
-	/* who goes on where the last demand ended gets more, up to 1 MiB: what kernel readahead does */
+	/* who goes on where the last demand ended gets more */
 	if (chunk != r->miss_next)
 		r->miss_run = 1;
 	else if (r->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)

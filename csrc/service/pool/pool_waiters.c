@@ -108,6 +108,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		struct pool_client *c = &p->client[w.client];
 		struct pool_region *found, r;
 		struct pool_mapped done = { 0 };
+		uint64_t end;
 		uint32_t turn;
 
 		if (w.file != file || w.chunk < first || w.chunk >= first + count) {
@@ -127,11 +128,15 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 			pool_wake(c->uffd, w.address, p->page_bytes);
 			continue;
 		}
+		/* no more of what was expected than of what was there already (pool_faults.c, run_around) */
+		end = w.chunk + found->run < first + count ? w.chunk + found->run : first + count;
+		if (w.chunk == found->at && found->high < end)
+			found->high = end;
 		r = *found;
 		pool_use(c);
 		turn = pool_begin_mapping(c);
 		pool_unlock(p);
-		pool_map_pages(p, c, &r, first * bytes, count * bytes, w.address, &done);
+		pool_map_pages(p, c, &r, w.chunk * bytes, (end - w.chunk) * bytes, w.address, &done);
 		pthread_mutex_lock(&p->lock);
 		pool_count_mapped(p, &done);
 		pool_end_mapping(p, c, turn);
@@ -142,7 +147,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 			struct pool_waiter *o = *at;
 
 			if (o->client == w.client && o->generation == w.generation &&
-			    o->file == file && o->chunk >= first && o->chunk < first + count &&
+			    o->file == file && o->chunk >= w.chunk && o->chunk < end &&
 			    o->address - r.address < r.length) {
 				pool_bin(p->count.wait_bin, &p->count.wait_sum_ns,
 					 &p->count.wait_max_ns, now - o->time_ns);

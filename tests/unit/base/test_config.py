@@ -381,7 +381,12 @@ def test_values_are_looked_at_together_and_not_one_by_one(
         machine.load("--budget", "1MiB", "--policy", "fixed")
 
 
-def test_survival_is_not_for_the_pool(machine: Machine) -> None:
-    assert machine.load("--policy", "survival").policy == "survival"
-    with pytest.raises(UffdPrefetchError, match=r"--policy survival .*--engine cache"):
-        machine.load("--policy", "survival", "--engine", "pool")
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+def test_one_policy_guesses_for_both_engines(machine: Machine, engine: str) -> None:
+    assert machine.load("--engine", engine).policy == "auto"
+    assert machine.load("--engine", engine, "--policy", "auto").policy == "auto"
+    with pytest.raises(
+        UffdPrefetchError,
+        match=r"^--policy: 'survival' is none of auto, fixed, stride, plan, none$",
+    ):
+        machine.load("--engine", engine, "--policy", "survival")

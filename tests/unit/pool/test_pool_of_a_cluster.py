@@ -72,14 +72,16 @@ def test_over_what_is_still_mapped_a_walk_goes_by_one_page_of_each_cell() -> Non
     zeros, never = np.zeros((2, 4 * 64), np.uint8), np.zeros(4 * 64, np.uint32)
     part = PoolFile(pool.pool, 3, -1, 64 << 10, state, touched, *zeros, never)
     start = 2 * CELL - PAGE  # from the first page of the first cell on
-    stream: Any = SimpleNamespace(direction=1, mapped_bytes=0)
+    stream: Any = SimpleNamespace(direction=1)
 
-    def over(direction: int = 1) -> bool:
+    def over(direction: int = 1, forward: int = 2 * CELL - PAGE) -> bool:
         stream.direction = direction
-        low, high = pool.walked(part, stream, start, start + PAGE, 2 * CELL - PAGE)
+        low, high = pool.come_over(part, stream, start, start + PAGE, forward)
         return high - low > PAGE
 
     assert over() and over(-1)
+    assert not over(forward=3 * CELL), "two far touches say nothing of what lies between"
+    assert not over(forward=0)
     touched[63] = 0  # read since, and nobody has come to it: it would have faulted
     assert not over() and over(-1)
     touched[63], state[20] = 1, 0

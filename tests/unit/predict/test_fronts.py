@@ -196,3 +196,45 @@ def test_counts_are_those_of_the_blocks_however_they_came() -> None:
     flags = file.fronts.flags
     assert file.fronts.unknown == flags.count(0) < BLOCKS
     assert file.fronts.used_bytes == sum(bool(flag & USED) for flag in flags) * BLOCK_BYTES > 0
+
+
+def test_who_stops_before_what_was_read_ahead_of_it_has_died_though_the_next_was_touched() -> None:
+    file = File()
+    file.touch(40)
+    file.touch(0, 20)
+    front = file.touch(20, 20)
+    file.fronts.end(front)
+    assert front.state is State.ENDED, "it has met another"
+    other = File()
+    other.touch(40)
+    other.touch(0, 20)
+    front = other.touch(20, 20)
+    other.fronts.ask(41, 60)
+    front.wanted = 60
+    other.fronts.end(front)
+    assert front.state is State.DEAD
+
+
+def test_what_has_left_memory_is_asked_for_and_lost_as_if_it_had_never_been() -> None:
+    file = File()
+    front = file.touch(0, 10)
+    file.fronts.ask(10, 20)
+    file.touch(10, 10)
+    account = file.account
+    asked, unknown = account.asked, file.fronts.unknown
+    assert file.fronts.touched_runs(5, 40, 8) == [(5, 20)]
+    file.fronts.renew(5, 20)
+    assert file.fronts.unknown == unknown + 15
+    assert file.fronts.ask(5, 20) == 15 and account.asked == asked + 15 * BLOCK_BYTES
+    file.fronts.lose(5, 20)
+    assert account.lost == 15 * BLOCK_BYTES and front.state is State.ALIVE
+
+
+def test_a_walk_that_turns_takes_back_what_was_guessed_in_the_other_direction() -> None:
+    file = File()
+    front = file.touch(100, 3)
+    file.fronts.ask(103, 120)
+    front.wanted = 120
+    assert file.touch(98, 3) is front, "the first block of before is told of once more"
+    assert front.direction == -1 and file.ended == [front]
+    assert file.account.lost == 17 * BLOCK_BYTES

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from uffdprefetch.predict.price import Link
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
@@ -58,7 +60,18 @@ def test_a_file_of_which_little_is_missing_is_left() -> None:
     assert not visits.is_worth_it(SIZE, SIZE // 100, SIZE, BLOCK, 600_000_000, LINK)
 
 
-def test_when_nobody_maps_it_the_next_begins_anew() -> None:
+def test_who_maps_it_anew_for_each_batch_goes_on() -> None:
+    law, kept = Law(), Law()
+    visits, never_left = visited(law, places(50)), visited(kept, places(50))
+    for _ in range(3):
+        visits.over()
+        visits.goes_on()
+    assert (visits.number, visits.places) == (never_left.number, never_left.places)
+    assert law.hazard(10) == pytest.approx(kept.hazard(10), rel=0.05)
+
+
+def test_long_after_it_begins_anew() -> None:
     visits = visited(Law(), places(50))
     visits.over()
-    assert visits.number == visits.places == visits.missed == 0
+    visits.forget()
+    assert visits.number == visits.places == visits.missed == 0 and not visits.is_over

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead: [Haderbache]'s fixed windows by its own example, and the measured ones' bounds."""
+"""How far ahead: [Haderbache]'s fixed windows by its own example, and the bounds of what goes by
+rate."""
 
 from __future__ import annotations
 
@@ -91,40 +92,10 @@ def test_a_window_at_the_end_of_the_file_is_cut_and_none_follows() -> None:
     assert [asked for _, asked in windows] == [(8 * MIB + PAGE, 30 * MIB)]
 
 
-# ---- auto ---------------------------------------------------------------------------------------
+# ---- by the rate --------------------------------------------------------------------------------
 
 
-def test_auto_stays_its_lookahead_in_front_and_asks_for_nothing_twice() -> None:
-    stream = stream_at(0)
-    asked = []
-    for position in range(0, 256 * MIB, MIB):
-        stream.position_bytes = position
-        more = window.auto(stream, 256 * MIB, 16 * MIB)
-        if more:
-            asked.append(more)
-        assert stream.frontier_bytes == min(256 * MIB, position + 16 * MIB)
-    assert asked[0] == (0, 16 * MIB)
-    assert all(start == end for (_, end), (start, _) in pairwise(asked))
-    assert asked[-1][1] == 256 * MIB
-
-
-def test_auto_does_not_fetch_what_its_reader_has_passed() -> None:
-    stream = stream_at(0)
-    window.auto(stream, GIB, 16 * MIB)
-    stream.position_bytes = 100 * MIB
-    assert window.auto(stream, GIB, 16 * MIB) == (100 * MIB, 116 * MIB)
-
-
-def test_auto_walks_backward_with_a_backward_reader() -> None:
-    stream = stream_at(40 * MIB, direction=-1)
-    assert window.auto(stream, GIB, 16 * MIB) == (24 * MIB, 40 * MIB)
-    stream.position_bytes = 8 * MIB
-    assert window.auto(stream, GIB, 16 * MIB) == (0, 8 * MIB)
-    stream.position_bytes = 0
-    assert window.auto(stream, GIB, 16 * MIB) is None
-
-
-def test_auto_covers_rate_times_latency() -> None:
+def test_it_covers_rate_times_latency() -> None:
     """Little's law: what is read while one fetch is under way must already be there."""
     for rate in (10e6, 300e6, 2e9):
         for latency in (0.0, 0.001, 0.05):
@@ -175,18 +146,6 @@ def test_it_is_bounded_by_the_bytes_that_are_allowed(allowed: int) -> None:
     assert ahead <= max(allowed, MIB)  # one extent at least: else nothing would ever be read
 
 
-def test_a_walk_that_is_not_sure_gets_some_times_what_it_has_walked() -> None:
-    """A B-tree's branch pages are two touches and no walk; a real walk is sure after 2 MiB."""
-    storage = Storage(3e8, 0.001)
-    asked = [
-        window.lookahead_bytes(stream_at(GIB, 3e8, walked=walked), storage, 4 * GIB)
-        for walked in (0, 128 << 10, 256 << 10, MIB, 2 * MIB - PAGE, 2 * MIB)
-    ]
-    assert asked[:4] == [MIB, MIB, MIB, 4 * MIB]
-    assert asked[4] == 4 * (2 * MIB - PAGE) < window.LOOKAHEAD_MIN_BYTES
-    assert asked[5] == int(3e8 * window.LOOKAHEAD_SECONDS)
-
-
 def test_fixed_windows_share_the_budget() -> None:
     config = Config(policy="fixed", size_bytes=50 * MIB, budget_bytes=100 * MIB)
     layout = CheckpointPlacer(config, None, Ledger())  # type: ignore[arg-type]
@@ -194,21 +153,3 @@ def test_fixed_windows_share_the_budget() -> None:
     for layout.places in (1, 2, 4, 1000):
         sizes.append(layout.lookahead(stream_at(0)))
     assert sizes == [50 * MIB, 50 * MIB, 25 * MIB, MIB]
-
-
-@pytest.mark.parametrize(
-    ("readahead", "bandwidth", "latency", "suffices"),
-    [
-        (8 * MIB, 0.0, 250e-6, True),  # a disk whose read_ahead_kb is 8192
-        (8 * MIB, 0.0, 1e-3, False),  # the same readahead a millisecond away
-        (128 << 10, 0.0, 80e-6, False),  # the kernel's default, and a disk at hand
-        (8 * MIB, 20e9, 250e-6, False),  # brings more in the latency than is asked for
-        (8 * MIB, 0.0, 0.0, False),  # nobody has measured it
-        (0, 0.0, 250e-6, False),  # the kernel reads nothing ahead (Lustre)
-        (0, 0.0, 0.0, False),
-    ],
-)
-def test_the_kernel_suffices_where_latency_is_little_beside_its_readahead(
-    readahead: int, bandwidth: float, latency: float, suffices: bool
-) -> None:
-    assert window.kernel_suffices(readahead, Storage(bandwidth, latency)) is suffices

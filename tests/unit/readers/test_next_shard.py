@@ -17,19 +17,27 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.pool.eviction import Reader as Block
 from uffdprefetch.pool.residents import to_come
+from uffdprefetch.predict.price import Link, least_probability, walk_gain
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import next_shard as module
+from uffdprefetch.readers.ahead import UNKNOWN
 from uffdprefetch.readers.next_shard import NextShard, path_after
-from uffdprefetch.readers.waste import Waste
 from uffdprefetch.state import admission
 from uffdprefetch.state.admission import IDLE_NS, FileTable
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
-from uffdprefetch.warm.meter import Meter
 
 MIB, MS = 1 << 20, 1_000_000
 SIZE, PID = 64 * MIB, 7
+
+
+def least(link: Link) -> float:
+    """So sure must be what is read ahead of a walk."""
+    return least_probability(walk_gain(1.0, 0.0, False, link, 64 << 10), 1.0)
+
+
+LEAST = least(Link(300e6, 1e-3))
 
 
 def made(path: Path, size: int = SIZE) -> Path:
@@ -52,7 +60,9 @@ class Node:
         self.streams: dict[int, Stream] = {}
         self.forgotten: list[Any] = []
         asks: Any = SimpleNamespace(forget=self.forgotten.append)
-        self.shards = NextShard(self.table, opener, asks, Waste(self.ledger, Meter()))
+        self.shards = NextShard(self.table, opener, asks)
+        self.vain: list[str] = []
+        self.shards.in_vain = lambda file: self.vain.append(os.path.basename(file.path))
         self.client = SimpleNamespace(pid=PID, readers={})
 
     def reader(self, name: str, seen: bool = True) -> Any:
@@ -65,13 +75,15 @@ class Node:
         file = self.table.files[key]
         file.attached += 1
         reader = SimpleNamespace(
-            file=file, client=self.client, pid=PID, regions={1: None}, reads_pool=False,
+            file=file, client=self.client, pid=self.client.pid, regions={1: None}, reads_pool=False,
             seen_ns=self.now if seen else 0, span=SimpleNamespace(end_bytes=file.size_bytes),
         )  # fmt: skip
         self.client.readers[key] = reader
         return reader
 
-    def beyond(self, reader: Any, at: int, ahead: int = 32 * MIB, **walk: Any) -> list[Any]:
+    def beyond(
+        self, reader: Any, at: int, ahead: int = 32 * MIB, least: float = LEAST, **walk: Any
+    ) -> list[Any]:
         """What is wanted of the file that follows by a reader that has come so far."""
         made = Stream(1, 0, PID, 0, at, self.now, self.now, active=True)
         stream = self.streams.setdefault(walk.pop("id", 1), made)
@@ -79,7 +91,7 @@ class Node:
         for name, value in walk.items():
             setattr(stream, name, value)
         found = []
-        for consumer, wanted in self.shards.beyond(reader, stream, ahead, self.now):
+        for consumer, wanted in self.shards.beyond(reader, stream, ahead, least, self.now):
             found.append(wanted)
             self.consumer = consumer
         return found
@@ -313,7 +325,98 @@ def test_an_index_is_asked_for_where_there_may_be_one(node: Node) -> None:
     assert len(node.asked) == 2
 
 
-def test_two_files_side_by_side_are_no_waste_of_each_others_next(node: Node) -> None:
+# ---- how sure it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "link", [UNKNOWN, Link(300e6, 1e-3), Link(300e6, 1e-3, waiting=4)], ids=str
+)
+def test_a_named_sequence_is_read_from_its_first_file_on(node: Node, link: Link) -> None:
+    """Be nothing of the link known yet, or its latency shared by some ranks."""
+    reader = node.reader(SHARDS[0])
+    node.beyond(reader, SIZE - 24 * MIB, least=least(link))
+    node.opens()
+    assert node.beyond(reader, SIZE - 24 * MIB, least=least(link))
+
+
+def sequences(node: Node, count: int) -> list[list[str]]:
+    """Names of pairs, one of which follows the other."""
+    found = []
+    for number in range(count):
+        pair = [f"{number}-{part:05d}-of-00002.bin" for part in (1, 2)]
+        for name in pair:
+            made(node.directory / name)
+        found.append(pair)
+    return found
+
+
+def reads(node: Node, name: str, id: int) -> int:
+    """Somebody reads a file to its end, and unmaps it; what was asked for of the next, bytes."""
+    reader, asked = node.reader(name), 0
+    for _ in range(2):
+        asked += sum(one.end - one.start for one in node.beyond(reader, SIZE, id=id))
+        node.opens()
+    reader.regions.clear()
+    return asked
+
+
+def test_where_nobody_goes_on_into_the_next_file_it_is_read_no_more(node: Node) -> None:
+    """After the first in vain, of which is told; and when somebody does, it is read again."""
+    pairs = sequences(node, 12)
+    asked = [reads(node, first, number) for number, (first, _) in enumerate(pairs[:6])]
+    assert asked[0] == 32 * MIB and asked[2:] == [0] * 4
+    assert node.vain[0] == pairs[0][1]
+    for number, pair in enumerate(pairs[6:]):
+        asked = [reads(node, name, 2 * number + part + 100) for part, name in enumerate(pair)]
+    assert asked[0] == 32 * MIB
+
+
+def test_what_one_process_does_tells_of_the_next(node: Node) -> None:
+    """Of each it is known when it is at the end of another file, or gone."""
+    pairs = sequences(node, 12)
+    for number, (first, _) in enumerate(pairs[:3]):
+        node.client = SimpleNamespace(pid=100 + number, readers={})
+        asked = reads(node, first, number)
+        for reader in node.client.readers.values():
+            node.shards.left(reader)
+    assert asked == 0 and node.vain == [second for _, second in pairs[:3]]
+    for number, pair in enumerate(pairs[3:]):
+        node.client = SimpleNamespace(pid=200 + number, readers={})
+        asked, _ = (reads(node, name, 2 * number + part + 100) for part, name in enumerate(pair))
+    assert asked == 32 * MIB and len(node.vain) == 3
+
+
+def test_a_file_that_is_mapped_may_still_be_come_to(node: Node) -> None:
+    """By one thread, while another is at the end of its own file."""
+    (first, second), (other, _) = sequences(node, 2)
+    reads(node, first, 1)
+    mapped = node.reader(second, seen=False)
+    reads(node, other, 2)
+    assert node.vain == []
+    mapped.regions.clear()
+    reads(node, other, 2)
+    assert second in node.vain
+
+
+def test_who_comes_to_the_next_file_before_its_end_is_told_of_has_followed(node: Node) -> None:
+    first, second = sequences(node, 1)[0]
+    reads(node, first, 1)
+    node.reader(second)
+    for reader in node.client.readers.values():
+        node.shards.left(reader)
+    assert node.vain == []
+
+
+def test_who_follows_is_followed_however_long(node: Node) -> None:
+    count = 40
+    for number in range(1, count + 1):
+        made(node.directory / f"s-{number:05d}-of-{count:05d}.bin")
+    names = [f"s-{number:05d}-of-{count:05d}.bin" for number in range(1, count)]
+    assert all(reads(node, name, number) for number, name in enumerate(names))
+    assert node.vain == []
+
+
+def test_two_files_side_by_side_are_no_guess_in_vain(node: Node) -> None:
     """Threads of a process that each come to the end of their own file, again and again."""
     for number in range(4, 8):
         made(node.directory / f"other-{number:05d}-of-00007.safetensors")
@@ -324,4 +427,4 @@ def test_two_files_side_by_side_are_no_waste_of_each_others_next(node: Node) -> 
             node.opens()
     for number, reader in enumerate(readers):
         assert node.beyond(reader, SIZE, 1 << 40, id=number), "not stopped"
-    assert not node.ledger.degradations
+    assert node.vain == []

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
-from bulk_bed import MIB, MS, SIZE, Bed, opened, streaming
+from guess_bed import MIB, MS, SIZE, Bed, opened
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import stated as module
@@ -22,12 +24,20 @@ from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import EXTENT_BYTES
 
-pytest_plugins = ("bulk_bed",)
+pytest_plugins = ("guess_bed",)
+
+
+def believing(monkeypatch: pytest.MonkeyPatch, **config: Any) -> Bed:
+    """A bed where all that is said may be asked for: as of a job that has used what it has named
+    before."""
+    bed = Bed(monkeypatch, **config)
+    bed.stated.bound = lambda stream: (1 << 40, 16 * MIB)
+    return bed
 
 
 @pytest.fixture
 def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
-    return Bed(monkeypatch)
+    return believing(monkeypatch)
 
 
 def read(bed: Bed) -> IntervalSet:
@@ -82,7 +92,7 @@ def test_what_the_kernel_has_dropped_since_is_read_when_it_is_said_again(
     bed.stated.needed(region, 0, 64 * MIB)
     bed.rest(100)
     bed.now += 2 * module.AGAIN_NS
-    bed.of(file.fd).remove(0, 32 * MIB)
+    bed.of(file).remove(0, 32 * MIB)
     file.recent = IntervalSet()
     before = len(bed.sent)
     bed.stated.needed(region, 0, 64 * MIB)
@@ -92,7 +102,7 @@ def test_what_the_kernel_has_dropped_since_is_read_when_it_is_said_again(
 
 
 def test_what_is_there_already_is_not_read(bed: Bed, file: FileState) -> None:
-    bed.of(file.fd).add(0, SIZE)
+    bed.of(file).add(0, SIZE)
     bed.stated.needed(bed.region(file), 0, SIZE)
     bed.rest(50)
     assert bed.sent == [] and said(bed, file) == ("done", 0)
@@ -118,14 +128,17 @@ def test_windows_come_first(bed: Bed, file: FileState) -> None:
     ],
 )
 def test_a_reader_that_goes_on_before_the_stream_stands_behind_what_keeps_the_storage_busy(
-    bed: Bed, file: FileState, latency_ms: int, bandwidth: float, expected: int
-) -> None:
+    file: FileState, monkeypatch: pytest.MonkeyPatch, latency_ms: int, bandwidth: float,
+    expected: int,
+) -> None:  # fmt: skip
+    """Of what the user has said, which is no guess."""
+    bed = Bed(monkeypatch, policy="plan", whole=("*.bin",))
     if latency_ms:
         page = uffd.WarmResult(1, 0, 0, latency_ms * MS, 0, 4096, 1, uffd.WARM_READAHEAD, 0, 0)
         bed.scheduler.meter.note_pages(page, 1)
     bed.scheduler.meter.bandwidth = bandwidth
     region = bed.region(file)
-    bed.stated.needed(region, 0, SIZE)
+    bed.stated.mapped(region)
     bed.touch(region, 0)  # where the stream is, too
     assert bed.scheduler.under_way_bytes >= 4 * MIB
     for at in range(96 * MIB, SIZE, 64 * MIB):  # faster than it comes
@@ -140,7 +153,7 @@ def test_a_reader_that_goes_on_before_the_stream_stands_behind_what_keeps_the_st
 def test_of_a_reader_whose_order_is_known_what_the_user_has_said_counts_alone(
     file: FileState, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, ...]
 ) -> None:
-    bed = Bed(monkeypatch, whole=whole)
+    bed = believing(monkeypatch, whole=whole)
     region = bed.region(file)
     bed.stated.mapped(region)
     bed.stated.needed(region, 0, SIZE)
@@ -167,11 +180,11 @@ def test_a_file_that_was_named_first_is_read_first(
     bed.stated.needed(bed.region(other), 0, 24 * MIB)
     bed.stated.needed(bed.region(file), 0, 24 * MIB)
     bed.rest(100)
-    assert order == [other] * 12 + [file] * 12
+    assert [one is other for one in order] == [True] * 24 + [False] * 24
 
 
 def test_what_does_not_fit_is_not_begun(file: FileState, monkeypatch: pytest.MonkeyPatch) -> None:
-    bed = Bed(monkeypatch, budget_bytes=SIZE - 1)
+    bed = believing(monkeypatch, budget_bytes=SIZE - 1)
     bed.stated.needed(bed.region(file), 0, SIZE)
     bed.rest(50)
     assert bed.sent == [] and said(bed, file) == ("refused", 0)
@@ -182,7 +195,7 @@ def test_of_ranges_that_are_named_one_by_one_those_that_fit_are_read_until_some_
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most --budget lies ahead of the readers."""
-    bed = Bed(monkeypatch, budget_bytes=100 * MIB)
+    bed = believing(monkeypatch, budget_bytes=100 * MIB)
     region = bed.region(file)
     for start in range(0, SIZE, 32 * MIB):
         bed.stated.needed(region, start, start + 32 * MIB)
@@ -199,7 +212,7 @@ def test_of_ranges_that_are_named_one_by_one_those_that_fit_are_read_until_some_
 def test_two_files_share_the_room(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = Bed(monkeypatch, budget_bytes=SIZE + SIZE // 2)
+    bed = believing(monkeypatch, budget_bytes=SIZE + SIZE // 2)
     bed.stated.needed(bed.region(file), 0, SIZE)
     bed.turn()
     bed.stated.needed(bed.region(other), 0, SIZE)
@@ -240,31 +253,52 @@ def test_the_users_own_policies(
     assert bool(bed.sent) == whole
 
 
-def test_where_it_is_a_guess_what_the_job_says_is_read_as_far_as_it_is_bound(
-    file: FileState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Arrow says of all columns that they will be needed, whoever reads some of them. What the user
-    says is no guess."""
-    bed, most = Bed(monkeypatch, policy="survival", whole=("*.bin",)), [8 * MIB]
+def test_what_the_job_says_is_a_guess_that_is_bound(bed: Bed, file: FileState) -> None:
+    """Arrow says of all columns that they will be needed, whoever reads some of them."""
+    most = [8 * MIB]
     bed.stated.bound = lambda stream: (most[0], 4 * MIB)
-    region = bed.region(file)
-    bed.stated.needed(region, 0, 100 * MIB)
+    bed.stated.needed(bed.region(file), 0, 100 * MIB)
     bed.rest(50)
     assert list(read(bed)) == [(0, 8 * MIB)]
     most[0] = 20 * MIB
     bed.rest(50)
     assert list(read(bed)) == [(0, 20 * MIB)]
-    other = Bed(monkeypatch, policy="survival", whole=("*.bin",))
-    other.stated.bound = lambda stream: (0, MIB)
-    other.stated.mapped(other.region(file))
-    other.rest(200)
-    assert list(read(other)) == [(20 * MIB, SIZE)]
+
+
+def test_so_much_of_it_is_under_way_as_a_miss_may_wait_for(bed: Bed, file: FileState) -> None:
+    bed.stated.bound = lambda stream: (1 << 40, 3 * MIB)
+    bed.stated.needed(bed.region(file), 0, SIZE)
+    for _ in range(20):
+        bed.turn()
+        assert MIB <= bed.scheduler.under_way_bytes <= 3 * MIB
+
+
+@pytest.mark.parametrize("turns", [0, 20])
+@pytest.mark.parametrize("how", ["--whole", "populated", "populated later"])
+def test_what_the_user_says_and_what_is_populated_is_none(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, how: str, turns: int
+) -> None:
+    """Whatever the job says beside that: MAP_POPULATE had brought all of it before it returned."""
+    bed = Bed(monkeypatch, whole=("*.bin",) if how == "--whole" else ())
+    region = bed.region(file)
+    if how == "populated later":
+        bed.stated.needed(region, 0, SIZE)
+    elif how == "populated":
+        bed.advice.populated(region)
+    else:
+        bed.stated.mapped(region)
+    bed.rest(turns)
+    bed.stated.needed(region, 0, MIB)
+    if how == "populated later":
+        bed.advice.populated(region)
+    bed.rest(2000)
+    assert list(read(bed)) == [(0, SIZE)]
 
 
 def test_whole_reads_what_matches_from_its_first_mapping_on_once(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = Bed(monkeypatch, whole=("tokens.*",))
+    bed = believing(monkeypatch, whole=("tokens.*",))
     for one in (file, other, file):
         bed.stated.mapped(bed.region(one))
         bed.turn()
@@ -279,24 +313,13 @@ def test_whole_reads_what_matches_from_its_first_mapping_on_once(
 def test_whole_that_does_not_fit_is_one_finding(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = Bed(monkeypatch, whole=("tokens.*",), budget_bytes=SIZE - 1)
+    bed = believing(monkeypatch, whole=("tokens.*",), budget_bytes=SIZE - 1)
     for _ in range(3):
         bed.stated.mapped(bed.region(file))
         bed.now += 2 * module.AGAIN_NS
         bed.turn()
     (finding,) = bed.ledger.degradations
     assert "--whole" in finding and "--budget" in finding and bed.sent == []
-
-
-def test_bulk_warm_leaves_the_file_to_it(bed: Bed, file: FileState) -> None:
-    region = streaming(bed, file)
-    bed.stated.needed(region, 0, SIZE)
-    bed.rest(5)
-    assert bed.said(file)["state"] == "undecided"
-    bed.crops(region, 20)
-    bed.rest(200)
-    assert said(bed, file)[0] == "done" and not bed.missing(file)
-    assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
 
 
 def test_a_mapping_of_the_pool_has_it_read_to_the_pool(
@@ -307,7 +330,9 @@ def test_a_mapping_of_the_pool_has_it_read_to_the_pool(
     monkeypatch.setattr(
         bed.scheduler, "want", lambda _, one: wanted.append(one) or one.end - one.start
     )
-    file.pooled = object()  # type: ignore[assignment]
+    file.pooled = SimpleNamespace(  # type: ignore[assignment]
+        state=np.zeros(SIZE >> 16, np.uint8), chunk_bytes=1 << 16
+    )
     bed.stated.needed(region, 0, 8 * MIB)
     bed.stated.step(bed.now)
     assert wanted and all(one.pooled for one in wanted)

@@ -20,7 +20,6 @@ from tests.support.books import books
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.tensor_starts import (
-    AHEAD_BYTES,
     STARTS_MAX,
     TensorStarts,
     starts,
@@ -77,7 +76,7 @@ class Node:
         )  # fmt: skip
         reader = SimpleNamespace(rank=0, pid=7, reads_pool=False)
         self.region: Any = SimpleNamespace(
-            file=self.file, reader=reader, scan=SimpleNamespace(mapped=IntervalSet()),
+            file=self.file, reader=reader, scan=SimpleNamespace(runs=set(), mapped=IntervalSet()),
             span=SimpleNamespace(start_bytes=0, end_bytes=self.file.size_bytes),
             checkpoints=SimpleNamespace(laid=set()), verdict=ServingMode.PAGE_TABLES,
         )  # fmt: skip
@@ -86,7 +85,10 @@ class Node:
         self.layout = layout
         walks: Any = SimpleNamespace(forget=self.forgotten.append)
         opener: Any = SimpleNamespace(run=self.run)
-        self.starts = TensorStarts(policy, scheduler, walks, layout, opener)
+        self.room_bytes = 12 * MIB
+        self.starts = TensorStarts(
+            policy, scheduler, walks, layout, opener, lambda: self.room_bytes
+        )
 
     def run(self, work: Any, then: Any) -> bool:
         if not self.busy:
@@ -191,8 +193,9 @@ def test_who_looks_at_tensors_is_given_what_follows_the_first(
     node.touch(monkeypatch, third)
     (one,) = node.wanted
     assert (one.start, one.end, one.priority) == (
-        third[0], third[0] + AHEAD_BYTES, Priority.STATED,
+        third[0], third[0] + 12 * MIB, Priority.STATED,
     )  # fmt: skip
+    assert one.guess, "which is counted as one"
     assert node.forgotten == [node.region.reader], "what was seen before was no walk"
     node.touch(monkeypatch, *more)
     assert len(node.wanted) == 1, "once"
@@ -233,14 +236,30 @@ def test_who_reads_what_follows_the_starts_is_a_walk(
     assert node.wanted == []
 
 
-def test_what_is_read_then_is_bounded_by_the_budget(
+@pytest.mark.parametrize(
+    ("allowed_bytes", "room_bytes", "read_bytes"),
+    [(16 * MIB, 1 << 40, 8 * MIB), (1 << 40, 3 * MIB, 3 * MIB)],
+    ids=["the budget's share", "what may be lost"],
+)
+def test_what_is_read_then_is_bounded(
+    node: Node, path: Path, monkeypatch: pytest.MonkeyPatch, allowed_bytes: int, room_bytes: int,
+    read_bytes: int,
+) -> None:  # fmt: skip
+    node.mapped()
+    node.wanted.clear()
+    node.layout.allowed_bytes, node.layout.places, node.room_bytes = allowed_bytes, 2, room_bytes
+    node.touch(monkeypatch, *expected(path)[:3])
+    assert node.wanted[0].end - node.wanted[0].start == read_bytes
+
+
+def test_where_nothing_may_be_lost_nothing_is_read_then(
     node: Node, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.mapped()
     node.wanted.clear()
-    node.layout.allowed_bytes, node.layout.places = 16 * MIB, 2
+    node.room_bytes = 0
     node.touch(monkeypatch, *expected(path)[:3])
-    assert node.wanted[0].end - node.wanted[0].start == 8 * MIB
+    assert sum(one.end - one.start for one in node.wanted) == 0
 
 
 def test_small_tensors_are_read_whole_and_neighbours_as_one() -> None:

@@ -43,7 +43,7 @@ class Node:
 
         monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
-            may_prefetch=True, order=SimpleNamespace(announced=False, followed=False), pid=7,
+            order=SimpleNamespace(announced=False, followed=False), pid=7,
             file=None, looked=lambda cold: None,
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
@@ -79,12 +79,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 @pytest.mark.parametrize("walks", [True, False])
-def test_a_walk_of_a_reader_that_is_doubted_does_not_narrow_the_look(
-    node: Node, walks: bool
-) -> None:
-    """Two touches of a random reader may lie like one fast walk; ahead of that there is nothing."""
-    node.reader.may_prefetch = walks
-    node.walk()
+def test_a_walk_narrows_the_look(node: Node, walks: bool) -> None:
+    """A reader that jumps about has none (readers/walks.py)."""
+    if walks:
+        node.walk()
     due = node.look()
     assert ((0, SIZE) in node.looked) is not walks
     assert (due == LOOK_FIRST_NS) is not walks

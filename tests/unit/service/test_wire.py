@@ -86,7 +86,7 @@ def test_unpack_refuses_random_bytes_of_any_length() -> None:
         data = bytearray(source.randbytes(length))
         if length >= 8 and source.random() < 0.7:
             # near misses: one of magic, version, type is wrong
-            fields = [wire.MAGIC, wire.VERSION, source.choice([0, 6, 15, 23, 31, 41, 65535])]
+            fields = [wire.MAGIC, wire.VERSION, source.choice([0, 6, 15, 24, 31, 41, 65535])]
             if source.random() < 0.5:
                 fields[2] = source.choice(list(wire.Type))
                 broken = source.randrange(2)
@@ -131,3 +131,11 @@ def test_the_launcher_refuses_what_is_not_a_message() -> None:
             node_client.unpack(bad)
     with pytest.raises(node_client.ServiceGone):
         node_client.unpack(b"")
+
+
+def test_runs_that_do_not_fit_into_a_message_are_refused() -> None:
+    runs = [value for i in range(wire.RUNS_MAX) for value in (i * 8192, i * 8192 + 4096)]
+    told = wire.TOUCHED.pack(5, wire.RUNS_MAX, *runs)
+    assert wire.touched(told) == (5, [(i * 8192, i * 8192 + 4096) for i in range(wire.RUNS_MAX)])
+    with pytest.raises(wire.WireError):
+        wire.touched(wire.TOUCHED.pack(5, wire.RUNS_MAX + 1, *runs))

@@ -5,16 +5,14 @@ and when it streams a file."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import warnings_fail
 from replayed_jobs import MIB, PAGE, demand, run, straight, stream
 
-from uffdprefetch.predict import bulk, window
+from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
-from uffdprefetch.readers.bulk import JUDGE_NS
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand, Stream, again
 from uffdprefetch.sim.replay.eviction import Belady, Cyclic, Lru
@@ -24,6 +22,9 @@ from uffdprefetch.state.region import Region
 from uffdprefetch.trace.file.trace_file import File
 
 pytestmark = warnings_fail
+
+#: A link on which a miss costs several times its bytes.
+LINK = Storage(300e6, 5e-3)
 
 
 def region_of(policy: Auto) -> Region:
@@ -44,38 +45,35 @@ def test_wrap_follows_walks_as_far_ahead_as_their_rate_asks_for() -> None:
     assert result.read_bytes == 16384 * PAGE
     backward = demand(stream(list(range(16368, -1, -16)), 16, 65536 / 90e6), pages=16384)
     assert run(backward, Auto()).seconds < 0.7 * run(backward, Plain()).seconds
-    # A job that stops leaves what was read ahead of it: no more than 0.4 s of its rate, the least
-    # window, or what it may.
-    for think, allowed, most in (
-        (0.016, 1 << 40, 16 * MIB),
-        (0.002, 1 << 40, 16 * MIB),
-        (0.002, 9 * MIB, 9 * MIB),
-    ):
-        stopped = demand(stream(list(range(0, 8192, 16)), 16, think), pages=1 << 20)
+    # A job that stops leaves what was read ahead of it: a part of its walk, or what may be.
+    for allowed, most in ((1 << 40, 32 * MIB), (2 * MIB, 2 * MIB)):
+        stopped = demand(stream(list(range(0, 8192, 16)), 16, 0.002), pages=1 << 20)
         unused = run(stopped, Auto(allowed)).read_bytes - 8192 * PAGE
-        # A window that is late grows (predict/rate.Feedback); the kernel reads ahead as well.
-        assert most // 2 <= unused <= 1.5 * most, (think, allowed)
+        assert MIB <= unused <= most + MIB, allowed  # the kernel reads ahead as well
 
 
 def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
     pages = 16384
     order = np.random.default_rng(8).integers(0, pages // 2, 4000) * 2
     crops = demand(stream(order.tolist(), 2, 0.001), pages=pages)
-    result, plain = run(crops, Auto()), run(crops, Plain())
-    assert result.stall_seconds < 0.8 * plain.stall_seconds
-    assert result.misses < 0.5 * plain.misses
+    result, plain = run(crops, Auto(), storage=LINK), run(crops, Plain(), storage=LINK)
+    assert result.stall_seconds < 0.6 * plain.stall_seconds
+    assert result.misses < 0.6 * plain.misses
     assert plain.read_bytes * 0.9 <= result.read_bytes <= 1.1 * pages * PAGE
-    # No room for it, or a few crops only: as plain, but for a window of a walk by chance.
-    full = run(crops, Auto(room_bytes=pages * PAGE // 2))
-    assert full.stall_seconds == pytest.approx(plain.stall_seconds, rel=0.03)
+    # No room for it: what lies ahead of its places. A few crops only: as plain.
+    policy = Auto(room_bytes=pages * PAGE // 4)
+    run(crops, policy, storage=LINK)
+    found = policy.node.core.ahead.describe("/data/f")
+    assert found is not None and found["state"] == "refused"
     few = demand(stream(order[:30].tolist(), 2, 0.001), pages=pages)
-    assert run(few, Auto()).stall_seconds == pytest.approx(run(few, Plain()).stall_seconds, rel=0.1)
+    plain = run(few, Plain(), storage=LINK)
+    assert run(few, Auto(), storage=LINK).stall_seconds < plain.stall_seconds + 0.05
 
 
 def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
     stopped = demand(stream(list(range(0, 16384, 16)), 16, 0.002), pages=1 << 18)
     for budget in (256 * MIB, 4096 * MIB):
-        ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 16 * MIB)
+        ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 64 * MIB)
         result = run(stopped, PoolAuto(budget), Cyclic(stopped, budget))
         # Where it is is known when a run of up to 4 MiB is mapped.
         assert ahead // 4 <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
@@ -104,10 +102,10 @@ def test_later_epochs_are_followed_as_the_first(make: type[Auto]) -> None:
     one, memory = straight(16384, think=0.001), 32 * MIB
     three = replace(one, streams=[again(one.streams[0], 3)])
     first = run(one, make(), Lru(one, memory))
-    assert first.misses < 100
+    assert first.misses < 30
     whole = run(three, make(), Lru(three, memory))
     assert whole.read_bytes >= 2.9 * 16384 * PAGE  # by LRU nothing stays
-    assert whole.misses < 4 * first.misses
+    assert whole.misses < 160  # of 1024 chunks an epoch
 
 
 def test_many_files_take_no_longer_than_their_accesses() -> None:
@@ -118,7 +116,7 @@ def test_many_files_take_no_longer_than_their_accesses() -> None:
     policy = Auto()
     assert run(wanted, policy).touched_bytes == 800 * 16 * PAGE
     core = policy.node.core  # nobody jumps about in any of them
-    assert [core.bulk.describe(file.path) for file in files] == [None] * 800
+    assert [core.ahead.describe(file.path) for file in files] == [None] * 800
 
 
 def apart(threads: int, pages: int, think: float) -> Demand:
@@ -139,8 +137,8 @@ def test_threads_that_walk_apart_do_not_jump_about() -> None:
     result = run(wanted, policy, None, storage)
     region = region_of(policy)
     assert len(region.reader.table.active()) == 4
-    assert policy.node.core.bulk.describe("/data/f") is None, "it does not jump about"
-    assert result.stall_seconds < 0.2
+    assert policy.node.core.ahead.describe("/data/f") is None, "it does not jump about"
+    assert result.stall_seconds < 1  # how fast such a link is is known after some 0.3 s
     assert run(wanted, Plain(), None, storage).stall_seconds > 4
 
 
@@ -155,7 +153,7 @@ def test_several_walks_share_what_may_be_ahead() -> None:
     )
     for allowed in (16 * MIB, 48 * MIB):
         unused = run(stopped, Auto(allowed)).read_bytes - 4 * 8192 * PAGE
-        assert allowed // 2 <= unused <= allowed + 4 * 2 * MIB, allowed
+        assert min(allowed // 2, 16 * MIB) <= unused <= allowed + 4 * 2 * MIB, allowed
 
 
 def test_walks_that_have_ended_are_forgotten() -> None:
@@ -171,73 +169,20 @@ def test_walks_that_have_ended_are_forgotten() -> None:
 # ---- who jumps about ----------------------------------------------------------------------------
 
 
-def sights(monkeypatch: pytest.MonkeyPatch, wanted: Demand, policy: Auto) -> list[bulk.BulkInputs]:
-    """What a run is judged by."""
-    seen: list[bulk.BulkInputs] = []
-    judge = bulk.judge
-    monkeypatch.setattr(bulk, "judge", lambda sight: (seen.append(sight), judge(sight))[1])
-    run(wanted, policy)
-    return [sight for sight in seen if sight.measured]
-
-
 def jumping(pages: int, count: int, think: float, file: int = 0, rank: int = 0) -> Stream:
     order = np.random.default_rng(rank).permutation(pages // 64)[:count] * 64
     return replace(stream(order.tolist(), 1, think, rank), file=np.full(count, file))
 
 
-def test_a_file_is_judged_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = 1 << 18
-    wanted = demand(jumping(pages, 400, 0.01), pages=pages)
-    seen = sights(monkeypatch, wanted, Auto(room_bytes=2 << 30))
-    first = seen[0]
-    assert (first.file_bytes, first.room_bytes, first.miss_bytes) == (1 << 30, 2 << 30, 128 << 10)
-    assert first.miss_seconds == pytest.approx(1e-3 + 131072 / 100e6)
-    assert first.bandwidth_bytes_per_second == pytest.approx(100e6, rel=0.05)
-    each = 0.01 + first.miss_seconds
-    for i, sight in enumerate(seen):
-        # The first looks see several touches at once: what has been seen is a bit behind.
-        assert sight.touches_per_second == pytest.approx(1 / each, rel=0.3)
-        touches = sight.touches_per_second * sight.watched_seconds
-        # And the beginning of the file was read, to measure the bandwidth.
-        left = (1 << 30) - bulk.PROBE_LEAST_BYTES - touches * (128 << 10)
-        assert sight.missing_bytes == pytest.approx(left, rel=0.01)
-        if i:
-            passed = sight.watched_seconds - seen[i - 1].watched_seconds
-            assert passed == pytest.approx(JUDGE_NS / 1e9, abs=each)
-
-
-def test_no_more_files_are_streamed_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_files_are_read_whole_than_there_is_room_for() -> None:
     pages = 1 << 15
     files = [File(n, f"/data/{n}", pages * PAGE) for n in range(2)]
     streams = [jumping(pages, 2000, 0.002, rank, rank) for rank in range(2)]
     wanted = Demand(files, streams, PAGE, 1.0, 0.0, [])
     policy = Auto(room_bytes=200 * MIB)
-    rooms = {sight.room_bytes for sight in sights(monkeypatch, wanted, policy)}
-    assert rooms == {200 * MIB, 72 * MIB}
-    read = [int(np.isfinite(ready).sum()) for ready in policy.resident.ready]
-    assert max(read) > 1.25 * min(read), "of one of them more than its own misses bring"
-
-
-@pytest.mark.slow
-def test_a_reader_that_walks_again_ends_the_stream() -> None:
-    pages = 1 << 18
-    crops = jumping(pages, 1200, 0.002)
-    walk = np.arange(0, 1 << 14, 16)
-
-    def after(*firsts: Any) -> Auto:
-        one = stream(np.concatenate(firsts).tolist(), 1, 0.002)
-        policy = Auto()
-        run(demand(one, pages=pages), policy)
-        return policy
-
-    def state(policy: Auto) -> str:
-        found = policy.node.core.bulk.describe("/data/f")
-        assert found is not None
-        return str(found["state"])
-
-    assert state(after(crops.first)) == "streamed"
-    assert state(after(crops.first, walk)) == "undecided"
-    assert state(after(crops.first, walk, crops.first + 32)) == "streamed", "and it begins anew"
+    run(wanted, policy, storage=LINK)
+    found = [policy.node.core.ahead.describe(file.path) for file in files]
+    assert {one["state"] for one in found if one is not None} == {"refused", "done"}
 
 
 # ---- in a pool ----------------------------------------------------------------------------------
@@ -256,9 +201,11 @@ class TouchRecorder(PoolAuto):
         self.access = access
         return super().on_touch(stream, access, file, first, end, now)
 
-    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
-        self.recorded += [(self.access, page) for page in pages]
-        super().on_pool_touches(stream, file, pages, now)
+    def on_pool_touches(
+        self, stream: int, file: int, touches: list[tuple[int, int]], now: float
+    ) -> None:
+        self.recorded += [(self.access, page) for page, _ in touches]
+        super().on_pool_touches(stream, file, touches, now)
 
 
 @pytest.mark.parametrize(("think", "each"), [(0.0008, 0), (0.004, 1)])

@@ -21,14 +21,13 @@ from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES
 
 
 class Auto(Plain):
-    """`--engine cache`; ``room_bytes``: --budget; ``policy``: --policy."""
+    """`--engine cache`; ``room_bytes``: --budget."""
 
     paced = True
     engine = "cache"
 
-    def __init__(self, room_bytes: int = 1 << 50, policy: str = "auto") -> None:
+    def __init__(self, room_bytes: int = 1 << 50) -> None:
         self.room_bytes, self.request_bytes = room_bytes, READAHEAD_EXTENT_BYTES
-        self.policy = policy
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         super().begin(demand, storage, resident)
@@ -40,7 +39,7 @@ class Auto(Plain):
             self.page,
             [pages * self.page for pages in self.around],
             self._there,
-            Config(engine=self.engine, budget_bytes=self.room_bytes, policy=self.policy),
+            Config(engine=self.engine, budget_bytes=self.room_bytes),
         )
         self.out: deque[tuple[int, Range, int]] = deque()  # (request number, pages, bytes)
 
@@ -106,9 +105,11 @@ class PoolAuto(InPool, Auto):
         InPool.__init__(self, budget_bytes)
         Auto.__init__(self, budget_bytes)
 
-    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
+    def on_pool_touches(
+        self, stream: int, file: int, touches: list[tuple[int, int]], now: float
+    ) -> None:
         one = self.demand.streams[stream]
-        self.node.on_pool_touches(one.rank, file, pages, one.thread, now)
+        self.node.on_pool_touches(one.rank, file, touches, one.thread, now)
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         super().begin(demand, storage, resident)

@@ -121,7 +121,8 @@ class Workers(uffd.Workers):
         """See uffd.Workers."""
 
     def asked(self, number: int, wanted: Range, length: int, now: int, done: int) -> None:
-        """A request is on the link; ``done``: its completion time."""
+        """A request is on the link; ``done``: its completion time, ``now`` where all of it is in
+        memory, or on its way."""
         heapq.heappush(self._under_way, (done, number, wanted, length, now))
 
     @property
@@ -134,9 +135,10 @@ class Workers(uffd.Workers):
         done = []
         while self._under_way and self._under_way[0][0] <= now:
             at, number, _, length, sent = heapq.heappop(self._under_way)
+            read = length if at > sent else 0
             done.append(uffd.WarmResult(
-                id=number, submit_ns=sent, start_ns=sent, done_ns=at, resident_bytes=0,
-                bytes=length, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=EXTENT_BYTES,
+                id=number, submit_ns=sent, start_ns=sent, done_ns=at, resident_bytes=length - read,
+                bytes=read, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=EXTENT_BYTES,
                 error=0, asked_bytes=length, came_bytes=length,
             ))  # fmt: skip
         return done
@@ -297,16 +299,16 @@ class Node:
             self.core.on_events(process, sorted(events))
 
     def on_pool_touches(
-        self, rank: int, file: int, pages: Iterable[int], thread: int, now: float
+        self, rank: int, file: int, touches: Iterable[tuple[int, int]], thread: int, now: float
     ) -> None:
-        """The pool has answered a thread's touches of these pages."""
+        """The pool has answered a thread's touches: (page, pages come over since the last one)."""
         process, region = self.region(rank, file)
         self._now_ns = START_NS + int(now * 1e9)
         assert self.pool is not None
-        for page in pages:
+        for page, passed in touches:
             self.pool.events.append(uffd_pool.PoolEvent(
                 self._now_ns, page * self._page_bytes, self._page_bytes, uffd_pool.TOUCH, file,
-                process.pool_slot, region.id, thread, 0,
+                process.pool_slot, region.id, thread, 0, passed=passed * self._page_bytes,
             ))  # fmt: skip
         self.core.on_pool_events()
 

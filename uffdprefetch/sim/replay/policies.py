@@ -16,9 +16,11 @@ from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
 
 #: Most that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
-DEMAND_MAX_BYTES = 1 << 20
+DEMAND_MAX_BYTES = 128 << 10
 #: Most that a touch in a pool maps: this, or this fraction of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
+#: One part in so many of what a reader has come over in order is mapped ahead of it.
+AHEAD_PART = 4
 #: Latency of a touch that a pool answers, with another process busy (measured: docs/benchmarks.md,
 #: a touched checkpoint).
 ANSWER_SECONDS = 36e-6
@@ -232,9 +234,9 @@ def chunked(wanted: Range) -> Range:
 class InPool(Plain):
     """The pool's faults: a miss reads a chunk, doubling while a thread continues where its last
     miss ended (csrc/service/pool/pool_faults.c), without kernel readahead. A touch of a resident,
-    unmapped page
-    maps a run of chunks, doubling while the reader continues where the last run ended; that takes
-    time (bench/faults.py), and is what the service observes."""
+    unmapped page maps a run of chunks, a part of what the reader has come over while it continues
+    where the last run ended; that takes time (bench/faults.py), and is what the service
+    observes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
@@ -243,7 +245,8 @@ class InPool(Plain):
         super().begin(demand, storage, resident)
         self.page_bytes = demand.page_bytes
         self.demands: list[tuple[Range, int]] = [((-1, 0, 0), 0)] * len(demand.streams)
-        self.runs = [(-1, 0, 0)] * len(demand.streams)  # (file, page after the last run, its pages)
+        #: Of each stream (file, page after the last run, page of the last touch, pages come over).
+        self.runs = [(-1, 0, 0, 0)] * len(demand.streams)
         self.ranks = [stream.rank for stream in demand.streams]
         self.mapped: list[dict[int, Array]] = [  # of each file, by rank
             {rank: np.zeros(demand.pages(file), bool) for rank in set(self.ranks)}
@@ -263,30 +266,38 @@ class InPool(Plain):
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         answering = super().on_touch(stream, access, file, first, end, now)
-        pages = self._answered(stream, file, first, end, now)
-        self.on_pool_touches(stream, file, pages, now)
-        return answering + len(pages) * ANSWER_SECONDS
+        touches = self._answered(stream, file, first, end, now)
+        self.on_pool_touches(stream, file, touches, now)
+        return answering + len(touches) * ANSWER_SECONDS
 
-    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
-        """The pool has answered touches of these pages: what the service hears of."""
+    def on_pool_touches(
+        self, stream: int, file: int, touches: list[tuple[int, int]], now: float
+    ) -> None:
+        """The pool has answered touches of these (page, pages come over since the last one): what
+        the service hears of."""
 
-    def _answered(self, stream: int, file: int, first: int, end: int, now: float) -> list[int]:
-        """The pages in [first, end) at which a thread faults."""
+    def _answered(
+        self, stream: int, file: int, first: int, end: int, now: float
+    ) -> list[tuple[int, int]]:
+        """The touches in [first, end) at which a thread faults."""
         mapped, ready = self.mapped[file][self.ranks[stream]], self.resident.ready[file]
         most = self.at_once // self.page_bytes
-        pages = []
+        touches = []
         while len(absent := np.flatnonzero(~mapped[first:end])):
             page = first + int(absent[0])
-            pages.append(page)
             chunk = page // CHUNK_PAGES * CHUNK_PAGES
-            of, reached, run = self.runs[stream]
-            run = min(2 * run, most) if (of, reached) == (file, chunk) else CHUNK_PAGES
+            of, reached, at, over = self.runs[stream]
+            goes_on = (of, reached) == (file, chunk)
+            passed = chunk - at if goes_on else 0
+            touches.append((page, passed))
+            over = over + passed if goes_on else CHUNK_PAGES
+            run = max(CHUNK_PAGES, min(most, over // AHEAD_PART) // CHUNK_PAGES * CHUNK_PAGES)
             late = np.flatnonzero(ready[chunk : chunk + run] > now)
             there = chunk + int(late[0]) if len(late) else min(chunk + run, len(ready))
             first = max(there, chunk + CHUNK_PAGES, page + 1)
             mapped[chunk:first] = True
-            self.runs[stream] = file, first, run
-        return pages
+            self.runs[stream] = file, first, chunk, over
+        return touches
 
     def on_evict(self, file: int, first: int, end: int) -> None:
         super().on_evict(file, first, end)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--policy survival` on a replayed kernel: what it gains of walks, what a wrong guess costs."""
+"""`--policy auto` on a replayed kernel: what it gains of walks, what a wrong guess costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORD = 16  # pages: 64 KiB
 def ratios(wanted: Demand, storage: Storage = LINK) -> tuple[float, float]:
     """(time, bytes) over plain's."""
     plain = run(wanted, Plain(), storage=storage)
-    ours = run(wanted, Auto(policy="survival"), storage=storage)
+    ours = run(wanted, Auto(), storage=storage)
     return ours.seconds / plain.seconds, ours.read_bytes / plain.read_bytes
 
 
@@ -35,7 +35,7 @@ def walk(first: int, pages: int) -> list[int]:
 
 def test_a_long_walk_is_read_at_the_speed_of_the_link() -> None:
     pages = 128 * MIB // PAGE
-    ours = run(straight(pages), Auto(policy="survival"), storage=LINK)
+    ours = run(straight(pages), Auto(), storage=LINK)
     assert ours.seconds < 1.1 * pages * PAGE / 300e6
     assert ours.read_bytes == pages * PAGE
 
@@ -113,7 +113,7 @@ def test_what_was_lost_is_bounded_by_what_is_free_and_what_was_saved() -> None:
         length = RECORD << (i % 6)
         places += walk(at, length)
         at += length + 3 * MIB // PAGE // RECORD * RECORD + i % 7 * RECORD
-    policy = Auto(policy="survival")
+    policy = Auto()
     run(demand(stream(places, RECORD), pages=at + RECORD), policy, storage=LINK)
     account = policy.node.core.ahead.account
     # what is open is thought half lost, so twice that may be under way
@@ -132,7 +132,7 @@ def test_where_many_wait_side_by_side_less_is_guessed() -> None:
     ]
     asked = list[int]()
     for waiting in (1.0, 16.0):
-        policy = Auto(policy="survival")
+        policy = Auto()
         policy.begin = _waiting(policy, waiting)  # type: ignore[method-assign]
         run(demand(stream(places, RECORD), pages=1000 * MIB // PAGE), policy, storage=LINK)
         asked.append(policy.node.core.ahead.account.asked)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random crops of a file on the slow bed under `wrap`: the bytes, what is read for them, and what
-is said (docs/bulk.md). Times are bench/bulk.py's affair."""
+is said (readers/whole_files.py). Times are bench/crops.py's affair."""
 
 from __future__ import annotations
 
@@ -93,20 +93,20 @@ def crops(job: Start, bed: SlowBed, store: Path) -> Callable[..., Any]:
     return start
 
 
-def bulk_of(summary: dict[str, Any], path: Path) -> dict[str, Any]:
+def whole_of(summary: dict[str, Any], path: Path) -> dict[str, Any]:
     """What the summary says of it."""
     (file,) = [f for f in summary["files"] if f["path"] == str(path)]
-    return dict(file["bulk"] or {"state": "unseen"})
+    return dict(file["whole"] or {"state": "unseen"})
 
 
 def check_streamed(summary: dict[str, Any], bed: SlowBed, large: str) -> dict[str, Any]:
-    """It was bulk warm that brought the file, once; what the summary says of it."""
+    """It was read whole, once; what the summary says of it."""
     assert bed.counters()["bytes"] < LARGE_BYTES * 1.05, "once, by whomever"
-    bulk = bulk_of(summary, bed.path(large))
-    assert bulk["state"] in ("streamed", "done"), bulk  # it may not have looked again yet
-    assert bulk["read_bytes"] > LARGE_BYTES / 4, bulk  # the rest: misses, before it paid
-    assert bulk["miss_seconds"] > 0 and bulk["bandwidth_bytes_per_second"] > MIB
-    return bulk
+    whole = whole_of(summary, bed.path(large))
+    # by its stream, or what lay ahead of its places before that paid
+    assert whole["state"] in ("streamed", "done", "stopped"), whole
+    assert 0 <= whole["read_bytes"] <= LARGE_BYTES, whole
+    return whole
 
 
 def jumping(summary: dict[str, Any]) -> list[str]:
@@ -161,8 +161,8 @@ def test_a_file_over_the_budget_is_one_finding_and_costs_nothing(
     assert bed.counters()["bytes"] <= plain_bytes * 1.05 + (16 << 20)
     (finding,) = jumping(summary)
     assert large in finding and "--budget" in finding and "plan" in finding
-    bulk = bulk_of(summary, bed.path(large))
-    assert bulk["state"] == "refused" and bulk["read_bytes"] == 0
+    whole = whole_of(summary, bed.path(large))
+    assert whole["state"] == "refused" and whole["read_bytes"] == 0
 
 
 WALKER = """
@@ -187,7 +187,7 @@ say(digest=sha.hexdigest())
     ("how", "engine"),
     [("order", "cache"), ("backward", "cache"), ("skipping", "cache"), ("order", "pool")],
 )
-def test_a_reader_that_goes_in_order_has_no_bulk(
+def test_a_reader_that_goes_in_order_is_not_read_for_as_one_that_jumps_about(
     job: Start, bed: SlowBed, how: str, engine: str
 ) -> None:
     path = bed.path(ARRAY)
@@ -202,7 +202,7 @@ def test_a_reader_that_goes_in_order_has_no_bulk(
     summary = work.finish().good().summary
     assert summary is not None
     (file,) = summary["files"]
-    assert file["bulk"] is None
+    assert file["whole"] is None
     assert file["prefetched_bytes"] > 0, "its windows are read"
     assert jumping(summary) == []
 
@@ -226,9 +226,9 @@ def test_two_ranks_have_the_file_read_once(
         assert one.line()["read"]
         one.tell("1")
         assert one.line()["right"]
-    summary = [one.finish().good() for one in ranks][-1].summary
-    assert summary is not None
-    check_streamed(summary, bed, large)
+    for one in ranks:
+        one.finish().good()
+    assert bed.counters()["bytes"] < LARGE_BYTES * 1.05, "once, by whomever"
 
 
 def test_the_summary_is_json_that_says_what_was_done(
@@ -238,9 +238,8 @@ def test_the_summary_is_json_that_says_what_was_done(
     assert work.line()["right"]
     summary = work.finish().good().summary
     assert json.loads((tmp_path / "run.summary.json").read_text()) == summary
-    bulk = bulk_of(summary, bed.path(large))
-    fields = {"state", "why", "ranks", "read_bytes", "miss_seconds", "bandwidth_bytes_per_second"}
-    assert set(bulk) == fields
+    whole = whole_of(summary, bed.path(large))
+    assert set(whole) == {"state", "why", "ranks", "read_bytes"}
     assert [row["pattern"] for row in summary["streams"]].count("random") <= 1
 
 
@@ -251,4 +250,4 @@ def test_the_policies_that_are_the_users_own_stream_nothing(
     assert work.line()["right"]
     summary = work.finish().good().summary
     (file,) = summary["files"]
-    assert file["bulk"] is None and file["prefetched_bytes"] == 0
+    assert file["whole"] is None and file["prefetched_bytes"] == 0

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service without a kernel: its real core (service/coordinator.py) under a clock of our own, with
+a storage of 300 MB/s and 1 ms whose reads are done when it is told so. A test module says
+``pytest_plugins = ("guess_bed",)`` for the fixtures."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import FLAGS, reopen
+from uffdprefetch.state.reader import Reader, reader_of
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.scheduler import Scheduler
+
+MIB = 1 << 20
+MS = 1_000_000
+BLOCK = 65536
+SIZE = 256 * MIB
+#: What one miss brings.
+AROUND = 128 << 10
+#: One read, and 300 MB/s.
+LATENCY_NS, NS_A_BYTE = 1 * MS, 1e9 / 300e6
+
+
+class Followed(Predictor):
+    """In charge of those whose order is said to be known."""
+
+    name = "known order"
+    policies = frozenset({"auto"})
+
+    def confidence(self, reader: Reader, now_ns: int) -> float:
+        return float(reader.order.followed)
+
+    def demand(self, reader: Reader, now_ns: int) -> tuple[()]:
+        return ()
+
+
+class Bed:
+    """The clock, the storage, and what page tables tell."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+        self.now = 10**12
+        self.there: dict[int, IntervalSet] = {}  # by descriptor
+        self.same: dict[int, int] = {}  # another descriptor of a file -> the first
+        self.looked: list[tuple[int, int]] = []  # at what is there
+        self.sent: list[tuple[int, int]] = []
+        self.misses = 0
+        self.latency_ns, self.ns_a_byte = LATENCY_NS, NS_A_BYTE
+        self._under_way: list[tuple[int, int, int, int]] = []
+        self._random = random.Random(3)
+        workers: Any = self
+        self.ledger, self.scheduler = Ledger(), Scheduler(workers, TokenBucket(None, MIB), 4 * MIB)
+        opener: Any = SimpleNamespace(open=self._open, run=lambda *_: False)
+        settings, clock = Config(**config), Clock(lambda: self.now)
+        self.core = Coordinator(settings, self.scheduler, self.ledger, opener=opener, clock=clock)
+        self.ahead, self.stated, self.advice = self.core.ahead, self.core.stated, self.core.advice
+        self.limits, self.layout, self.arbiter = (
+            self.core.limits,
+            self.core.layout,
+            self.core.arbiter,
+        )
+        self.arbiter.add(Followed())
+        self.clients: Any = self.core.clients
+        monkeypatch.setattr(
+            FileState, "resident_bytes", lambda file, *part: self._resident(file, *part)
+        )
+
+    def of(self, file: FileState) -> IntervalSet:
+        """What is in memory of it."""
+        return self.there.setdefault(self.same.get(file.fd, file.fd), IntervalSet())
+
+    def missing(self, file: FileState, start: int = 0, end: int | None = None) -> int:
+        end = file.size_bytes if end is None else end
+        return sum(b - a for a, b in self.of(file).missing(start, end))
+
+    def _resident(self, file: FileState, start: int, length: int) -> int:
+        self.looked.append((start, start + length))
+        return length - self.missing(file, start, start + length)
+
+    @staticmethod
+    def _open(what: Any, then: Any) -> None:
+        try:
+            found: Any = reopen(os.open(what() if callable(what) else what, FLAGS))
+        except OSError as error:
+            found = error
+        then(found)
+
+    # -- workers
+
+    def submit(self, number: int, fd: int, start: int, length: int, **_: Any) -> bool:
+        if length:
+            self.sent.append((start, length))
+        self._under_way.append((number, self.same.get(fd, fd), start, length))
+        return True
+
+    def start(self) -> None:
+        pass
+
+    def reap(self) -> list[uffd.WarmResult]:
+        done = []
+        for number, fd, start, length in self._under_way:
+            began, there = self.now, self.there.setdefault(fd, IntervalSet())
+            self.now += self.latency_ns + int(length * self.ns_a_byte)
+            absent = sum(b - a for a, b in there.missing(start, start + length))
+            there.add(start, start + length)
+            done.append(
+                uffd.WarmResult(
+                    id=number, submit_ns=began, start_ns=began, done_ns=self.now,
+                    resident_bytes=length - absent, bytes=absent, copied=0,
+                    method=uffd.WARM_READAHEAD, chunk_bytes=MIB, error=0,
+                )
+            )  # fmt: skip
+        self._under_way.clear()
+        return done
+
+    # -- the job
+
+    def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Region:
+        """A mapping of a process, with nothing in its page table."""
+        client = self.clients.setdefault(
+            pid, SimpleNamespace(
+                rank=rank, pid=pid, readers={}, regions={}, opening=set(), early={}, pagemap_fd=0
+            ),
+        )  # fmt: skip
+        mapped = client.mapped = getattr(client, "mapped", IntervalSet())
+        client.touched_runs = lambda address, length: [
+            (max(a, address), min(b, address + length) - max(a, address))
+            for a, b in mapped
+            if a < address + length and b > address
+        ]
+        file.attached += 1
+        self.same[file.page_fd] = file.fd
+        verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
+        reader, number = reader_of(client, file), file.attached
+        address = (file.fd + 1) << 40
+        region = Region(number, file, address, file.size_bytes, 0, verdict, reader)
+        client.regions[number] = region
+        reader.add(region)
+        return region
+
+    def unmap(self, region: Region) -> None:
+        """What a process has mapped of a file is gone from its page table, too."""
+        client: Any = region.reader.client
+        client.mapped.remove(region.address, region.address + region.length_bytes)
+        self.core.detached(client, region.id)
+
+    def touch(self, region: Region, at: int, length: int = BLOCK) -> None:
+        """[at, at + length) is read, 2 ms later, and brings what the kernel reads around a miss."""
+        self.now += 2 * MS
+        file, client = region.file, region.reader.client
+        low, high = at // AROUND * AROUND, -(-(at + length) // AROUND) * AROUND
+        self.misses += self.missing(file, at, at + length) > 0
+        self.of(file).add(low, min(high, file.size_bytes))
+        told = region.verdict == ServingMode.POOL
+        if not told:
+            mapped: Any = client
+            mapped.mapped.add(region.address_of(at), region.address_of(at + length))
+            file.mark_used(at, at + length)
+            region.scan.mapped.add(at, at + length)
+            self.arbiter.scanned(region, [(at, at + length)])
+        self.arbiter.observe(region, Observation(at, at + length, self.now, True, told))
+        self.turn()
+
+    def walk(self, region: Region, start: int, end: int, step: int = AROUND) -> None:
+        """[start, end) in order."""
+        for at in range(start, end, step):
+            self.touch(region, at, min(step, end - at))
+
+    def visits(self, region: Region, count: int) -> None:
+        """So many blocks, one after the other, from all over the file."""
+        for _ in range(count):
+            self.touch(region, self._random.randrange(region.file.size_bytes // BLOCK) * BLOCK)
+
+    def order(self, region: Region, known: bool) -> None:
+        """The reader's order becomes known; or is not followed any more."""
+        order: Any = SimpleNamespace(inferred=False)
+        region.reader.order.reader, region.reader.order.followed = order, known
+        self.arbiter.due(region)
+        self.arbiter.plan()
+
+    def turn(self) -> None:
+        """Turns of the service, of which the second is woken by reads that are done."""
+        for _ in range(2):
+            self.scheduler.reap()
+            self.arbiter.plan()
+            self.stated.step(self.now)
+            self.ahead.step(self.now)
+            self.scheduler.pump(self.now)
+
+    def rest(self, turns: int = 400, step_ns: int = MS) -> None:
+        """Turns in which nobody reads."""
+        for _ in range(turns):
+            self.now += step_ns
+            self.turn()
+
+    # -- what came of it
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(length for _, length in self.sent)
+
+    def read(self) -> IntervalSet:
+        """What was asked of the storage."""
+        found = IntervalSet()
+        for start, length in self.sent:
+            found.add(start, start + length)
+        return found
+
+    def said(self, file: FileState) -> dict[str, Any]:
+        """Of one that is read here and there."""
+        found = self.ahead.describe(file.path)
+        assert found is not None
+        return found
+
+
+def opened(path: Path, size: int = SIZE) -> FileState:
+    """A file as the service holds it; if there is none, it is made of holes."""
+    if not path.exists():
+        path.touch()
+        os.truncate(path, size)
+    state = FileState.open(reopen(os.open(path, os.O_RDONLY)), str(path))
+    state.method, state.ahead_bytes = uffd.WARM_READAHEAD, AROUND
+    return state
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[FileState]:
+    state = opened(tmp_path / "tokens.bin")
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[FileState]:
+    state = opened(tmp_path / "validation.bin")
+    yield state
+    state.close()
+
+
+def streaming(bed: Bed, file: FileState, rank: int = 0, pid: int = 7) -> Region:
+    """A region by whose misses the file has just begun to be read whole."""
+    region = bed.region(file, rank, pid)
+    for _ in range(3000):
+        bed.visits(region, 1)
+        found = bed.ahead.describe(file.path)
+        if found is not None and found["state"] == "streamed":
+            return region
+    raise AssertionError(f"never streamed: {bed.ahead.describe(file.path)}")
+
+
+def ended(bed: Bed, file: FileState) -> None:
+    """Nothing of it waits any more, and nothing more is asked for."""
+    bed.rest(1)
+    assert not bed.scheduler.queued_bytes
+    before = len(bed.sent)
+    bed.rest()
+    assert len(bed.sent) == before and bed.missing(file)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fault of the pool's memory tells that its reader has come over (readers/predictor.py,
+Observation.passed): that is booked as touched, and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from guess_bed import BLOCK, MIB, MS, Bed
+from small_pool import pool_of
+
+from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.pool.node_pool import PoolFile
+from uffdprefetch.predict.fronts import TOUCHED
+from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.state.files import FileState
+
+pytest_plugins = ("guess_bed",)
+
+
+class Pooled(Bed):
+    """A mapping of the pool's memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: FileState) -> None:
+        super().__init__(monkeypatch)
+        pool, _ = pool_of(512 * MIB, "lru")
+        chunks = file.size_bytes // BLOCK
+        self.state = np.zeros(chunks, np.uint8)
+        zeros, never = np.zeros((2, chunks), np.uint8), np.zeros(chunks, np.uint32)
+        self.touched_ms = np.zeros(chunks, np.uint32)
+        native: Any = SimpleNamespace(submit=lambda *_: True, reap=list, used_bytes=lambda: 0)
+        file.pooled = PoolFile(native, 3, -1, BLOCK, self.state, self.touched_ms, *zeros, never)
+        monkeypatch.setattr(self.layout, "pool", pool)
+        self.file, self.mapping = file, self.region(file)
+
+    def fault(self, at: int, passed: int = 0) -> None:
+        """Of one block."""
+        self.now += MS
+        seen = Observation(at, at + BLOCK, self.now, passed=passed)
+        self.arbiter.observe(self.mapping, seen)
+        self.arbiter.plan()
+
+    @property
+    def booked(self) -> list[tuple[int, int]]:
+        """What the file's books, and what guesses, take for touched; they agree."""
+        flags, found, guessed = self.ahead._of(self.file).fronts.flags, IntervalSet(), IntervalSet()
+        for block in range(len(flags)):
+            at = block * BLOCK
+            if flags[block] & TOUCHED:
+                guessed.add(at, at + BLOCK)
+            if any(self.file.block_counts(block, block + 1)[i] for i in (0, 2)):
+                found.add(at, at + BLOCK)
+        assert list(found) == list(guessed)
+        return list(found)
+
+
+@pytest.fixture
+def bed(monkeypatch: pytest.MonkeyPatch, file: FileState) -> Pooled:
+    return Pooled(monkeypatch, file)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_what_a_fault_says_that_was_passed_is_booked(bed: Pooled, epoch: int) -> None:
+    if epoch == 2:  # all of it has been there before
+        bed.mapping.scan.mapped.add(0, 4 * MIB)
+    bed.fault(0)
+    bed.fault(MIB, passed=MIB - BLOCK)
+    assert bed.booked == [(0, MIB + BLOCK)]
+
+
+def test_so_it_is_of_who_goes_backward(bed: Pooled) -> None:
+    bed.fault(2 * MIB)
+    bed.fault(MIB, passed=-(MIB - BLOCK))
+    assert bed.booked == [(MIB, 2 * MIB + BLOCK)]
+
+
+@pytest.mark.parametrize("apart", [MIB, 16 * MIB, 64 * MIB])
+def test_what_lies_between_two_touches_is_not(bed: Pooled, apart: int) -> None:
+    bed.fault(0)
+    bed.fault(apart)
+    assert bed.booked == [(0, BLOCK), (apart, apart + BLOCK)]
+
+
+def test_of_an_earlier_epoch_what_is_still_mapped_is(bed: Pooled) -> None:
+    """It does not fault (pool/node_pool.py, come_over())."""
+    bed.state[:] = uffd_pool.PRESENT
+    bed.touched_ms[:] = 1
+    bed.fault(0)
+    bed.fault(MIB)
+    assert bed.booked == [(0, MIB + BLOCK)]

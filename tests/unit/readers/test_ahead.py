@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""readers/ahead.py in a service without a kernel: whom it reads ahead of, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
+
+from uffdprefetch.readers import ahead as module
+from uffdprefetch.readers.ahead import LOOK_SECONDS, RESPONSE_SECONDS
+from uffdprefetch.state import admission
+from uffdprefetch.state.files import FileState
+
+pytest_plugins = ("guess_bed",)
+
+
+@pytest.fixture
+def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
+    return Bed(monkeypatch)
+
+
+# ---- who is read ahead of -----------------------------------------------------------------------
+
+
+def test_a_walk_misses_at_its_beginning_only(bed: Bed, file: FileState) -> None:
+    bed.walk(bed.region(file), 0, 128 * MIB)
+    assert bed.misses < 32
+    before = bed.misses
+    bed.walk(bed.region(file), 128 * MIB, 250 * MIB)
+    assert bed.misses == before and bed.ahead.account.lost < 2 * MIB
+
+
+def test_a_file_that_is_mapped_piece_by_piece_is_read_ahead_of_in_each(
+    bed: Bed, file: FileState
+) -> None:
+    for at in range(0, SIZE, 8 * MIB):
+        region = bed.region(file)
+        bed.walk(region, at, at + 8 * MIB)
+        bed.unmap(region)
+    assert bed.misses < 4 * SIZE // (8 * MIB), "of 64 touches in each piece"
+    assert bed.sent_bytes <= SIZE + 4 * MIB
+
+
+def test_when_an_order_was_followed_for_a_while_nothing_is_left_out_after_it(
+    bed: Bed, file: FileState
+) -> None:
+    region = bed.region(file)
+    bed.walk(region, 0, 12 * MIB)
+    bed.order(region, True)
+    assert not bed.scheduler.queued_bytes, "and what was queued is taken back"
+    bed.walk(region, 12 * MIB, 24 * MIB)
+    bed.order(region, False)
+    before = bed.misses
+    bed.walk(region, 24 * MIB, 128 * MIB)
+    assert bed.misses - before < 16
+
+
+def test_what_was_touched_while_an_order_is_followed_is_not_kept(bed: Bed, file: FileState) -> None:
+    region = bed.region(file)
+    bed.order(region, True)
+    bed.walk(region, 0, 32 * MIB)
+    assert not bed.ahead._of(file).processes
+    bed.order(region, False)
+    bed.sent.clear()
+    bed.touch(region, 200 * MIB)
+    assert bed.sent_bytes <= MIB, "which is what measures the link"
+
+
+def test_ranks_that_read_the_same_are_read_ahead_of_once(bed: Bed, file: FileState) -> None:
+    regions = [bed.region(file, rank, 10 + rank) for rank in range(4)]
+    for at in range(0, 64 * MIB, AROUND):
+        for region in regions:
+            bed.touch(region, at, AROUND)
+    assert bed.sent_bytes < bed.read().total_bytes() + 4 * MIB
+
+
+def test_one_page_of_each_so_many_is_all_that_is_read_of_them(bed: Bed, file: FileState) -> None:
+    """Records of which a reader takes every n-th: the chain holds, so its next places are read."""
+    region = bed.region(file)
+    for at in range(0, SIZE, 2 * MIB):
+        bed.touch(region, at)
+    assert bed.misses < 16 and bed.sent_bytes < 40 * MIB
+
+
+def test_what_is_there_already_is_not_asked_for(bed: Bed, file: FileState) -> None:
+    bed.of(file).add(0, SIZE)
+    bed.walk(bed.region(file), 0, 128 * MIB)
+    assert bed.sent == []
+
+
+# ---- what a miss costs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ahead_bytes", "brings"), [(None, 128 << 10), (0, 4096), (MIB, MIB)], ids=str
+)
+def test_a_miss_brings_what_the_kernel_reads_around_it(
+    bed: Bed, file: FileState, ahead_bytes: int | None, brings: int
+) -> None:
+    file.ahead_bytes = ahead_bytes
+    assert bed.ahead._link(bed.region(file).reader).miss_bytes == brings
+
+
+def test_the_link_is_measured_where_nobody_has_touched(bed: Bed, file: FileState) -> None:
+    """Three times each, one at a time, beyond what the kernel reads ahead of the last touch."""
+    region = bed.region(file)
+    for at in (0, 120, 40, 200, 80, 160, 20, 220, 60):
+        bed.touch(region, at * MIB)
+    assert sorted(length for _, length in bed.sent) == [BLOCK] * 3 + [MIB] * 3
+    link = bed.scheduler.meter.link
+    assert link is not None
+    assert link.bandwidth_bytes_per_second == pytest.approx(300e6, rel=0.1)
+    assert link.latency_seconds == pytest.approx(1e-3, rel=0.1)
+    assert bed.ahead.account.open >= 3 * MIB, "and may be lost"
+
+
+def test_it_is_measured_by_one_read_at_a_time(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands behind another tells of both."""
+    monkeypatch.setattr(bed.scheduler, "reap", lambda: None)
+    region = bed.region(file)
+    for at in (0, 120, 40):
+        bed.touch(region, at * MIB)
+    assert len(bed.sent) == 1
+
+
+def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileState) -> None:
+    walker, other = bed.region(file), bed.region(file, 1, 8)
+    bed.walk(walker, 0, 32 * MIB)
+    link, depth = bed.ahead._measured(), bed.ahead._depth_bytes
+    alone = depth(link, bed.now, walker.reader)
+    bed.touch(other, 200 * MIB)
+    missed_ns, _ = bed.ahead._missed[8]
+    beside = depth(link, missed_ns, walker.reader)
+    assert alone - beside == pytest.approx(link.bandwidth * RESPONSE_SECONDS, abs=1)
+    later_ns = missed_ns + int(2 * LOOK_SECONDS * 1e9)
+    assert depth(link, later_ns, walker.reader) == alone
+    assert depth(link, missed_ns, other.reader) == alone, "of itself"
+
+
+def test_the_next_look_is_due_when_half_of_what_is_ahead_may_be_gone(
+    bed: Bed, file: FileState
+) -> None:
+    region, still = bed.region(file), bed.region(file, 1, 8)
+    assert bed.ahead.look_ns(region, bed.now) is None
+    bed.walk(region, 0, 32 * MIB)
+    (head,) = bed.ahead._of(file).heads.values()
+    ahead = head.front.ahead * BLOCK
+    expected = ahead / 2 / head.rate_bytes_per_second * 1e9
+    assert bed.ahead.look_ns(region, bed.now) == pytest.approx(expected, rel=0.01)
+    assert bed.ahead.look_ns(still, bed.now) is None
+    assert bed.ahead.look_ns(region, bed.now + 1000 * MS) is None, "it stands"
+
+
+# ---- what was for nothing -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(tmp_path: Path, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FileState]]:
+    monkeypatch.setattr(admission, "MEMORY_FILE_SYSTEMS", set())
+    names = [f"model-{number:05d}-of-00002.bin" for number in (1, 2)]
+    files = [opened(tmp_path / name, 32 * MIB) for name in (*names, "labels.bin")]
+    bed.core.table.files.update({one.key: one for one in files})
+    yield files
+    for one in files:
+        one.close()
+
+
+def test_the_file_that_follows_is_read_before_it_is_come_to(
+    bed: Bed, shards: list[FileState]
+) -> None:
+    region = bed.region(shards[0])
+    bed.walk(region, 0, 32 * MIB)
+    before = bed.missing(shards[1])
+    assert before < 24 * MIB
+    bed.unmap(region)
+    bed.misses = 0
+    bed.walk(bed.region(shards[1]), 0, 32 * MIB)
+    assert bed.misses < 4 and bed.ahead.account.lost < MIB
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_one_that_nobody_comes_to_is_lost(bed: Bed, shards: list[FileState], ends: bool) -> None:
+    region = bed.region(shards[0])
+    bed.walk(region, 0, 32 * MIB)
+    read = 32 * MIB - bed.missing(shards[1])
+    bed.unmap(region)
+    if ends:
+        bed.core.left(region.reader.client)
+    else:
+        bed.walk(bed.region(shards[2]), 0, 32 * MIB)
+    assert bed.ahead.account.lost >= read > 8 * MIB
+
+
+def test_what_a_walk_has_left_unread_is_lost(bed: Bed, file: FileState) -> None:
+    region = bed.region(file)
+    bed.walk(region, 0, 32 * MIB)
+    ahead = bed.ahead.account.open
+    assert ahead > MIB
+    bed.unmap(region)
+    assert bed.ahead.account.lost >= ahead and bed.ahead.account.open == 0
+
+
+def test_so_are_the_places_of_a_chain_that_breaks(bed: Bed, file: FileState) -> None:
+    region = bed.region(file)
+    for at in range(0, 128 * MIB, 2 * MIB):
+        bed.touch(region, at)
+    ahead = bed.ahead.account.open - 4 * MIB  # what has measured the link may be come to
+    assert bed.ahead._of(file).processes[7].places
+    before = bed.ahead.account.lost
+    for at in (131 * MIB, 7 * MIB):
+        bed.touch(region, at)
+    assert not bed.ahead._of(file).processes[7].places
+    assert bed.ahead.account.lost - before >= max(BLOCK, ahead)
+
+
+def test_of_many_files_those_that_nobody_maps_are_forgotten(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FILES_MAX", 3)
+    files = [opened(tmp_path / str(number), MIB) for number in range(8)]
+    for number, one in enumerate(files):
+        region = bed.region(one)
+        bed.touch(region, 0)
+        if number:
+            bed.unmap(region)
+    kept = list(bed.ahead._files)
+    assert len(kept) == 3 and files[0].key in kept and files[7].key in kept
+    for one in files:
+        one.close()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process has touched is learned from though the file is unmapped before the next turn."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.readers.ahead import Ahead
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.publisher import EventPublisher
+from uffdprefetch.state.reader import Unneeded
+
+MIB = 1 << 20
+NOW = 10**9
+
+
+def ahead() -> Ahead:
+    scheduler: Any = SimpleNamespace(
+        meter=SimpleNamespace(link=None), under_way_bytes=1, forget=lambda consumer: None
+    )
+    shards: Any = SimpleNamespace(beyond=lambda *_: iter(()))
+    room: Any = SimpleNamespace(holders=[])
+    return Ahead(
+        scheduler, Ledger(), EventPublisher(), room, lambda file: (1 << 40, 1 << 40), shards
+    )
+
+
+def mapped(number: int, size_bytes: int) -> Any:
+    """A mapping of a file of the kind that all of them are."""
+    file = SimpleNamespace(
+        key=(1, number, size_bytes, 0), path=f"/data/{number}.bin", size_bytes=size_bytes, fd=3,
+        changed=None, pooled=None, ahead_bytes=None, resident_bytes=lambda *_: None,
+    )  # fmt: skip
+    reader = SimpleNamespace(
+        file=file, pid=7, rank=0, in_charge=None, reads_pool=False, says_random=False,
+        regions={}, client=SimpleNamespace(pagemap_fd=3), random=False, unneeded=Unneeded(),
+        table=SimpleNamespace(streams=[]), span=SimpleNamespace(start_bytes=0, end_bytes=1 << 30),
+    )  # fmt: skip
+    return SimpleNamespace(file=file, reader=reader, verdict=ServingMode.PAGE_TABLES)
+
+
+def wanted_bytes(policy: Ahead) -> int:
+    """Ahead of one who has come over a MiB of another such file."""
+    region = mapped(0, 1 << 30)
+    policy.scanned(region, [(0, MIB)], NOW)
+    return sum(wanted.end - wanted.start for _, wanted in policy.demand(region.reader, NOW))
+
+
+def test_walks_of_mappings_that_go_before_the_next_turn_tell_how_far_such_walks_go() -> None:
+    far, near = ahead(), ahead()
+    for number in range(1, 17):
+        for policy, size in ((far, 8 * MIB), (near, MIB)):
+            region = mapped(number, 9 * MIB)
+            policy.scanned(region, [(0, size)], NOW)
+            policy.unmapped(region)
+    assert wanted_bytes(near) < wanted_bytes(ahead()) < wanted_bytes(far)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are visited here and there, and read whole where that pays (predict/visits.py).
+
+One stream for a file and node, whatever the number of ranks, behind everything else that is wanted.
+It keeps pace with what the visits have missed and with what of it was used, so that a job that
+leaves the file early has had little read for nothing; it ends when nobody comes any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from uffdprefetch.base.units import format_size
+from uffdprefetch.predict.fronts import BLOCK_BYTES, FileFronts
+from uffdprefetch.predict.price import FREE_SECONDS, MISS_BYTES, PIECE_BYTES, SHARE, Link
+from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
+from uffdprefetch.readers.file_stream import GONE_NS, MEMORY_NS, MS, FileStream, Room, Stage
+from uffdprefetch.state.files import FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader
+from uffdprefetch.warm.consumer import FileConsumer, Priority
+from uffdprefetch.warm.scheduler import Scheduler
+
+#: Whether a file is read whole is judged as often.
+JUDGE_NS = 20 * MS
+#: A file that is read whole and that nobody touches for as long is read no further.
+QUIET_NS = 500 * MS
+#: Of the touches of a file that is read whole so many must hit what was read, or it keeps pace.
+HITS_LEAST = 0.25
+HITS_KEPT = 0.97
+#: Files that are in memory whole are remembered, of those that nobody maps no more than so many.
+FILES_MAX = 4096
+
+
+@dataclass
+class VisitedFile:
+    """One file. Times in ns."""
+
+    file: FileState
+    fronts: FileFronts
+    visits: Visits
+    ranks: set[int] = field(default_factory=set)  # that have jumped about in it
+    blocks: int = 0  # that were touched
+    hits: float = 0.0
+    looks: float = 0.0
+    judge_ns: int = 0
+    touched_ns: int = 0
+    memory_ns: int = 0
+    stage: Stage = Stage.WATCHED
+    why: str = "reading it whole has not paid yet"
+    stream: FileStream | None = None
+    read_bytes: int = 0  # by streams that have ended
+    told: bool = False  # that there is no room for it
+
+    @property
+    def each_bytes(self) -> float:
+        """What one visit brings."""
+        return max(MISS_BYTES, self.blocks * BLOCK_BYTES / max(1, self.visits.places))
+
+    def touched(self, now_ns: int) -> None:
+        """Somebody has come to it, or has come back."""
+        if self.visits.is_over and now_ns - self.touched_ns > GONE_NS:
+            self.visits.forget()
+            self.blocks, self.hits, self.looks = 0, 0.0, 0.0
+        self.visits.goes_on()
+        self.touched_ns = now_ns
+
+    def touches(self, was_asked: bool, fresh: int) -> None:
+        """A touch of so many blocks that were not touched before."""
+        self.blocks += fresh
+        self.hits = self.hits * HITS_KEPT + was_asked
+        self.looks = self.looks * HITS_KEPT + 1
+
+    def end(self, stage: Stage, why: str) -> None:
+        """Its stream, if it has one."""
+        if self.stream is not None:
+            self.stream.end()
+            self.read_bytes += self.stream.absent_bytes
+            self.stream, self.stage, self.why = None, stage, why
+
+
+class WholeFiles:
+    """Of a service, whose thread calls everything here."""
+
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, room: Room, link: Callable[[], Link]
+    ) -> None:
+        self._scheduler, self._ledger, self._room, self._link = scheduler, ledger, room, link
+        self._streamed: dict[Key, VisitedFile] = {}
+        self._running: list[VisitedFile] = []
+        room.holders.append(self._held)
+
+    def judge(self, book: VisitedFile, reader: Reader, link: Link, now_ns: int) -> None:
+        """A visit has come: whether the file is to be read whole from now on."""
+        if reader.random:
+            book.ranks.add(reader.rank)
+        if now_ns < book.judge_ns or book.stream is not None or not book.visits.places:
+            return
+        book.judge_ns = now_ns + JUDGE_NS
+        file, size = book.file, book.file.size_bytes
+        missing, touched = book.fronts.unknown * BLOCK_BYTES, book.blocks * BLOCK_BYTES
+        if not book.visits.is_worth_it(size, missing, touched, BLOCK_BYTES, now_ns, link):
+            return
+        book.ranks.add(reader.rank)
+        pooled = file.pooled if reader.reads_pool else None
+        room, limit = self._room.of(file, pooled, size - missing)
+        if size > room:
+            self._refuse(
+                book,
+                f"{format_size(size)} do not fit in {format_size(room)}"
+                f" ({limit.value}): not read whole;"
+                f" {self._room.made_by(file, pooled, size)} it could be, a plan needs less",
+            )
+            return
+        consumer = FileConsumer(reader.rank, reader.pid)
+        stream = FileStream(file, self._scheduler, consumer, reader.reads_pool, now_ns)
+        stream.priority, stream.guess = Priority.BACKGROUND, True
+        stream.yield_bytes = int(link.reach_bytes) + PIECE_BYTES
+        stream.add(0, size)
+        book.stream, book.stage = stream, Stage.STREAMED
+        book.why = f"{book.visits.places} places of it were read, and more are to be expected"
+        if not any(one is book for one in self._running):  # one that has just ended still is
+            self._running.append(book)
+        self._streamed[file.key] = book
+        if len(self._streamed) > FILES_MAX:
+            idle = (key for key, one in self._streamed.items() if not one.file.attached)
+            self._streamed.pop(next(idle, file.key))
+
+    def _refuse(self, book: VisitedFile, why: str) -> None:
+        book.stage, book.why = Stage.REFUSED, why
+        if not book.told:
+            book.told = True
+            ranks = ", ".join(map(str, sorted(book.ranks)))
+            many = "ranks" if len(book.ranks) > 1 else "rank"
+            self._ledger.degrade(f"{book.file.path}: {many} {ranks} jumps about; {why}")
+
+    @property
+    def active(self) -> bool:
+        """Whether a file is being read whole."""
+        return bool(self._running)
+
+    def step(self, now_ns: int) -> None:
+        """Once a turn: they go on, at their pace."""
+        for book in self._running:
+            stream = book.stream
+            if stream is None or self._ends(book, stream, now_ns):
+                continue
+            if book.fronts.unknown * LITTLE_SHARE <= book.fronts.blocks:
+                book.end(Stage.DONE, book.why)  # the rest has come with what was touched
+                continue
+            missed, used = int(book.visits.missed * book.each_bytes), book.fronts.used_bytes
+            free = int(FREE_SECONDS * self._link().bandwidth)
+            most = free + used + int(SHARE * (used + missed))
+            if book.hits < HITS_LEAST * book.looks:
+                most = min(most, int(book.visits.pace() * missed))
+            stream.most_bytes = most - book.read_bytes
+            if stream.go_on(now_ns):
+                book.end(Stage.DONE, book.why)
+        self._running = [book for book in self._running if book.stream is not None]
+
+    def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
+        """Stop where the reason has gone; whether it has."""
+        file = book.file
+        if file.changed or file.fd < 0:
+            book.end(Stage.STOPPED, "the file is not managed any more")
+        elif now_ns - book.touched_ns > QUIET_NS:
+            book.end(Stage.WATCHED, "nobody has come for half a second")
+        elif now_ns >= book.memory_ns:
+            book.memory_ns = now_ns + MEMORY_NS
+            cached = file.size_bytes - book.fronts.unknown * BLOCK_BYTES
+            room, limit = self._room.of(file, stream.pooled, cached)
+            if room < file.size_bytes:
+                why = f"memory became short ({limit.value})"
+                if not book.told:
+                    book.told = True
+                    self._ledger.degrade(f"{file.path}: it is not read whole any more: {why}")
+                book.end(Stage.STOPPED, why)
+        return book.stream is None
+
+    def _held(self) -> Iterable[tuple[FileState, int]]:
+        """See Room.holders."""
+        for book in self._streamed.values():
+            if book.stage in (Stage.STREAMED, Stage.DONE):
+                yield book.file, book.file.size_bytes
+
+
+def describe(book: VisitedFile) -> dict[str, Any] | None:
+    """What the summary says of it (docs/whole.md); None: nobody has jumped about in it."""
+    if not book.ranks:
+        return None
+    under_way = book.stream.absent_bytes if book.stream is not None else 0
+    return {
+        "state": book.stage.value,
+        "why": book.why,
+        "ranks": sorted(book.ranks),
+        "read_bytes": book.read_bytes + under_way,
+    }
