@@ -32,7 +32,7 @@ KEPT_TOTALS = (
     *("gain", "saved_at_least_seconds", "cost_seconds", "waited_seconds"),
     *("demand_misses", "accuracy", "coverage", "timeliness", "unserved_read_bytes"),
 )
-KEPT_OF_FILES = ("path", "served_by", "prefetched_bytes", "bulk")
+KEPT_OF_FILES = ("path", "served_by", "prefetched_bytes", "whole")
 ENVIRONMENT = ("env", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
 Run = dict[str, Any]
 

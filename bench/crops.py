@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random crops of a token file, as nanoGPT reads it: `python bench/bulk.py [--json F]`.
+"""Random crops of a token file, as nanoGPT reads it: `python bench/crops.py [--json F]`.
 
 A job takes batches of 12 crops of 1024 tokens (uint16, 2 KiB) at random places of a memmap on the
 slow bed, with a little compute (a sleep) in each step; plainly and under `wrap`, in turn. Two
-cases: a file that fits --budget, which bulk warm should stream, and one that does not, where it
+cases: a file that fits --budget, which should be read whole, and one that does not, where it
 should only report so. Each with one mapping for the run and, as newer nanoGPT does, with a memmap
 for each batch. Every run's tokens must have the same sum. Prints a table in Markdown.
 """
@@ -33,7 +33,7 @@ from uffdprefetch.base.units import format_size, format_size_exact, parse_size  
 from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully  # noqa: E402
 from uffdprefetch.demo.jobrun import machine_cpu_seconds  # noqa: E402
 
-SCHEMA = "uffdprefetch.bench.bulk/1"
+SCHEMA = "uffdprefetch.bench.crops/1"
 MIB = 1 << 20
 TOKENS, BATCH = 1024, 12
 NAME = "train.bin"
@@ -89,7 +89,7 @@ def measure(
         summary = json.loads((scratch / "tool.summary.json").read_text())
         files = summary["files"]  # none where the job has ended before its service was up
         run |= {
-            "bulk": files[0]["bulk"] if files else None,
+            "whole": files[0]["whole"] if files else None,
             "findings": [line for line in summary["degradations"] if "jumps about" in line],
             "service_cpu_seconds": summary["service"]["cpu_seconds"],
         }
@@ -140,7 +140,7 @@ def rows(runs: list[Run]) -> list[dict[str, Any]]:
         plain = {run["round"]: run for run in found[case, mapping, PLAIN]}
         ratios = [run["seconds"] / plain[run["round"]]["seconds"] for run in mine]
         more = [run["read_bytes"] / plain[run["round"]]["read_bytes"] for run in mine]
-        states = [run["bulk"]["state"] if run.get("bulk") else "none" for run in mine]
+        states = [run["whole"]["state"] if run.get("whole") else "none" for run in mine]
         made.append(
             {
                 "case": case,
@@ -162,7 +162,7 @@ def rows(runs: list[Run]) -> list[dict[str, Any]]:
 def table(summary: list[dict[str, Any]]) -> str:
     """The rows in Markdown. Pure."""
     lines = [
-        "| case | mapping | variant | s | to plain | read MB | to plain | bulk | findings | runs |",
+        "| case | mapping | variant | s | to plain | read MB | to plain | whole | notes | runs |",
         "|---|---|---|---:|---:|---:|---:|---|---:|---:|",
     ]
     for row in summary:
@@ -178,7 +178,7 @@ def table(summary: list[dict[str, Any]]) -> str:
 
 
 def add_bed_options(parser: argparse.ArgumentParser) -> None:
-    """Of the bed and of what is kept, for this bench and bulk_share.py."""
+    """Of the bed and of what is kept, for the report."""
     add = parser.add_argument
     add("--bandwidth", type=int, default=300_000_000, help="of the link, bytes/s")
     add("--latency-us", type=int, default=1000)
