@@ -171,7 +171,7 @@ def fronts(seed: int) -> Iterator[Decision]:
             start, end = at % blocks, min(blocks, at % blocks + length)
             front, begins = file.touch(pid, start, end, now, link)
             moved.add(front)
-            died = [file.fronts.index(one) for one in file.looked(pid, moved)]
+            died = sorted((one.start, one.position) for one in file.looked(pid, moved))
             density, runs = front.touched / max(1, front.length), front.runs / max(1, front.length)
             gain = walk_gain(min(1.0, density), runs, front.direction < 0, link, BLOCK)
             least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))

@@ -8,16 +8,21 @@ places are in blocks of BLOCK_BYTES. Pure: who reads ahead of fronts is readers/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from heapq import nsmallest
+from itertools import takewhile
+from operator import attrgetter
 
 from uffdprefetch.predict.price import Account, Link
 from uffdprefetch.predict.survival import Law
 
 BLOCK_BYTES = 64 << 10
-#: Fronts of a file; the dead go first, then those that have stood for the longest.
-FRONTS_MAX = 24
+#: Fronts of a file, or FRONTS_EACH for each process that has one, if that is more: the dead go
+#: first, then those that have stood for the longest, one of FRONTS_MAX at once.
+FRONTS_MAX, FRONTS_EACH = 24, 2
 #: A front has died when its reader was seen elsewhere in so many looks, or twice as many each time
 #: that it has come back.
 LOOKS_ELSEWHERE = 3
@@ -71,6 +76,7 @@ class Front:
     runs: int = 0  # of touches, after gaps
     wanted: int = 0
     last_ns: int = 0
+    number: int = 0  # of its file's
     elsewhere: int = 0  # looks
     patience: int = 1
     state: State = State.ALIVE
@@ -86,6 +92,14 @@ class Front:
         return max(0, (self.wanted - self.position) * self.direction)
 
 
+_POSITION = attrgetter("position")
+
+
+def _age(front: Front) -> tuple[bool, int, int]:
+    """The dead go first, then those that have stood for the longest."""
+    return front.state is State.ALIVE, front.last_ns, front.number
+
+
 class FileFronts:
     """Of one file. ``walks``: the law of how far its walks go; ``ending``: called before a front
     ends: what waits to be read for it is taken back."""
@@ -98,7 +112,8 @@ class FileFronts:
         self.flags = bytearray(blocks)
         self.unknown = blocks  # neither touched nor asked for
         self._used = 0  # of what was asked for
-        self.fronts: list[Front] = []
+        self.fronts: list[Front] = []  # by position
+        self._begun = 0
 
     # ---- blocks ---------------------------------------------------------------------------------
 
@@ -173,36 +188,46 @@ class FileFronts:
         return front, False
 
     def _match(self, start: int, end: int, reach: int) -> Front | None:
-        best, near, turning, back = None, reach + 1, None, reach + 1
-        for front in self.fronts:
-            if front.direction > 0:
-                ahead = start - front.position
-            else:
-                ahead = front.position - end
+        """The front that a touch brings on: the nearest, of several the one that was there first;
+        or one that turns out to go backward, if that is nearer."""
+        found = list[tuple[int, bool, int, Front]]()
+        for front in self._near(start, end, reach):
+            ahead = start - front.position if front.direction > 0 else front.position - end
             length = front.length
             behind, beyond = min(length, BEHIND_BLOCKS), max(NEAR_BLOCKS, length // 2)
-            if -behind <= ahead <= beyond and ahead < near:
-                best, near = front, max(0, ahead)
-                if not near:
-                    return best
+            if -behind <= ahead <= min(beyond, reach):
+                found.append((max(0, ahead), False, front.number, front))
             turns = front.direction > 0 and length <= reach and front.touched <= TURNS_BLOCKS
             # the block that it was in the middle of may be told of once more
-            if turns and -1 <= front.start - end < back:
-                turning, back = front, max(0, front.start - end)
-        return turning if back < near else best
+            if turns and -1 <= front.start - end <= reach:
+                found.append((max(0, front.start - end), True, front.number, front))
+        return min(found)[3] if found else None
+
+    def _near(self, start: int, end: int, reach: int) -> Iterator[Front]:
+        """Those that a touch of [start, end) can bring on, and others."""
+        low, high = start - max(reach, BEHIND_BLOCKS), end + max(2 * reach, BEHIND_BLOCKS) + 1
+        first = bisect_left(self.fronts, low, key=_POSITION)
+        return takewhile(lambda front: front.position <= high, self.fronts[first:])
 
     def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
         front = Front(
             start, end, pid, now_ns, touched=end - start, wanted=end, last_ns=now_ns,
-            patience=LOOKS_ELSEWHERE,
+            number=self._begun, patience=LOOKS_ELSEWHERE,
         )  # fmt: skip
+        self._begun += 1
         if len(self.fronts) >= FRONTS_MAX:
-            oldest = min(self.fronts, key=lambda one: (one.state is State.ALIVE, one.last_ns))
-            self.end(oldest)
-            self.fronts.remove(oldest)
-        self.fronts.append(front)
+            self._make_room()
+        insort(self.fronts, front, key=_POSITION)
         self.walks.passed(1, end - start)
         return front
+
+    def _make_room(self) -> None:
+        many = len(self.fronts)
+        if many < FRONTS_EACH * len({front.pid for front in self.fronts}):
+            return
+        for old in nsmallest(many // FRONTS_MAX, self.fronts, _age):
+            self.end(old)
+            self.fronts.remove(old)
 
     def _advance(
         self, front: Front, pid: int, start: int, end: int, now_ns: int, reach: int
@@ -210,15 +235,15 @@ class FileFronts:
         if front.direction > 0 and start < front.start >= end - 1 and front.length <= reach:
             self._ending(front)
             self.lose(front.position, front.wanted)
-            front.start, front.position = front.position, front.start
+            self._move(front, front.start, front.position)
             front.direction, front.wanted = -1, front.position
         before = front.length
         if front.direction > 0:
             gap_start, gap_end = front.position, start
-            front.position = max(front.position, end)
+            self._move(front, max(front.position, end), front.start)
         else:
             gap_start, gap_end = end, front.position
-            front.position = min(front.position, start)
+            self._move(front, min(front.position, start), front.start)
         if gap_end > gap_start:
             front.runs += 1
             self._pass_over(gap_start, gap_end)
@@ -232,6 +257,13 @@ class FileFronts:
         front.touched += end - start
         front.state, front.elsewhere = State.ALIVE, 0
         front.pid, front.last_ns = pid, now_ns
+
+    def _move(self, front: Front, position: int, start: int) -> None:
+        front.start = start
+        if position != front.position:
+            self.fronts.remove(front)
+            front.position = position
+            insort(self.fronts, front, key=_POSITION)
 
     def _pass_over(self, start: int, end: int) -> None:
         """A gap of a walk: some of it the kernel would have read as well."""

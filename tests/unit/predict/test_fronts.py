@@ -171,6 +171,17 @@ def test_no_more_fronts_are_kept_than_can_be_looked_at() -> None:
     assert {front.start for front in file.fronts.fronts} >= {100 * (3 * FRONTS_MAX - 1)}
 
 
+def test_a_hundred_processes_that_walk_apart_keep_their_fronts() -> None:
+    file, ranks = File(), 3 * FRONTS_MAX
+    apart = BLOCKS // ranks
+    for turn in range(4):
+        for pid in range(ranks):
+            file.touch(apart * pid + turn, pid=pid)
+    assert sorted((front.start, front.length) for front in file.fronts.fronts) == [
+        (apart * pid, 4) for pid in range(ranks)
+    ]
+
+
 def test_when_all_have_unmapped_it_nothing_is_open() -> None:
     file = File()
     file.touch(100, pid=1)

@@ -31,7 +31,7 @@ def mapped(number: int, size_bytes: int) -> Any:
     """A mapping of a file of the kind that all of them are."""
     file = SimpleNamespace(
         key=(1, number, size_bytes, 0), path=f"/data/{number}.bin", size_bytes=size_bytes, fd=3,
-        changed=None, pooled=None, ahead_bytes=None, resident_bytes=lambda *_: None,
+        changed=None, pooled=None, ahead_bytes=None, unit_bytes=0, resident_bytes=lambda *_: None,
     )  # fmt: skip
     reader = SimpleNamespace(
         file=file, pid=7, rank=0, in_charge=None, reads_pool=False, says_random=False,
