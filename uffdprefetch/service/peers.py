@@ -286,7 +286,8 @@ class Peers:
             self._engine.look_for_writer(offered)
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
-            self._engine.on_pool_events()  # what it was touched before that
+            self._engine.on_events(client, client.ring.drain())  # what it was touched before that
+            self._engine.on_pool_events()
             number, reason = wire.GONE.unpack_from(body)
             self._engine.gone(client, number, reason)
         elif kind == wire.Type.ACK:
