@@ -219,7 +219,6 @@ def visits(seed: int) -> Iterator[Decision]:
             missing = max(0, missing - 2 * BLOCK)
             yield (
                 file.number, file.is_worth_it(size, missing, touched, BLOCK, now, link),
-                round(file.pace(), 6),
             )  # fmt: skip
         file.over()
 

@@ -180,7 +180,8 @@ class FileFronts:
             first = bool(used[0]) and not (start and self.flags[start - 1] & TOUCHED)
             self._account.note_use(used.count(1) * BLOCK_BYTES, back * BLOCK_BYTES, first, link)
         self.flags[start:end] = part.translate(_USE)
-        reach = int(link.reach_bytes) // BLOCK_BYTES
+        # of gaps up to twice what a miss costs, of all lengths, the mean is what it costs
+        reach = 2 * int(link.reach_bytes) // BLOCK_BYTES
         front = self._match(start, end, reach)
         if front is None:
             return self._begin(pid, start, end, now_ns), True
@@ -199,7 +200,7 @@ class FileFronts:
                 found.append((max(0, ahead), False, front.number, front))
             turns = front.direction > 0 and length <= reach and front.touched <= TURNS_BLOCKS
             # the block that it was in the middle of may be told of once more
-            if turns and -1 <= front.start - end <= reach:
+            if turns and -1 <= front.start - end <= min(beyond, reach):
                 found.append((max(0, front.start - end), True, front.number, front))
         return min(found)[3] if found else None
 
@@ -266,7 +267,8 @@ class FileFronts:
             insort(self.fronts, front, key=_POSITION)
 
     def _pass_over(self, start: int, end: int) -> None:
-        """A gap of a walk: some of it the kernel would have read as well."""
+        """A gap of a walk, or what is behind its end: some of it the kernel would have read as
+        well."""
         part, at, left = self.flags[start:end].translate(_OPEN), -1, AROUND_BLOCKS
         while left and (at := part.find(1, at + 1)) >= 0:
             self.take_back(start + at, start + at + 1)
@@ -299,7 +301,10 @@ class FileFronts:
         front.state = State.ENDED if outside or met else State.DEAD
         if front.state is State.DEAD:
             self.walks.died(max(1, front.length))
-        self.lose(low, high)
+        if front.direction > 0:
+            self._pass_over(low, high)
+        else:
+            self.lose(low, high)
         front.wanted = front.position
 
     def closed(self, pid: int, others: bool) -> list[Front]:

@@ -32,14 +32,12 @@ LEAST_GAIN = 1 / 16
 @dataclass(frozen=True)
 class Link:
     """``bandwidth``: bytes/s; ``latency``: of one request, s; ``waiting``: how many readers wait at
-    one time, whose latencies overlap; ``miss_bytes``: what one miss brings; ``reads_on``: whether
-    what comes next is on its way by then without us, as the kernel's readahead does."""
+    one time, whose latencies overlap; ``miss_bytes``: what one miss brings without us."""
 
     bandwidth: float
     latency: float
     waiting: float = 1.0
     miss_bytes: int = MISS_BYTES
-    reads_on: bool = True
 
     @property
     def wait_seconds(self) -> float:
@@ -69,9 +67,9 @@ def least_probability(gain: float, kernel: float = 0.0) -> float:
 def walk_gain(density: float, runs: float, backward: bool, link: Link, block_bytes: int) -> float:
     """See least_probability(). ``density``: the touched part of a walk; ``runs``: runs of touches a
     block of it. Of a miss in order half a latency is saved, as the kernel reads ahead; backward it
-    does not, and where nobody does all of it is."""
+    does not."""
     alone = link.wait_seconds + link.miss_bytes / link.bandwidth / max(1.0, link.waiting)
-    each = alone if not link.reads_on else link.wait_seconds / 2 * (3 if backward else 1)
+    each = link.wait_seconds / 2 * (3 if backward else 1)
     in_order = density * each * link.bandwidth / link.miss_bytes
     return in_order + runs * alone * link.bandwidth / block_bytes
 
@@ -91,10 +89,10 @@ class Account:
         """Bytes of which it is not known yet."""
         return self.asked - self.used - self.lost
 
-    def room_bytes(self, bandwidth: float) -> int:
-        """So many more may be asked for."""
+    def room_bytes(self, bandwidth: float, open_share: float = OPEN_SHARE) -> int:
+        """So many more may be asked for, if ``open_share`` of what is open is lost."""
         may_lose = (FREE_SECONDS + SHARE * self.saved_seconds) * bandwidth
-        return max(0, int((may_lose - self.lost) / OPEN_SHARE) - self.open)
+        return max(0, int((may_lose - self.lost) / open_share) - self.open)
 
     def note_use(self, used: int, was_lost: int, is_miss: bool, link: Link) -> None:
         """Bytes are used that were read on a guess, ``was_lost`` of them after all. ``is_miss``: a

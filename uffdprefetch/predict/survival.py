@@ -87,10 +87,6 @@ class Law:
             self._ended = [value / self._one for value in self._ended]
             self._one = 1.0
 
-    def observed(self, length: int) -> float:
-        """How many have come to this length, in observations of today's weight."""
-        return self._came[bin_of(length)] / self._one
-
     def hazard(self, j: int) -> float:
         """The probability to end in bin ``j`` for one that has come into it."""
         above = self.above.hazard(j) if self.above is not None else _PRIOR[j]

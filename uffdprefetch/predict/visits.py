@@ -80,8 +80,3 @@ class Visits:
         took = min(alone, max(1e-5, (now_ns - self.since_ns) / 1e9 / max(1, self.missed)))
         busy = min(1.0, max(IDLE, each / (link.bandwidth * took)))
         return hits * took >= busy * SHY * missing / link.bandwidth
-
-    def pace(self) -> float:
-        """How many times the bytes of the misses may have been streamed until hits show: more, the
-        more is known of how such files are read."""
-        return 1 + self.law.observed(max(1, self.number))

@@ -162,6 +162,8 @@ class _File:
     visited: VisitedFile
     heads: dict[Front, Head] = field(default_factory=dict)
     processes: dict[int, _Process] = field(default_factory=dict)
+    said: FileStream | None = None  # of what a job has said that it will need ...
+    said_used: int = 0  # ... and of that, bytes that were used
 
 
 class Ahead(Predictor):
@@ -230,12 +232,9 @@ class Ahead(Predictor):
 
     def _link(self, reader: Reader) -> Link:
         """As measured, for this reader."""
-        if reader.reads_pool and reader.file.pooled is not None:
-            return replace(self._measured(reader.file.pooled.chunk_bytes), reads_on=False)
-        if reader.says_random:
-            return self._measured(PAGE_BYTES)
         ahead = reader.file.ahead_bytes
-        return self._measured(MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead))
+        plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
+        return self._measured(PAGE_BYTES if reader.says_random else plain)
 
     # ---- what is seen ---------------------------------------------------------------------------
 
@@ -398,8 +397,11 @@ class Ahead(Predictor):
         flags = fronts.flags[start:end]
         was_asked = bool(flags[0] & ASKED)
         is_miss = not any(flags)
-        of.visited.touches(was_asked, sum(not flag & TOUCHED for flag in flags))
+        of.visited.blocks += sum(not flag & TOUCHED for flag in flags)
+        used = fronts.used_bytes
         front, begins = fronts.touch(reader.pid, start, end, now_ns, link)
+        if of.said is not None and of.said.has_asked(start * BLOCK_BYTES):
+            of.said_used += fronts.used_bytes - used
         if is_miss:
             self._missed[reader.pid] = now_ns, front
         if begins:
@@ -465,12 +467,14 @@ class Ahead(Predictor):
         fronts, length = of.fronts, max(1, front.length)
         density, runs = min(1.0, front.touched / length), front.runs / length
         gain = walk_gain(density, runs, front.direction < 0, link, BLOCK_BYTES)
-        self._leave_alone(of, front, link)
+        self._leave_alone(of, front, reader, link)
         least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
         each, together = self._rooms(of.file)
         room = min(self.account.room_bytes(link.bandwidth), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
         window = fronts.walks.window(length, least, most)
+        if reader.reads_pool and front.direction > 0 and length > 1:
+            window = max(window, link.miss_bytes // BLOCK_BYTES)  # as the kernel would
         first = reader.span.start_bytes // BLOCK_BYTES
         last = min(fronts.blocks, -(-reader.span.end_bytes // BLOCK_BYTES))
         target = max(first, min(last, front.position + front.direction * window))
@@ -484,10 +488,10 @@ class Ahead(Predictor):
         front.wanted = target
         return window, least, self._ask(of, reader, start, end)
 
-    def _leave_alone(self, of: _File, front: Front, link: Link) -> None:
+    def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
         alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0), BLOCK_BYTES)
-        if link.reads_on and alone <= LEAST_GAIN and front.length >= SETTLED_BLOCKS:
+        if not reader.reads_pool and alone <= LEAST_GAIN and front.length >= SETTLED_BLOCKS:
             self._ledger.leave_alone(
                 f"{of.file.path}: left to the kernel, whose readahead of"
                 f" {format_size(link.miss_bytes)} suffices"
@@ -547,9 +551,11 @@ class Ahead(Predictor):
     def said(self, stream: FileStream) -> tuple[int, int]:
         """Of what a job has said that it will need: how much may be asked for by now, and be under
         way at one time, bytes. What is free at first, and as much again as was used."""
-        link, fronts = self._measured(), self._of(stream.file).fronts
-        most = int(FREE_SECONDS * link.bandwidth) + 2 * fronts.used_bytes
-        room = self.account.room_bytes(link.bandwidth)
+        link, of = self._measured(), self._of(stream.file)
+        if of.said is not stream:
+            of.said, of.said_used = stream, 0
+        most = int(FREE_SECONDS * link.bandwidth) + 2 * of.said_used
+        room = self.account.room_bytes(link.bandwidth, 1.0)  # of a table some columns are read
         depth = int(link.reach_bytes) + PIECE_BYTES
         if self._scheduler.meter.link is None:  # one at a time: what is read alone tells it
             room = 0 if self._scheduler.under_way_bytes else GUESSED_EXTENT_BYTES

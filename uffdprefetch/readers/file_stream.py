@@ -96,6 +96,10 @@ class FileStream:
         self._ranges.remove(start, end)
         self._waiting.remove(start, end)
 
+    def has_asked(self, at: int) -> bool:
+        """Whether byte ``at`` of the file is one that it has asked for."""
+        return self._ranges.contains(at) and not self._waiting.contains(at)
+
     @property
     def pooled(self) -> PoolFile | None:
         """Where the file is read to; None: into the page cache."""

@@ -2,8 +2,8 @@
 """Files that are visited here and there, and read whole where that pays (predict/visits.py).
 
 One stream for a file and node, whatever the number of ranks, behind everything else that is wanted.
-It keeps pace with what the visits have missed and with what of it was used, so that a job that
-leaves the file early has had little read for nothing; it ends when nobody comes any more.
+It keeps pace with what the visits bring and with what of it was used, so that a job that leaves
+the file early has had little read for nothing; it ends when nobody comes any more.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from typing import Any
 
 from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.fronts import BLOCK_BYTES, FileFronts
-from uffdprefetch.predict.price import FREE_SECONDS, MISS_BYTES, PIECE_BYTES, SHARE, Link
+from uffdprefetch.predict.price import MISS_BYTES, PIECE_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
-from uffdprefetch.readers.file_stream import GONE_NS, MEMORY_NS, MS, FileStream, Room, Stage
+from uffdprefetch.readers.file_stream import (
+    GONE_NS,
+    MEMORY_NS,
+    MIB,
+    MS,
+    FileStream,
+    Room,
+    Stage,
+)
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
@@ -27,9 +35,11 @@ from uffdprefetch.warm.scheduler import Scheduler
 JUDGE_NS = 20 * MS
 #: A file that is read whole and that nobody touches for as long is read no further.
 QUIET_NS = 500 * MS
-#: Of the touches of a file that is read whole so many must hit what was read, or it keeps pace.
-HITS_LEAST = 0.25
-HITS_KEPT = 0.97
+#: What a run may read for nothing by files that it reads whole: a little, and of what their visits
+#: bring a part that grows with the share of time that is saved. Where half is saved it is 1.5 times
+#: as much, two and a half times what plain reads: what bench/harm_table.py allows.
+FREE_BYTES = 4 * MIB
+FREE_SHARE, SAVED_SHARE = 0.05, 3.0
 #: Files that are in memory whole are remembered, of those that nobody maps no more than so many.
 FILES_MAX = 4096
 
@@ -43,8 +53,6 @@ class VisitedFile:
     visits: Visits
     ranks: set[int] = field(default_factory=set)  # that have jumped about in it
     blocks: int = 0  # that were touched
-    hits: float = 0.0
-    looks: float = 0.0
     judge_ns: int = 0
     touched_ns: int = 0
     memory_ns: int = 0
@@ -52,6 +60,7 @@ class VisitedFile:
     why: str = "reading it whole has not paid yet"
     stream: FileStream | None = None
     read_bytes: int = 0  # by streams that have ended
+    settled_bytes: int = 0  # read for nothing, of it, that the run's sum has
     told: bool = False  # that there is no room for it
 
     @property
@@ -63,15 +72,22 @@ class VisitedFile:
         """Somebody has come to it, or has come back."""
         if self.visits.is_over and now_ns - self.touched_ns > GONE_NS:
             self.visits.forget()
-            self.blocks, self.hits, self.looks = 0, 0.0, 0.0
+            self.blocks = 0
         self.visits.goes_on()
         self.touched_ns = now_ns
 
-    def touches(self, was_asked: bool, fresh: int) -> None:
-        """A touch of so many blocks that were not touched before."""
-        self.blocks += fresh
-        self.hits = self.hits * HITS_KEPT + was_asked
-        self.looks = self.looks * HITS_KEPT + 1
+    @property
+    def streamed_bytes(self) -> int:
+        """By all its streams."""
+        return self.read_bytes + (self.stream.absent_bytes if self.stream is not None else 0)
+
+    def over_bytes(self, link: Link, now_ns: int) -> int:
+        """What was read for nothing, beyond what its visits allow."""
+        saved = (self.visits.places - self.visits.missed) * link.miss_seconds
+        share = saved / (saved + max(now_ns - self.visits.since_ns, 1) / 1e9)
+        brought = self.visits.places * self.each_bytes
+        allowed = (FREE_SHARE + SAVED_SHARE * share) * brought
+        return int(max(0, self.streamed_bytes - self.fronts.used_bytes) - allowed)
 
     def end(self, stage: Stage, why: str) -> None:
         """Its stream, if it has one."""
@@ -90,6 +106,7 @@ class WholeFiles:
         self._scheduler, self._ledger, self._room, self._link = scheduler, ledger, room, link
         self._streamed: dict[Key, VisitedFile] = {}
         self._running: list[VisitedFile] = []
+        self._over_bytes = 0  # of those that are not running any more
         room.holders.append(self._held)
 
     def judge(self, book: VisitedFile, reader: Reader, link: Link, now_ns: int) -> None:
@@ -120,6 +137,8 @@ class WholeFiles:
         stream.yield_bytes = int(link.reach_bytes) + PIECE_BYTES
         stream.add(0, size)
         book.stream, book.stage = stream, Stage.STREAMED
+        self._over_bytes -= book.settled_bytes
+        book.settled_bytes = 0
         book.why = f"{book.visits.places} places of it were read, and more are to be expected"
         if not any(one is book for one in self._running):  # one that has just ended still is
             self._running.append(book)
@@ -143,6 +162,8 @@ class WholeFiles:
 
     def step(self, now_ns: int) -> None:
         """Once a turn: they go on, at their pace."""
+        link = self._link()
+        over = self._over_bytes + sum(book.over_bytes(link, now_ns) for book in self._running)
         for book in self._running:
             stream = book.stream
             if stream is None or self._ends(book, stream, now_ns):
@@ -150,14 +171,13 @@ class WholeFiles:
             if book.fronts.unknown * LITTLE_SHARE <= book.fronts.blocks:
                 book.end(Stage.DONE, book.why)  # the rest has come with what was touched
                 continue
-            missed, used = int(book.visits.missed * book.each_bytes), book.fronts.used_bytes
-            free = int(FREE_SECONDS * self._link().bandwidth)
-            most = free + used + int(SHARE * (used + missed))
-            if book.hits < HITS_LEAST * book.looks:
-                most = min(most, int(book.visits.pace() * missed))
-            stream.most_bytes = most - book.read_bytes
+            stream.most_bytes = stream.absent_bytes + max(0, FREE_BYTES - over)
             if stream.go_on(now_ns):
                 book.end(Stage.DONE, book.why)
+        for book in self._running:
+            if book.stream is None:
+                book.settled_bytes = book.over_bytes(link, now_ns)
+                self._over_bytes += book.settled_bytes
         self._running = [book for book in self._running if book.stream is not None]
 
     def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
@@ -190,10 +210,9 @@ def describe(book: VisitedFile) -> dict[str, Any] | None:
     """What the summary says of it (docs/whole.md); None: nobody has jumped about in it."""
     if not book.ranks:
         return None
-    under_way = book.stream.absent_bytes if book.stream is not None else 0
     return {
         "state": book.stage.value,
         "why": book.why,
         "ranks": sorted(book.ranks),
-        "read_bytes": book.read_bytes + under_way,
+        "read_bytes": book.streamed_bytes,
     }

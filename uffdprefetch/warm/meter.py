@@ -19,6 +19,9 @@ LATENCY_LEAST = 1e-4
 SAMPLES_LEAST = 3
 #: What a large request takes beside its latency is at least this part of it, once that is known.
 LATENCY_PART = 8
+#: Of so many rates one, the best, is left out: a part of what it counts may have been under way for
+#: somebody else.
+UNLIKELY = 16
 #: Of less the clock's noise tells more than the link.
 TELLING_BYTES = 512 << 10
 #: Bandwidth is taken over busy stretches of this length.
@@ -45,6 +48,8 @@ class Meter:
     #: Of those of which nothing was there, be it under way; of large ones, little.
     _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     _large: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * RECENT))
+    _link: Storage | None = None
+    _link_is_old: bool = False
 
     def note(self, result: uffd.WarmResult, was_idle: bool, alone: bool) -> float | None:
         """Feed an extent that was really read; returns bytes/s when a busy stretch was long enough.
@@ -61,6 +66,7 @@ class Meter:
         if elapsed >= METER_NS:
             sample = self._bytes * 1e9 / elapsed
             self.peak, self._last = max(self.peak, min(sample, self._last)), sample
+            self._link_is_old = True
             share = 0.3 if self.bandwidth else 1.0
             self.bandwidth += (sample - self.bandwidth) * share
             self._from_ns, self._bytes = now_ns, 0
@@ -71,7 +77,7 @@ class Meter:
 
     def note_alone(self, result: uffd.WarmResult) -> None:
         """Feed an extent of any size that was really read, and alone."""
-        took = result.took_ns / 1e9
+        took, self._link_is_old = result.took_ns / 1e9, True
         self._alone.append((result.bytes, took))
         if result.bytes + result.resident_bytes >= TELLING_BYTES:
             if result.bytes >= 3 * result.resident_bytes:
@@ -84,6 +90,7 @@ class Meter:
         each = (result.done_ns - result.start_ns) / 1e9 / pages
         if each >= LATENCY_LEAST:  # else they were in the page cache
             self._pages.append(each)
+            self._link_is_old = True
 
     @property
     def of_pages(self) -> Storage:
@@ -115,17 +122,23 @@ class Meter:
     def link(self) -> Storage | None:
         """What one more request costs, from what was read alone; None: not known yet. Whatever runs
         beside it makes it look worse: the best that was seen tells."""
+        if self._link_is_old:
+            self._link, self._link_is_old = self._measured(), False
+        return self._link
+
+    def _measured(self) -> Storage | None:
         if not self._large or not (self._small or self._pages):
             return None
         small = min(self._small, key=lambda one: one[1], default=(0, 0.0))
         pages = min(self._pages, default=0.0)
-        quickest, bandwidth = small[1] or pages, self.peak
+        quickest, rates = small[1] or pages, list[float]()
         # what is left of it without a latency is little where the link is long: few tell that not
         known = len(self._small) + len(self._pages) >= SAMPLES_LEAST
         most = LATENCY_PART if known else 2
         for size, took in self._large:
             took = max(took, LATENCY_LEAST)
-            bandwidth = max(bandwidth, size / max(took - quickest, took / most))
+            rates.append(size / max(took - quickest, took / most))
+        bandwidth = max(self.peak, sorted(rates)[-1 - len(rates) // UNLIKELY])
         latency = small[1] - small[0] / bandwidth if small[0] else pages
         return Storage(bandwidth, max(LATENCY_LEAST, latency))
 

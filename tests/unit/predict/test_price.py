@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from uffdprefetch.predict.price import (
     FREE_SECONDS,
-    LEAST_GAIN,
     OPEN_SHARE,
     SHARE,
     SHY,
@@ -78,12 +75,3 @@ def test_what_is_used_after_all_was_not_lost() -> None:
     account = Account(asked=2 * BLOCK, lost=BLOCK)
     account.note_use(BLOCK, BLOCK, False, LINK)
     assert account.lost == 0 and account.used == BLOCK and account.open == BLOCK
-
-
-def test_where_nobody_else_reads_on_the_bytes_of_a_miss_are_waited_for_too() -> None:
-    """In the pool, on a link without a latency to speak of."""
-    near = Link(300e6, 1e-5, miss_bytes=64 << 10)
-    assert walk_gain(1.0, 0.0, False, near, 64 << 10) <= LEAST_GAIN
-    pool = replace(near, reads_on=False)
-    assert walk_gain(1.0, 0.0, False, pool, 64 << 10) > 1
-    assert walk_gain(1.0, 0.0, True, pool, 64 << 10) == walk_gain(1.0, 0.0, False, pool, 64 << 10)

@@ -118,6 +118,20 @@ def test_of_what_is_said_a_little_is_read_and_then_as_much_again_as_is_used(
     assert found is not None and 28 * MIB < found["read_bytes"] < 48 * MIB
 
 
+def test_what_is_used_of_other_guesses_is_no_use_of_what_was_said(
+    bed: Bed, file: FileState
+) -> None:
+    """A walk through one column has its own window: the other columns are nobody's."""
+    region = bed.region(file)
+    say(bed, region, Stated.NEEDED)
+    bed.rest(600)
+    bed.walk(region, 128 * MIB, 224 * MIB)
+    bed.rest(100)
+    found = bed.stated.describe(file.path)
+    assert found is not None and found["read_bytes"] <= FREE
+    assert bed.ahead.account.used > 64 * MIB
+
+
 def test_what_was_populated_is_streamed_whatever_is_said_of_how_it_is_read(
     bed: Bed, file: FileState
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 
+from uffdprefetch.predict.fronts import AROUND_BLOCKS
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.ahead import LOOK_SECONDS, RESPONSE_SECONDS
 from uffdprefetch.state import admission
@@ -202,7 +203,8 @@ def test_what_a_walk_has_left_unread_is_lost(bed: Bed, file: FileState) -> None:
     ahead = bed.ahead.account.open
     assert ahead > MIB
     bed.unmap(region)
-    assert bed.ahead.account.lost >= ahead and bed.ahead.account.open == 0
+    lost = bed.ahead.account.lost
+    assert lost >= ahead - AROUND_BLOCKS * BLOCK and bed.ahead.account.open == 0
 
 
 def test_so_are_the_places_of_a_chain_that_breaks(bed: Bed, file: FileState) -> None:

@@ -63,10 +63,19 @@ def test_a_link_is_what_it_was_at_its_best() -> None:
     assert met((MIB // 16, LATENCY)).link is None  # of little no bandwidth is told
     large, small = (MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
     for others in ([], [(MIB, 0.05), (MIB // 16, 0.03)] * 10):
-        link = met(*others, large, small, *others, pages=(0.02,)).link
+        good = [large, small] * 3
+        link = met(*others, *good, *others, pages=(0.02,)).link
         assert link is not None
         assert link.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.1)
         assert link.latency_seconds == pytest.approx(LATENCY, rel=0.1)
+
+
+def test_one_rate_in_many_that_no_other_comes_near_is_not_the_links() -> None:
+    """A part of what it counts was under way for somebody else."""
+    large, small = (MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
+    link = met(*[large, small] * 16, (MIB, LATENCY + MIB / BANDWIDTH / 2)).link
+    assert link is not None
+    assert link.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.1)
 
 
 def test_until_a_block_was_read_a_page_tells_the_latency_of_a_link() -> None:
