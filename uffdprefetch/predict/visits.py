@@ -65,7 +65,7 @@ class Visits:
 
     def each_bytes(self, touched_bytes: int, block_bytes: int, link: Link) -> float:
         """What one visit brings: its miss, and what else is read there."""
-        return link.miss_bytes + max(0.0, touched_bytes / self.places - block_bytes)
+        return link.miss_bytes + max(0.0, touched_bytes / max(1, self.places) - block_bytes)
 
     def is_worth_it(
         self, size: int, missing: int, touched: int, block_bytes: int, now_ns: int, link: Link

@@ -52,7 +52,6 @@ from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
 
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
-#: What a miss brings where the kernel reads nothing around it: under MADV_RANDOM.
 PAGE_BYTES = 4 << 10
 #: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
 UNKNOWN = Link(bandwidth=100e6, latency=1e-3)
@@ -234,7 +233,8 @@ class Ahead(Predictor):
         """As measured, for this reader."""
         ahead = reader.file.ahead_bytes
         plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
-        return self._measured(PAGE_BYTES if reader.says_random else plain)
+        # alone the kernel would bring a page; how many of a block are touched nobody sees
+        return self._measured(BLOCK_BYTES if reader.says_random else plain)
 
     # ---- what is seen ---------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ the file early has had little read for nothing; it ends when nobody comes any mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uffdprefetch.base.units import format_size
@@ -53,6 +53,7 @@ class VisitedFile:
     visits: Visits
     ranks: set[int] = field(default_factory=set)  # that have jumped about in it
     blocks: int = 0  # that were touched
+    miss_bytes: int = MISS_BYTES  # what a miss of it brings
     judge_ns: int = 0
     touched_ns: int = 0
     memory_ns: int = 0
@@ -62,11 +63,6 @@ class VisitedFile:
     read_bytes: int = 0  # by streams that have ended
     settled_bytes: int = 0  # read for nothing, of it, that the run's sum has
     told: bool = False  # that there is no room for it
-
-    @property
-    def each_bytes(self) -> float:
-        """What one visit brings."""
-        return max(MISS_BYTES, self.blocks * BLOCK_BYTES / max(1, self.visits.places))
 
     def touched(self, now_ns: int) -> None:
         """Somebody has come to it, or has come back."""
@@ -83,10 +79,11 @@ class VisitedFile:
 
     def over_bytes(self, link: Link, now_ns: int) -> int:
         """What was read for nothing, beyond what its visits allow."""
-        saved = (self.visits.places - self.visits.missed) * link.miss_seconds
-        share = saved / (saved + max(now_ns - self.visits.since_ns, 1) / 1e9)
-        brought = self.visits.places * self.each_bytes
-        allowed = (FREE_SHARE + SAVED_SHARE * share) * brought
+        visits, link = self.visits, replace(link, miss_bytes=self.miss_bytes)
+        saved = (visits.places - visits.missed) * link.miss_seconds
+        share = saved / (saved + max(now_ns - visits.since_ns, 1) / 1e9)
+        each = visits.each_bytes(self.blocks * BLOCK_BYTES, BLOCK_BYTES, link)
+        allowed = (FREE_SHARE + SAVED_SHARE * share) * visits.places * each
         return int(max(0, self.streamed_bytes - self.fronts.used_bytes) - allowed)
 
     def end(self, stage: Stage, why: str) -> None:
@@ -111,6 +108,7 @@ class WholeFiles:
 
     def judge(self, book: VisitedFile, reader: Reader, link: Link, now_ns: int) -> None:
         """A visit has come: whether the file is to be read whole from now on."""
+        book.miss_bytes = link.miss_bytes
         if reader.random:
             book.ranks.add(reader.rank)
         if now_ns < book.judge_ns or book.stream is not None or not book.visits.places:
