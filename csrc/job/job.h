@@ -169,7 +169,7 @@ struct up_job {
 	_Atomic int service_silent; /* nor a mapping of the pool by the service: the same */
 	_Atomic int ending;         /* the agent has to end, whether it saw a request or not */
 	_Atomic int left;           /* some region became LEFT since the agent looked */
-	_Atomic int looks;          /* the agent may make so many now (lastlook.c) */
+	_Atomic int looks;          /* so many may be waited for now (lastlook.c) */
 	_Atomic uint32_t hands;     /* 1 + slot of the region whose addresses the agent changes now */
 
 	_Atomic int agent_tid;   /* set by the clone, cleared by the kernel when the agent is gone */

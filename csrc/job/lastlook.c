@@ -32,7 +32,7 @@ void up_grant_looks(struct agent *a)
 	uint64_t now = up_now_ns(), more = (now - a->looks_at_ns) / LOOK_EVERY_NS;
 	int has = atomic_load(&up_job.looks);
 
-	if (!more)
+	if (!more || a->pagemap_fd < 0)
 		return;
 	a->looks_at_ns += more * LOOK_EVERY_NS;
 	atomic_store(&up_job.looks, more < (uint64_t)(LOOKS_AT_ONCE - has) ? has + (int)more : LOOKS_AT_ONCE);
@@ -109,10 +109,8 @@ void up_last_look(struct agent *a, struct up_region *r, struct up_request *q)
 	uint32_t touches = a->touches;
 	uint64_t until = up_now_ns() + LOOK_NS;
 
-	if (!r->sent || a->hung_up || a->pagemap_fd < 0 || atomic_load(&up_job.bypassed) ||
-	    atomic_load(&up_job.looks) <= 0)
+	if (!r->sent || a->hung_up || a->pagemap_fd < 0 || atomic_load(&up_job.bypassed))
 		return;
-	atomic_fetch_sub(&up_job.looks, 1);
 	while (at < end) {
 		uintptr_t stop = end - at > LOOK_BYTES ? at + LOOK_BYTES : end;
 		long next = a->no_scan ? -ENOTTY : by_scan(a, r, at, stop);

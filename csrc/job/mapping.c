@@ -23,7 +23,7 @@
 #define HUGE_BYTES ((size_t)2 << 20)
 /* What is read at a time is in memory as a whole, or not; to ask of each page takes as long as to map it. */
 #define LOOK_BYTES (256 << 10)
-/* Less than this part missing is nothing to stream for (uffdprefetch/predict/bulk.py). */
+/* Less than this part missing is nothing to stream for (LITTLE_SHARE, uffdprefetch/predict/visits.py). */
 #define LITTLE_SHARE 64
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 3

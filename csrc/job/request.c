@@ -209,7 +209,8 @@ static int forget(uint32_t region)
 	struct up_request *q = NULL;
 	uint32_t state, posted = UP_REQ_POSTED, taken = UP_REQ_TAKEN;
 
-	if (atomic_load(&up_job.looks) > 0 && !atomic_load(&up_job.silent))
+	/* whether it is made or comes too late, it is one of those that may be waited for */
+	if (!atomic_load(&up_job.silent) && atomic_load(&up_job.looks) > 0 && atomic_fetch_sub(&up_job.looks, 1) > 0)
 		q = up_agent_alive() ? claim_free_request() : NULL;
 	if (!q)
 		return tell(UP_REQ_FORGET, region, nothing);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said to be needed is on its way before the job has touched a byte of it, on the slow bed:
-by the user (`--whole GLOB`), by the job (MAP_POPULATE, MADV_WILLNEED); docs/bulk.md."""
+by the user (`--whole GLOB`), by the job (MAP_POPULATE, MADV_WILLNEED); docs/whole.md."""
 
 from __future__ import annotations
 

@@ -42,6 +42,11 @@ _SET = {bit: bytes(value | bit for value in range(256)) for bit in (TOUCHED, ASK
 _OPEN = bytes(value & (ASKED | USED | LOST) == ASKED for value in range(256))
 _UNUSED = bytes(value & (ASKED | USED) == ASKED for value in range(256))
 _BACK = bytes(value & (ASKED | USED | LOST) == ASKED | LOST for value in range(256))
+#: A block that is asked for: one that was lost is open again.
+_ASK = bytes(
+    value or ASKED if value & (ASKED | USED | LOST) != ASKED | LOST else value & ~LOST
+    for value in range(256)
+)
 _LOSE = bytes(
     value | LOST if value & (ASKED | USED | LOST) == ASKED else value for value in range(256)
 )
@@ -114,6 +119,7 @@ class FileFronts:
         self._used = 0  # of what was asked for
         self.fronts: list[Front] = []  # by position
         self._begun = 0
+        self._asked = blocks, 0  # outside [start, end) nothing was asked for
 
     # ---- blocks ---------------------------------------------------------------------------------
 
@@ -125,8 +131,10 @@ class FileFronts:
         part = self.flags[start:end]
         fresh = part.count(0)
         self.unknown -= fresh
-        self.flags[start:end] = part.replace(b"\0", bytes((ASKED,)))
-        self._account.asked += fresh * BLOCK_BYTES
+        again = part.translate(_BACK).count(1)  # it was lost, and is read once more
+        self.flags[start:end] = part.translate(_ASK)
+        self._account.asked += (fresh + again) * BLOCK_BYTES
+        self._asked = min(self._asked[0], start), max(self._asked[1], end)
         return fresh
 
     def take_back(self, start: int, end: int) -> None:
@@ -141,7 +149,7 @@ class FileFronts:
 
     def lose(self, start: int, end: int) -> None:
         """Nobody will come to what was asked for there."""
-        start, end = max(0, start), min(end, self.blocks)
+        start, end = max(start, self._asked[0]), min(end, self._asked[1])
         if start < end:
             gone = self.flags[start:end].translate(_OPEN).count(1)
             self._account.lost += gone * BLOCK_BYTES
@@ -152,6 +160,10 @@ class FileFronts:
         before = self.flags.count(0, start, end)
         self._mark(start, end, _RENEW)
         self.unknown += self.flags.count(0, start, end) - before
+
+    def untouched(self, start: int, end: int) -> int:
+        """How many blocks of [start, end) nobody has touched."""
+        return self.flags[start:end].translate(_TOUCHED).count(0)
 
     def touched_runs(self, start: int, end: int, most: int) -> list[tuple[int, int]]:
         """Where [start, end) was touched: so many runs of blocks at the most."""
@@ -224,7 +236,8 @@ class FileFronts:
 
     def _make_room(self) -> None:
         many = len(self.fronts)
-        if many < FRONTS_EACH * len({front.pid for front in self.fronts}):
+        alive = (front.pid for front in self.fronts if front.state is State.ALIVE)
+        if many < FRONTS_EACH * len(set(alive)):
             return
         for old in nsmallest(many // FRONTS_MAX, self.fronts, _age):
             self.end(old)

@@ -14,15 +14,16 @@ from itertools import pairwise
 from uffdprefetch.predict.streams import Stream
 
 MIB = 1 << 20
-#: Never less ahead than this (auto): two extents under way and one to be read.
+#: Never less ahead of a known order than this: two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
-#: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
+#: Who knows an order stays this long ahead of the reader's own rate: longer than any batch, shorter
+#: than a phase.
 LOOKAHEAD_SECONDS = 0.4
 #: Pool: the part of it that all windows together take from what stays over the epochs.
 POOL_SHARE = 64
-#: Pool: a window of less is no better than reading on demand, 1 MiB at a time.
+#: Pool: a window of less is no better than reading on demand.
 POOL_WINDOW_LEAST_BYTES = 4 * MIB
 #: Readers so close to each other want the same: the ranks that slice a tensor.
 NEAR_BYTES = 16 * MIB

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from uffdprefetch.base.units import format_size
@@ -397,11 +398,13 @@ class Ahead(Predictor):
         flags = fronts.flags[start:end]
         was_asked = bool(flags[0] & ASKED)
         is_miss = not any(flags)
-        of.visited.blocks += sum(not flag & TOUCHED for flag in flags)
+        of.visited.blocks += fronts.untouched(start, end)
         used = fronts.used_bytes
         front, begins = fronts.touch(reader.pid, start, end, now_ns, link)
         if of.said is not None and of.said.has_asked(start * BLOCK_BYTES):
             of.said_used += fronts.used_bytes - used
+        if of.visited.last is not None and of.visited.last.has_asked(start * BLOCK_BYTES):
+            of.visited.used_bytes += fronts.used_bytes - used
         if is_miss:
             self._missed[reader.pid] = now_ns, front
         if begins:
@@ -474,7 +477,7 @@ class Ahead(Predictor):
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
         window = fronts.walks.window(length, least, most)
         if reader.reads_pool and front.direction > 0 and length > 1:
-            window = max(window, link.miss_bytes // BLOCK_BYTES)  # as the kernel would
+            window = max(window, min(link.miss_bytes, each) // BLOCK_BYTES)  # as the kernel would
         first = reader.span.start_bytes // BLOCK_BYTES
         last = min(fronts.blocks, -(-reader.span.end_bytes // BLOCK_BYTES))
         target = max(first, min(last, front.position + front.direction * window))
@@ -486,7 +489,7 @@ class Ahead(Predictor):
             return window, least, None
         start, end = sorted((front.wanted, target))
         front.wanted = target
-        return window, least, self._ask(of, reader, start, end)
+        return window, least, self._unless_there(of, reader, start, end)
 
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
@@ -498,7 +501,7 @@ class Ahead(Predictor):
             )
 
     @staticmethod
-    def _ask(of: _File, reader: Reader, start: int, end: int) -> tuple[int, int] | None:
+    def _unless_there(of: _File, reader: Reader, start: int, end: int) -> tuple[int, int] | None:
         """[start, end) blocks, unless all of it is in memory. What was touched there and has left
         memory is as if it had never been."""
         pooled = of.file.pooled if reader.reads_pool else None
@@ -519,7 +522,7 @@ class Ahead(Predictor):
 
     def _ending(self, file: FileState, front: Front) -> None:
         of = self._files.get(file.key)
-        head = of.heads.get(front) if of is not None else None
+        head = of.heads.pop(front, None) if of is not None else None
         if head is not None:
             self._scheduler.forget(head)
 
@@ -531,8 +534,9 @@ class Ahead(Predictor):
 
     def _in_vain(self, file: FileState) -> None:
         """It was read ahead, and nobody comes to it."""
-        fronts = self._of(file).fronts
-        fronts.lose(0, fronts.blocks)
+        of = self._files.get(file.key)
+        if of is not None and of.file is file:
+            of.fronts.lose(0, of.fronts.blocks)
 
     def room_bytes(self) -> int:
         """So much more may be asked for on a guess now."""
@@ -581,7 +585,7 @@ class Ahead(Predictor):
             if at in process.places or fronts.flags[at] & (ASKED | TOUCHED):
                 continue
             process.places[at] = end
-            wanted = self._ask(of, reader, at, end)
+            wanted = self._unless_there(of, reader, at, end)
             if wanted is not None:
                 found.append(wanted)
         while len(process.places) > PLACES_KEPT:
@@ -604,10 +608,10 @@ class Ahead(Predictor):
             return []
         last = of.fronts.blocks - PROBE_BLOCKS
         beyond = (start // PROBE_BLOCKS + 2) * PROBE_BLOCKS  # as the scheduler cuts it: in one
-        for at in (*range(beyond, last, PROBE_BLOCKS), *range(0, last, PROBE_BLOCKS)):
+        for at in chain(range(beyond, last, PROBE_BLOCKS), range(0, last, PROBE_BLOCKS)):
             if of.fronts.flags[at : at + PROBE_BLOCKS] == untouched:
                 self._probed[device] = times + 1
-                wanted = self._ask(of, reader, at, at + (1 if times % 2 else PROBE_BLOCKS))
+                wanted = self._unless_there(of, reader, at, at + (1 if times % 2 else PROBE_BLOCKS))
                 return [wanted] if wanted is not None else []
         return []
 

@@ -111,7 +111,8 @@ class FileStream:
             self._mapped_ns = now
         if self._waiting:
             gone = now - self._mapped_ns > GONE_NS  # between two batches, or for good
-            if self._device.queued_bytes < WAITING_BYTES and not gone:
+            may = self.most_bytes is None or self.most_bytes - self.absent_bytes >= STEP_BYTES
+            if may and self._device.queued_bytes < WAITING_BYTES and not gone:
                 self.feed()
             return False
         if not self.idle:

@@ -127,7 +127,7 @@ class NextShard:
         if found is None or found.file is None:
             return
         before = found.consumer
-        if before is not None and before.walk is not walk and now - found.asked_ns > AGAIN_NS:
+        if (before is None or before.walk is not walk) and now - found.asked_ns > AGAIN_NS:
             self._forget(found)  # somebody comes there once more
         after = found.file
         most = min(most, after.size_bytes)

@@ -26,7 +26,7 @@ from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.scheduler import YIELD_MOST_BYTES, Scheduler
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
@@ -128,7 +128,10 @@ class TensorStarts:
         start = min(touched)[0]
         ahead = min(self._room_bytes(), self._layout.allowed_bytes // self._layout.places)
         end = min(start + ahead, region.span.end_bytes)
-        wanted = PrefetchRange(file, start, end, known.place + start, Priority.STATED, guess=True)
+        wanted = PrefetchRange(
+            file, start, end, known.place + start, Priority.STATED,
+            yield_bytes=YIELD_MOST_BYTES, guess=True,
+        )  # fmt: skip
         self._scheduler.want(FileConsumer(reader.rank, reader.pid), wanted)
 
 

@@ -60,6 +60,8 @@ class VisitedFile:
     stage: Stage = Stage.WATCHED
     why: str = "reading it whole has not paid yet"
     stream: FileStream | None = None
+    last: FileStream | None = None  # this, or the one before
+    used_bytes: int = 0  # of what they have read
     read_bytes: int = 0  # by streams that have ended
     settled_bytes: int = 0  # read for nothing, of it, that the run's sum has
     told: bool = False  # that there is no room for it
@@ -84,7 +86,7 @@ class VisitedFile:
         share = saved / (saved + max(now_ns - visits.since_ns, 1) / 1e9)
         each = visits.each_bytes(self.blocks * BLOCK_BYTES, BLOCK_BYTES, link)
         allowed = (FREE_SHARE + SAVED_SHARE * share) * visits.places * each
-        return int(max(0, self.streamed_bytes - self.fronts.used_bytes) - allowed)
+        return int(max(0, self.streamed_bytes - self.used_bytes) - allowed)
 
     def end(self, stage: Stage, why: str) -> None:
         """Its stream, if it has one."""
@@ -134,7 +136,7 @@ class WholeFiles:
         stream.priority, stream.guess = Priority.BACKGROUND, True
         stream.yield_bytes = int(link.reach_bytes) + PIECE_BYTES
         stream.add(0, size)
-        book.stream, book.stage = stream, Stage.STREAMED
+        book.stream, book.last, book.stage = stream, stream, Stage.STREAMED
         self._over_bytes -= book.settled_bytes
         book.settled_bytes = 0
         book.why = f"{book.visits.places} places of it were read, and more are to be expected"

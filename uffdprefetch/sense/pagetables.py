@@ -17,6 +17,8 @@ from uffdprefetch.state.region import Region
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
 CLUSTER_BYTES = 1 << 20
+#: Of what was found before so many runs are remembered of a mapping.
+RUNS_KEPT = 4096
 
 
 def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
@@ -88,6 +90,8 @@ def note_found(
     last look. ``tell``: see new_touches()."""
     scan, clusters = region.scan, list[tuple[int, int]]()
     news = [run for run in found if run not in scan.runs]
+    if len(scan.runs) > RUNS_KEPT:  # to go through them costs more than to book what is known
+        scan.runs.clear()
     scan.runs = {run for run in scan.runs if run[0] >= end or sum(run) <= start}
     scan.runs.update(found)
     note_used(region, news)

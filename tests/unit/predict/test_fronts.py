@@ -185,6 +185,25 @@ def test_a_hundred_processes_that_walk_apart_keep_their_fronts() -> None:
     ]
 
 
+def test_fronts_of_processes_that_have_gone_are_not_kept() -> None:
+    """A loader whose workers come and go, under a parent that maps the file all the time."""
+    file = File()
+    for pid in range(20 * FRONTS_MAX):
+        file.fronts.end(file.touch(20 * pid, pid=pid))
+    assert len(file.fronts.fronts) <= 2 * FRONTS_MAX
+
+
+def test_what_was_lost_and_is_read_once_more_is_open_again() -> None:
+    file = File()
+    file.fronts.ask(100, 110)
+    file.fronts.lose(0, BLOCKS)
+    assert file.account.lost == file.account.asked == 10 * BLOCK_BYTES
+    assert file.fronts.ask(100, 110) == 0
+    assert file.account.open == 10 * BLOCK_BYTES
+    file.fronts.lose(0, BLOCKS)
+    assert file.account.lost == file.account.asked == 20 * BLOCK_BYTES
+
+
 def test_when_all_have_unmapped_it_nothing_is_open() -> None:
     file = File()
     file.touch(100, pid=1)

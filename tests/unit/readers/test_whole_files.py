@@ -358,8 +358,9 @@ def test_several_ranks_have_one_stream(bed: Bed, file: FileState) -> None:
 
 
 def test_it_yields_to_misses_and_whatever_else_is_wanted_comes_first(
-    bed: Bed, file: FileState
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "FREE_BYTES", SIZE)  # what it has to read does not run out
     region = streaming(bed, file)
     bed.visits(region, 20)
     link = bed.scheduler.meter.link
