@@ -191,13 +191,14 @@ def test_shards_that_do_not_overlap_move_next_to_nothing(
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
         jobs = started(nodes, bed.path(data.name), meet, marks, tmp_path, HALF)
         said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
+        read_bytes = bed.counters()["bytes"]
     whole = data.read_bytes()
     halves = [hashlib.sha256(half).hexdigest() for half in (whole[: SIZE // 2], whole[SIZE // 2 :])]
     assert said == [f"{half}\n" for half in halves]
     run = json.loads((tmp_path / "out0.summary.json").read_text())
     assert run["cluster"]["present"] == [0, 1] and run["cluster"]["questions"] > 0
-    # what is read ahead goes over the end of the first half
-    assert run["cluster"]["from_bytes"] <= SIZE // 8
+    # what is read ahead goes over the end of the first half, into what the other has there already
+    assert run["cluster"]["from_bytes"] < SIZE // 2 and read_bytes < 1.1 * SIZE
 
 
 #: Looks again and again which generation each 64 KiB of a file are of, until all are of the second;

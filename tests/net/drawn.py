@@ -172,8 +172,8 @@ def fronts(seed: int) -> Iterator[Decision]:
             front, begins = file.touch(pid, start, end, now, link)
             moved.add(front)
             died = sorted((one.start, one.position) for one in file.looked(pid, moved))
-            density, runs = front.touched / max(1, front.length), front.runs / max(1, front.length)
-            gain = walk_gain(min(1.0, density), runs, front.direction < 0, link, BLOCK)
+            density, runs = front.density, front.gaps
+            gain = walk_gain(density, runs, front.direction < 0, link, BLOCK)
             least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
             window = file.walks.window(max(1, front.length), least, 10_000)
             low = front.position if front.direction > 0 else front.position - window

@@ -33,6 +33,8 @@ AROUND_BLOCKS = 3
 #: Touches that lie no further behind a front are its own: of other threads, and of ranks that are a
 #: little behind. Further back it is read once more, and what it has brought may be gone by then.
 BEHIND_BLOCKS = 128
+#: A walk is as dense as it was of late: after so many blocks what was before counts half.
+RECENT_BLOCKS = 64
 #: A first touch of no more blocks may turn out to be the end of a walk that goes backward.
 TURNS_BLOCKS = 8
 
@@ -77,8 +79,10 @@ class Front:
     pid: int
     born_ns: int
     direction: int = 1
-    touched: int = 0  # blocks
-    runs: int = 0  # of touches, after gaps
+    #: Of late: blocks that it came over, of them touched, and runs of touches, after gaps.
+    over: float = 0.0
+    touched: float = 0.0
+    runs: float = 0.0
     wanted: int = 0
     last_ns: int = 0
     number: int = 0  # of its file's
@@ -90,6 +94,16 @@ class Front:
     def length(self) -> int:
         """How far it has come."""
         return abs(self.position - self.start)
+
+    @property
+    def density(self) -> float:
+        """The part of its blocks that is touched."""
+        return min(1.0, self.touched / max(1.0, self.over))
+
+    @property
+    def gaps(self) -> float:
+        """How many it has a block."""
+        return self.runs / max(1.0, self.over)
 
     @property
     def ahead(self) -> int:
@@ -224,8 +238,8 @@ class FileFronts:
 
     def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
         front = Front(
-            start, end, pid, now_ns, touched=end - start, wanted=end, last_ns=now_ns,
-            number=self._begun, patience=LOOKS_ELSEWHERE,
+            start, end, pid, now_ns, over=end - start, touched=end - start, wanted=end,
+            last_ns=now_ns, number=self._begun, patience=LOOKS_ELSEWHERE,
         )  # fmt: skip
         self._begun += 1
         if len(self.fronts) >= FRONTS_MAX:
@@ -259,16 +273,19 @@ class FileFronts:
             gap_start, gap_end = end, front.position
             self._move(front, min(front.position, start), front.start)
         if gap_end > gap_start:
-            front.runs += 1
             self._pass_over(gap_start, gap_end)
-        if front.length <= before:
+        gone = front.length - before
+        if gone <= 0:
             return
+        share = 0.5 ** (gone / RECENT_BLOCKS)
+        front.over = front.over * share + gone
+        front.touched = front.touched * share + end - start
+        front.runs = front.runs * share + (gap_end > gap_start)
         if front.state is State.DEAD:
             self.walks.revived(before)
             front.patience *= 2
             front.wanted = front.position
         self.walks.passed(max(1, before), front.length)
-        front.touched += end - start
         front.state, front.elsewhere = State.ALIVE, 0
         front.pid, front.last_ns = pid, now_ns
 

@@ -468,7 +468,7 @@ class Ahead(Predictor):
         probability of use that pays; and of those in it [start, end) that was not asked for, None:
         too little."""
         fronts, length = of.fronts, max(1, front.length)
-        density, runs = min(1.0, front.touched / length), front.runs / length
+        density, runs = front.density, front.gaps
         gain = walk_gain(density, runs, front.direction < 0, link, BLOCK_BYTES)
         self._leave_alone(of, front, reader, link)
         least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
@@ -12,6 +14,7 @@ from uffdprefetch.predict.fronts import (
     FRONTS_MAX,
     LOOKS_ELSEWHERE,
     LOST,
+    RECENT_BLOCKS,
     TOUCHED,
     USED,
     FileFronts,
@@ -49,8 +52,18 @@ def test_touches_in_order_are_one_front() -> None:
     first = file.touch(100)
     for at in range(101, 150):
         assert file.touch(at) is first
-    assert (first.start, first.position, first.length, first.touched) == (100, 150, 50, 50)
-    assert first.direction == 1 and first.runs == 0
+    assert (first.start, first.position, first.length) == (100, 150, 50)
+    assert first.direction == 1 and first.gaps == 0 and first.density == pytest.approx(1)
+
+
+def test_a_walk_is_as_dense_as_it_was_of_late() -> None:
+    """One that goes on in steps, after all in order."""
+    file = File()
+    front = file.touch(0, 500)
+    for at in range(505, 505 + 12 * RECENT_BLOCKS, 6):
+        assert file.touch(at) is front
+    assert front.density == pytest.approx(1 / 6, rel=0.1)
+    assert front.gaps == pytest.approx(1 / 6, rel=0.1)
 
 
 def test_a_gap_that_costs_less_than_a_miss_is_passed_over_a_longer_one_is_not() -> None:
