@@ -165,14 +165,22 @@ def test_what_its_job_has_no_use_for_is_not_read_ahead_of_it(bed: Bed, file: Fil
     assert list(bed.read())[-1][1] > 96 * MIB, "what lies behind that is"
 
 
-def test_what_waits_to_be_read_of_it_is_taken_back(
+def walked_with_the_rest_queued(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Region:
+    """20 MiB in order; what lies ahead of the last four waits to be read."""
     region = bed.region(file)
     bed.walk(region, 0, 16 * MIB)
     with monkeypatch.context() as held:
         held.setattr(bed.scheduler, "pump", lambda now: 0)
         bed.walk(region, 16 * MIB, 20 * MIB)
+    return region
+
+
+def test_what_waits_to_be_read_of_it_is_taken_back(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = walked_with_the_rest_queued(bed, file, monkeypatch)
     assert bed.scheduler.queued_bytes >= MIB
     say(bed, region, Stated.UNNEEDED)
     assert bed.scheduler.queued_bytes == 0
@@ -181,11 +189,7 @@ def test_what_waits_to_be_read_of_it_is_taken_back(
 def test_what_was_taken_back_is_read_when_it_is_needed_all_the_same(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    region = bed.region(file)
-    bed.walk(region, 0, 16 * MIB)
-    with monkeypatch.context() as held:
-        held.setattr(bed.scheduler, "pump", lambda now: 0)
-        bed.walk(region, 16 * MIB, 20 * MIB)
+    region = walked_with_the_rest_queued(bed, file, monkeypatch)
     say(bed, region, Stated.UNNEEDED)
     bed.rest(10)
     behind = list(bed.read())[-1][1]  # it is read up to there
