@@ -38,6 +38,11 @@ def order_of(pattern: str, count: int, rank: int) -> list[int]:
     order = list(range(count))
     if name == "shuffled":
         random.Random(SEED).shuffle(order)
+    if name == "places":  # so many of them, at random
+        return random.Random(SEED).sample(order, int(number))
+    if name == "parts":  # so many of each so many: a column of a table
+        some, of = map(int, number.split(":"))
+        return [n for n in order if n % of < some]
     return order
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from lustre import client, job
 
 MIB = 1 << 20
-#: name: (pattern, options of wrap; None: plainly)
+PLACES, PARTS = "places:300/4096", "parts:12:120"
+#: name: (pattern, options of wrap; None: plainly); behind a / its record's bytes
 CASES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "plain": ("contiguous", None),
     "plain, 4 ranks skip": ("skipping:4", None),
@@ -32,6 +33,14 @@ CASES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "pool, 4 ranks skip": ("skipping:4", ("--engine", "pool")),
     "pool, shuffled, --plan": ("shuffled", ("--engine", "pool", "--plan", "PLAN")),
     "--engine off": ("contiguous", ("--engine", "off")),
+    "plain, 300 pages": (PLACES, None),
+    "300 pages": (PLACES, ()),
+    "300 pages, --policy fixed": (PLACES, ("--policy", "fixed")),
+    "pool, 300 pages": (PLACES, ("--engine", "pool")),
+    "plain, 1.5 MiB of each 15": (PARTS, None),
+    "1.5 MiB of each 15": (PARTS, ()),
+    "1.5 MiB of each 15, --policy fixed": (PARTS, ("--policy", "fixed")),
+    "pool, 1.5 MiB of each 15": (PARTS, ("--engine", "pool")),
 }  # fmt: skip
 
 
@@ -47,13 +56,17 @@ def main() -> int:
     path = client.mount() / "measured.bin"
     size = args.size_mib * MIB + 1234
     client.write_file(path, size)
-    want = client.digest_of(path, job.RECORD_BYTES)
     least = -(-size // client.RPC_BYTES)
     print(f"file: {size} bytes, at least {least} RPCs of 4 MiB", flush=True)
     names = args.only.split(";") if args.only else list(CASES)
     failed = 0
     for name in [n for n in names for _ in range(args.times)]:
-        pattern, options = CASES[name]
+        (pattern, _, each), options = CASES[name][0].partition("/"), CASES[name][1]
+        record_bytes = int(each or job.RECORD_BYTES)
+        numbers = None
+        if not pattern.startswith("skipping"):
+            numbers = job.order_of(pattern, -(-size // record_bytes), 0)
+        want = client.digest_of(path, record_bytes, numbers)
         with tempfile.TemporaryDirectory(prefix="uffdprefetch-measure-") as at:
             directory = args.keep / name.replace(" ", "_") if args.keep else Path(at)
             directory.mkdir(parents=True, exist_ok=True)
@@ -63,7 +76,7 @@ def main() -> int:
                     str(directory / "plan.json") if word == "PLAN" else word for word in options
                 )
             try:
-                more = "--compute", str(args.compute_ms)
+                more = str(record_bytes), "--compute", str(args.compute_ms)
                 if options is not None:
                     more = *more, "--planned" if "--plan" in options else "--known"
                 ran = client.run_job(directory, path, pattern, options, more=more)
