@@ -35,6 +35,7 @@ from uffdprefetch.readers.walks import Walks
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service import pool_bridge
+from uffdprefetch.service.brief import BriefKinds
 from uffdprefetch.service.offers import Offers
 from uffdprefetch.service.serving import Serving, by_page_tables, serving_of
 from uffdprefetch.state.admission import REUSED, FileTable
@@ -107,6 +108,7 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
+        self._brief = BriefKinds()
         self.next_shard = NextShard(self._table, self.opener, scheduler)
         self.arbiter.add(FixedWindows(config, self.walks, self.tap, self.layout))
         self.ahead = Ahead(
@@ -233,8 +235,12 @@ class Coordinator:
             self.writer_came(file)
         serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
-        if serving.mode == wire.ServingMode.CHECKPOINTS and self.pool:
-            fds, told = pool_bridge.accept(self, self.pool, client, a, file)
+        pool = self.pool if serving.mode == wire.ServingMode.CHECKPOINTS else None
+        is_new = file.pooled is None and self.config.cluster is None  # no other node can have it
+        if pool and is_new and self._brief.has(file.path):
+            serving = by_page_tables(client, Coarse.BRIEF)
+        elif pool:
+            fds, told = pool_bridge.accept(self, pool, client, a, file)
             if fds:
                 serving = Serving(wire.ServingMode.POOL, told)
             elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
@@ -370,6 +376,7 @@ class Coordinator:
             offset_bytes=a.offset_bytes,
             verdict=verdict,
             reader=reader_of(client, file),
+            mapped_ns=now,
             scan=ScanState(now + LOOK_FIRST_NS, now),
             anchor=a.anchor,
         )
@@ -399,6 +406,8 @@ class Coordinator:
         if region is None:
             return
         region.file.attached -= 1
+        if self.pool:
+            self._brief.note(region.file.path, self.clock.now_ns() - region.mapped_ns)
         if self.pool and region.verdict == wire.ServingMode.POOL:
             self.pool.detach(client, region)
         reader = region.reader

@@ -300,7 +300,8 @@ class Ledger:
         if rung == 2:
             if file.path in self.coarse or len(self.coarse) < FILES_MAX:
                 self.coarse[file.path] = reason
-            whose = "some files" if coarse is Coarse.MANY else file.path  # hundreds of them
+            # there are hundreds of them
+            whose = "some files" if coarse in (Coarse.MANY, Coarse.BRIEF) else file.path
             self.degrade(f"{whose}: progress comes from page tables: {reason}")
         if self.rung is None or rung < self.rung:
             self.rung, self.rung_reason = rung, reason

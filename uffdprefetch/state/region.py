@@ -64,6 +64,7 @@ class Region:
     offset_bytes: int
     verdict: wire.ServingMode
     reader: Reader
+    mapped_ns: int = 0  # since then it is ours
     anchor: int = 0  # address at which its agent keeps a mapping of the file; 0: none
     detaching: bool = False
     brings_lease: bool = False  # the first one of its file that its agent has told of

@@ -73,6 +73,7 @@ class Coarse(Enum):
     ENGINE_OFF = "engine off: later epochs hardly show", "wrap --engine cache"
     NO_USERFAULTFD = "no userfaultfd", "uffdprefetch doctor"
     NOT_POOLED = "not served by the pool", None
+    BRIEF = "files like it are mapped for moments, which the pool would make longer", None
 
     @property
     def words(self) -> str:
