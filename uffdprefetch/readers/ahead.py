@@ -477,7 +477,7 @@ class Ahead(Predictor):
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
         window = fronts.walks.window(length, least, most)
         if reader.reads_pool and front.direction > 0 and length > 1:
-            window = max(window, min(link.miss_bytes, each) // BLOCK_BYTES)  # as the kernel would
+            window = max(window, link.miss_bytes // BLOCK_BYTES)  # as the kernel would
         first = reader.span.start_bytes // BLOCK_BYTES
         last = min(fronts.blocks, -(-reader.span.end_bytes // BLOCK_BYTES))
         target = max(first, min(last, front.position + front.direction * window))

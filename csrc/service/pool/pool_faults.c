@@ -206,7 +206,7 @@ static void map_ahead(struct up_pool *p)
 			p->ahead[p->aheads] = a;
 			p->ahead[p->aheads++].chunk = end;
 		}
-		if (found->high >= first && found->high < end) /* else its reader has gone elsewhere since */
+		if (found->high < end)
 			found->high = end;
 		r = *found;
 		pin(p, f, first, end);
