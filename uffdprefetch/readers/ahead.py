@@ -49,13 +49,14 @@ from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
+from uffdprefetch.warm.meter import SLOW_BYTES_PER_SECOND
 from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
 
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
 PAGE_BYTES = 4 << 10
 #: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
-UNKNOWN = Link(bandwidth=100e6, latency=1e-3)
+UNKNOWN = Link(bandwidth=SLOW_BYTES_PER_SECOND, latency=1e-3)
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
 #: A window grows by no less than this part of it.

@@ -22,6 +22,9 @@ LATENCY_PART = 8
 #: Of so many rates one, the best, is left out: a part of what it counts may have been under way for
 #: somebody else.
 UNLIKELY = 16
+#: A link is thought no slower than this (bytes/s) until SAMPLES_LEAST large reads have told: who
+#: reads little ahead because the first one stood behind others never learns better.
+SLOW_BYTES_PER_SECOND = 100e6
 #: Of less the clock's noise tells more than the link.
 TELLING_BYTES = 512 << 10
 #: Bandwidth is taken over busy stretches of this length.
@@ -139,6 +142,8 @@ class Meter:
             took = max(took, LATENCY_LEAST)
             rates.append(size / max(took - quickest, took / most))
         bandwidth = max(self.peak, sorted(rates)[-1 - len(rates) // UNLIKELY])
+        if len(rates) < SAMPLES_LEAST:
+            bandwidth = max(bandwidth, SLOW_BYTES_PER_SECOND)
         latency = small[1] - small[0] / bandwidth if small[0] else pages
         return Storage(bandwidth, max(LATENCY_LEAST, latency))
 

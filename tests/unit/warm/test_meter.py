@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.native import uffd
-from uffdprefetch.warm.meter import LATENCY_LEAST, Meter
+from uffdprefetch.warm.meter import LATENCY_LEAST, SLOW_BYTES_PER_SECOND, Meter
 
 MIB, BANDWIDTH, LATENCY = 1 << 20, 300e6, 1e-3
 
@@ -76,6 +76,15 @@ def test_one_rate_in_many_that_no_other_comes_near_is_not_the_links() -> None:
     link = met(*[large, small] * 16, (MIB, LATENCY + MIB / BANDWIDTH / 2)).link
     assert link is not None
     assert link.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.1)
+
+
+def test_one_slow_read_makes_no_slow_link() -> None:
+    """It stood behind others; who believes it reads so little ahead that no other is told."""
+    slow, small = (MIB, 0.0192), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
+    link = met(slow, small).link
+    assert link is not None and link.bandwidth_bytes_per_second >= SLOW_BYTES_PER_SECOND
+    link = met(*[slow] * 3, small).link
+    assert link is not None and link.bandwidth_bytes_per_second < SLOW_BYTES_PER_SECOND
 
 
 def test_until_a_block_was_read_a_page_tells_the_latency_of_a_link() -> None:
