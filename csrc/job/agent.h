@@ -216,9 +216,9 @@ void up_pool_keep(struct up_region *r, uintptr_t page);
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
 /* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is
- * not all of it, the region stays the pool's: the rest is copies, or may have been moved. ``intact``:
- * up_may_act(); ``settles``: the job has just taken away what lay in a part of it (UP_REQ_SETTLE). */
-void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settles);
+ * not all of it, the region stays the pool's: the rest is copies, or may have been moved.
+ * ``settles``: the job has just taken away what lay in a part of it (UP_REQ_SETTLE). */
+void up_pool_detach(struct agent *a, struct up_region *r, int settles);
 /* The act itself: how many bytes of the region are the pool's still, or -errno, with nothing done. */
 long up_pool_put_back(const struct up_hands *h, struct up_region *r, int settles);
 /* Whether the service shows signs of life; where it does not, the agent stands in. */

@@ -345,36 +345,18 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
-/* Where a thread of the job is about to change the mapping it stays swallowed: that thread replays it
- * over all pages, those that take the checkpoints' place included. */
-static void replay_advice(struct agent *a, struct up_region *r)
-{
-	size_t swallowed;
-
-	if (!atomic_load(&r->swallowed))
-		return;
-	if (up_may_act(a, r) && hands_on(a, r)) {
-		swallowed = atomic_exchange(&r->swallowed, 0);
-		if (swallowed) {
-			r->advice = MADV_RANDOM;
-			up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
-		}
-	}
-	hands_off(a);
-}
-
 void up_detach(struct agent *a, struct up_region *r)
 {
 	void *p;
 	int ret;
 
 	if (atomic_load(&r->pooled)) {
+		up_may_act(a, r); /* notes what has gone round us */
 		/* In a process that bypasses, too: who waits there for a page that cannot be read would
 		 * wait for ever. */
-		up_pool_detach(a, r, up_may_act(a, r), 0);
+		up_pool_detach(a, r, 0);
 		return;
 	}
-	replay_advice(a, r);
 	if (!atomic_load(&r->laid))
 		return;
 	ret = map_elsewhere(a, r, &p);

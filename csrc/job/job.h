@@ -49,7 +49,6 @@ struct up_region {
 	_Atomic int prot;
 	int map_flags;
 	_Atomic int advice;   /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
-	_Atomic size_t swallowed; /* so much of it the job wanted MADV_RANDOM, and did not get it */
 	int writable;         /* the description is O_RDWR: nothing may be laid */
 	int stated; /* MAP_POPULATE: the job has said that it will need all of it */
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
@@ -141,7 +140,7 @@ struct up_job {
 	uint64_t min_bytes;
 	uint64_t listen_bytes; /* a mapping of less has no checkpoint; 0: none has */
 	int enabled;
-	int keep_advice;     /* do not swallow MADV_RANDOM */
+	int keep_advice;     /* MAP_POPULATE is the kernel's affair */
 	long test_overlays;   /* UFFDPREFETCH_TEST_OVERLAYS: as if the kernel allowed no more */
 	int no_uffd;          /* UFFDPREFETCH_RUNG=2: as an unprivileged process, on purpose */
 	int pool;             /* --engine pool */

@@ -154,7 +154,7 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.size_bytes = r->size;
 	m.attach.mtime_ns = r->mtime_ns;
 	m.attach.map_flags = (uint32_t)r->map_flags;
-	m.attach.advice = (uint32_t)(atomic_load(&r->swallowed) ? MADV_RANDOM : r->advice);
+	m.attach.advice = (uint32_t)r->advice;
 	m.attach.anchor = atomic_load(&r->anchor);
 	file = file_alone(r);
 	ret = send_message(a, UP_ATTACH, &m, file >= 0 ? file : r->fd);

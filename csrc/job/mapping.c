@@ -200,7 +200,6 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->prot = prot;
 	r->map_flags = flags;
 	r->advice = MADV_NORMAL;
-	atomic_store(&r->swallowed, 0);
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->copies = prot != PROT_READ;
 	r->stated = stated;
@@ -392,48 +391,27 @@ static void state_all(struct up_region *r, int advice)
 		said = UP_STATED_RANDOM;
 	else if (advice == MADV_SEQUENTIAL)
 		said = UP_STATED_SEQUENTIAL;
-	if (!up_job.keep_advice)
-		up_state(r->id, said, offset, offset + r->length);
+	up_state(r->id, said, offset, offset + r->length);
 }
 
-/* What kept advice does to a managed region: 1 when it is swallowed. */
-static int advise_region(struct up_region *r, uintptr_t address, size_t length, int advice)
+/* What kept advice does to a managed region. */
+static void advise_region(struct up_region *r, uintptr_t address, size_t length, int advice)
 {
 	int whole = address <= r->address && address + length >= r->address + r->length;
-	/* all of it and nothing else, at an address that the kernel would take */
-	int just_it = address == r->address && whole && length <= r->map_length;
 
-	switch (advice) {
-	case MADV_RANDOM:
-		/* On Lustre each cold fault would become one 4 KiB RPC; elsewhere the kernel's
-		 * readahead is what helps when a window was missed. Replayed on detach. */
-		if (just_it && !up_job.keep_advice) {
-			atomic_store(&r->swallowed, length);
-			state_all(r, advice);
-			/* Given up by the agent just now: it may have looked before we wrote. */
-			return atomic_load(&r->state) == UP_LIVE;
-		}
-		break;
-	case MADV_NORMAL:
-	case MADV_SEQUENTIAL:
-		break;
-	default:
-		whole = 0; /* it must lie over one kind of pages */
-	}
-	if (!whole) {
+	/* Other advice must lie over one kind of pages. */
+	if (!whole || (advice != MADV_NORMAL && advice != MADV_RANDOM && advice != MADV_SEQUENTIAL)) {
 		up_close_region(r, UP_REQ_DETACH, address, length);
-		return 0;
+		return;
 	}
-	atomic_store(&r->swallowed, 0);
 	r->advice = advice;
 	state_all(r, advice);
-	return 0;
 }
 
-/* All that is managed in the range: 1 when its advice is swallowed. */
-static int advise_regions(uintptr_t address, size_t length, int advice)
+/* To all that is managed in the range. */
+static void advise_regions(uintptr_t address, size_t length, int advice)
 {
-	int swallowed = 0, ours = 0;
+	int ours = 0;
 	struct up_mask mask = { 0 };
 
 	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
@@ -450,11 +428,10 @@ static int advise_regions(uintptr_t address, size_t length, int advice)
 		if (state != UP_LIVE)
 			up_await_closed(r);
 		else
-			swallowed |= advise_region(r, address, whole_pages(length), advice);
+			advise_region(r, address, whole_pages(length), advice);
 	}
 	if (ours)
 		up_restore_signals(mask);
-	return swallowed;
 }
 
 /* The job has said it of a range. (Of MADV_WILLNEED the kernel reads the beginning at most, see
@@ -463,7 +440,7 @@ static void state_range(uintptr_t address, size_t length, uint32_t what)
 {
 	int ours = 0;
 
-	if (up_job.keep_advice || length < STATED_LEAST_BYTES || address + length < address)
+	if (length < STATED_LEAST_BYTES || address + length < address)
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
@@ -511,15 +488,14 @@ UP_EXPORT int madvise(void *address, size_t length, int advice)
 		errno = saved;
 		return ret;
 	}
-	ret = advise_regions((uintptr_t)address, length, advice);
+	advise_regions((uintptr_t)address, length, advice);
 	errno = saved;
-	if (ret)
-		return 0;
 	ret = advise_kernel(address, length, advice);
 	/* What was given back meanwhile has, page by page, the advice that it had when that began. */
-	if (!ret && advice <= MADV_SEQUENTIAL && closings != atomic_load(&up_job.closings) &&
-	    !advise_regions((uintptr_t)address, length, advice))
+	if (!ret && advice <= MADV_SEQUENTIAL && closings != atomic_load(&up_job.closings)) {
+		advise_regions((uintptr_t)address, length, advice);
 		advise_kernel(address, length, advice);
+	}
 	errno = ret ? errno : saved;
 	return ret;
 }

@@ -324,18 +324,10 @@ static void left_pool(struct agent *a, struct up_region *r, long left)
 	}
 }
 
-void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settles)
+void up_pool_detach(struct agent *a, struct up_region *r, int settles)
 {
 	struct up_hands h = { .maps_fd = a->maps_fd, .pagemap_fd = a->pagemap_fd, .ends = a->ends };
-	size_t swallowed = atomic_exchange(&r->swallowed, 0);
 
-	if (swallowed)
-		r->advice = MADV_RANDOM;
-	/* What is longer than the file is no part of the pool. */
-	if (intact && atomic_load(&r->pooled) == UP_POOLED && swallowed > r->length && up_hands_on(r)) {
-		up_sys3(SYS_madvise, r->address + r->length, swallowed - r->length, MADV_RANDOM);
-		up_hands_off();
-	}
 	up_step(a, UP_STATE_DETACHING);
 	left_pool(a, r, up_pool_put_back(&h, r, settles));
 }

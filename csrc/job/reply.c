@@ -219,7 +219,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		 * then lets go of the region by UP_REQ_FORGET. */
 		if (atomic_load(&r->pooled)) {
 			if (up_may_act(a, r))
-				up_pool_detach(a, r, 1, op == UP_REQ_SETTLE);
+				up_pool_detach(a, r, op == UP_REQ_SETTLE);
 			q->result = atomic_load(&r->pooled) ? -EBUSY : UP_RELEASED;
 			if (q->result == UP_RELEASED)
 				up_release(a, r, UP_CLOSING);

@@ -332,7 +332,6 @@ static void duplicate_file(struct up_region *r)
 static void make_plain(struct up_region *r, uint32_t op)
 {
 	uintptr_t p = atomic_exchange(&r->replacement, 0);
-	size_t swallowed;
 
 	if (p) /* the agent has mapped it elsewhere */
 		up_replace_checkpoints(r, p);
@@ -342,10 +341,6 @@ static void make_plain(struct up_region *r, uint32_t op)
 	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
 	if (p)
 		up_sys2(SYS_munmap, p, atomic_load(&r->anchor_bytes));
-	/* One kind of pages again, also past the end of the file. */
-	swallowed = op == UP_REQ_DETACH ? atomic_exchange(&r->swallowed, 0) : 0;
-	if (swallowed)
-		up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
 }
 
 /* The file in the pool's place, by this thread: 0, or else the pool stays, in a part of it perhaps. */
@@ -417,7 +412,7 @@ static void put_in_place(struct up_region *r, uint32_t id)
 static int is_bare(struct up_region *r)
 {
 	return r->settled && !atomic_load(&r->laid) && !atomic_load(&r->pooled) && !atomic_load(&r->anchor) &&
-	       !atomic_load(&r->replacement) && !atomic_load(&r->swallowed);
+	       !atomic_load(&r->replacement);
 }
 
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)

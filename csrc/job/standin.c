@@ -168,7 +168,7 @@ static void cannot_be_read(struct agent *a, struct up_region *r, uintptr_t addre
 	struct uffdio_poison poison = { .range = { address, up_job.page_bytes } };
 
 	if (up_may_act(a, r)) {
-		up_pool_detach(a, r, 1, 0);
+		up_pool_detach(a, r, 0);
 		if (!atomic_load(&r->pooled))
 			return;
 	}

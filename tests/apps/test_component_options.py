@@ -125,16 +125,14 @@ with env.begin(buffers=True) as txn:
 """
 
 
-@pytest.mark.parametrize(("policy", "advice"), [("auto", b"normal"), ("none", b"random")])
-def test_the_jobs_advice_is_swallowed_only_where_we_prefetch(
-    runner: Runner, bed: SlowBed, policy: str, advice: bytes
-) -> None:
+@pytest.mark.parametrize("policy", ["auto", "none"])
+def test_the_jobs_advice_reaches_the_kernel(runner: Runner, bed: SlowBed, policy: str) -> None:
     path = bed.path(TRAINING)
     run = runner.wrapped(*python(ADVICE, path), cold=[path], options=["--policy", policy])
     assert run.status == 0, run.stderr
     plain = runner.plain(*python(ADVICE, path)).splitlines()
     assert plain[0] == b"random"
-    assert run.stdout.splitlines() == [advice, plain[1]]
+    assert run.stdout.splitlines() == plain
     run.file(path)
 
 
@@ -175,7 +173,8 @@ def test_the_budget_bounds_every_window(runner: Runner, bed: SlowBed) -> None:
     run = check_run(runner, [bed.path(TRAINING)], "--budget", "6MiB")
     check_managed(run, bed.path(TRAINING))
     windows = [b["window_bytes"] for b in run.summary["timeline"]["bins"]]
-    assert 0 < max(windows) <= 6 * MIB
+    # it lies ahead of the block of 64 KiB in which the reader is
+    assert 0 < max(windows) < 6 * MIB + 64 * 1024
 
 
 def test_the_time_line_accounts_for_every_byte(runner: Runner, bed: SlowBed) -> None:

@@ -496,7 +496,7 @@ def test_past_the_end_of_the_file_it_is_sigbus_exactly_where_it_was(
 
 
 @both_engines
-def test_random_advice_is_swallowed_while_managed_and_in_force_afterwards(
+def test_random_advice_is_in_force_while_managed_and_afterwards(
     job: Start, records: Records
 ) -> None:
     code = """
@@ -511,7 +511,7 @@ def test_random_advice_is_swallowed_while_managed_and_in_force_afterwards(
     ])
     """
     work = job(python(code, records.path))
-    assert work.line() == {"managed": False}
+    assert work.line() == {"managed": True}
     work.kill_service()
     work.tell()
     assert work.line() == {"after": True, "all": [True] * 25}

@@ -67,7 +67,7 @@ def file_system(path: str) -> Check:
         return Check("file system", NOTE, f"{known.name}: it is memory itself",
                      "nothing to prefetch", values=values)  # fmt: skip
     if magic == LUSTRE:
-        follows = "4 MiB preads that are not speculative fill its cache; MADV_RANDOM is swallowed"
+        follows = "4 MiB preads that are not speculative fill its cache"
     elif known.call == PROBE:
         follows = "which call fills its cache is tried: below, and on each file of a run"
     else:

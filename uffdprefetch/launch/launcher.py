@@ -110,7 +110,7 @@ def job_environment(
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
     if config.policy == "none":
-        # Only observing: the job's own MADV_RANDOM stays in force.
+        # Only observing: MAP_POPULATE is the kernel's affair.
         environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
     if preload is not None:
         environment.update(preloading(environ, preload))

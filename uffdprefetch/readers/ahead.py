@@ -28,6 +28,7 @@ from uffdprefetch.predict.price import (
     LEAST_GAIN,
     MISS_BYTES,
     PIECE_BYTES,
+    RANDOM_FREE_SECONDS,
     Account,
     Link,
     least_probability,
@@ -235,7 +236,7 @@ class Ahead(Predictor):
         """As measured, for this reader."""
         ahead = reader.file.ahead_bytes
         plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
-        # alone the kernel would bring a page; how many of a block are touched nobody sees
+        # a miss brings a page; how many of a block are touched nobody sees
         return self._measured(BLOCK_BYTES if reader.says_random else plain)
 
     # ---- what is seen ---------------------------------------------------------------------------
@@ -474,7 +475,7 @@ class Ahead(Predictor):
         self._leave_alone(of, front, reader, link)
         least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
         each, together = self._rooms(of.file)
-        room = min(self.account.room_bytes(link.bandwidth), max(0, together - self.account.open))
+        room = min(self._room_of(reader, link), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
         window = fronts.walks.window(length, least, most)
         if reader.reads_pool and front.direction > 0 and length > 1:
@@ -539,6 +540,11 @@ class Ahead(Predictor):
         if of is not None and of.file is file:
             of.fronts.lose(0, of.fronts.blocks)
 
+    def _room_of(self, reader: Reader, link: Link) -> int:
+        """So much more may be asked for on a guess ahead of it."""
+        free = RANDOM_FREE_SECONDS if reader.says_random else FREE_SECONDS
+        return self.account.room_bytes(link.bandwidth, free_seconds=free)
+
     def room_bytes(self) -> int:
         """So much more may be asked for on a guess now."""
         return self.account.room_bytes(self._measured().bandwidth)
@@ -580,7 +586,7 @@ class Ahead(Predictor):
         ahead = 4 * link.bandwidth * seconds
         for at in steps.places(size, BLOCK_BYTES, ahead, link):
             end = min(fronts.blocks, at + size)
-            room = self.account.room_bytes(link.bandwidth)
+            room = self._room_of(reader, link)
             if not 0 <= at < end or (end - at) * BLOCK_BYTES > room:
                 break
             if at in process.places or fronts.flags[at] & (ASKED | TOUCHED):

@@ -8,6 +8,7 @@ the file early has had little read for nothing; it ends when nobody comes any mo
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,7 +54,7 @@ class VisitedFile:
     visits: Visits
     ranks: set[int] = field(default_factory=set)  # that have jumped about in it
     blocks: int = 0  # that were touched
-    miss_bytes: int = MISS_BYTES  # what a miss of it brings
+    miss_bytes: int = MISS_BYTES  # what a miss of it brings without us
     judge_ns: int = 0
     touched_ns: int = 0
     memory_ns: int = 0
@@ -110,7 +111,7 @@ class WholeFiles:
 
     def judge(self, book: VisitedFile, reader: Reader, link: Link, now_ns: int) -> None:
         """A visit has come: whether the file is to be read whole from now on."""
-        book.miss_bytes = link.miss_bytes
+        book.miss_bytes = mmap.PAGESIZE if reader.says_random else link.miss_bytes
         if reader.random:
             book.ranks.add(reader.rank)
         if now_ns < book.judge_ns or book.stream is not None or not book.visits.places:

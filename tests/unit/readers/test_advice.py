@@ -81,6 +81,30 @@ def test_of_who_says_random_a_miss_brings_no_more_than_a_block(bed: Bed, file: F
     assert bed.ahead._link(region.reader).miss_bytes == BLOCK < file.ahead_bytes
 
 
+def test_ahead_of_who_says_random_less_may_be_lost(bed: Bed, file: FileState) -> None:
+    """Plain reads one page a miss."""
+    region = bed.region(file)
+    link = bed.ahead._link(region.reader)
+    rooms = [bed.ahead._room_of(region.reader, link)]
+    say(bed, region, Stated.RANDOM)
+    rooms.append(bed.ahead._room_of(region.reader, link))
+    assert 0 < 4 * rooms[1] < rooms[0] == bed.ahead.room_bytes()
+
+
+def test_what_a_whole_file_may_cost_follows_the_pages_of_who_says_random(
+    bed: Bed, file: FileState
+) -> None:
+    region = bed.region(file)
+    of = bed.ahead._of(file)
+    brought = []
+    for what in (Stated.NORMAL, Stated.RANDOM):
+        say(bed, region, what)
+        of.visited.visits.places = 1
+        bed.ahead._whole.judge(of.visited, region.reader, bed.ahead._link(region.reader), 0)
+        brought.append(of.visited.miss_bytes)
+    assert brought == [file.ahead_bytes, mmap.PAGESIZE]
+
+
 def test_normal_takes_it_back(bed: Bed, file: FileState) -> None:
     region = bed.region(file)
     say(bed, region, Stated.RANDOM)
