@@ -203,9 +203,11 @@ static int by_pagemap(int fd, uint64_t address, uint64_t length, uint64_t *run, 
 int up_touched_runs(int pagemap_fd, uint64_t address, uint64_t length, uint64_t *run, int max_runs,
 		    uint64_t *next)
 {
-	static int no_scan;
+	static int no_scan = -1;
 	int n;
 
+	if (__atomic_load_n(&no_scan, __ATOMIC_RELAXED) < 0) /* as on a kernel before 6.7, for tests */
+		__atomic_store_n(&no_scan, getenv("UFFDPREFETCH_TEST_NO_PAGEMAP_SCAN") != NULL, __ATOMIC_RELAXED);
 	if (!__atomic_load_n(&no_scan, __ATOMIC_RELAXED)) {
 		n = by_scan(pagemap_fd, address, length, run, max_runs, next);
 		if (n >= 0 || !up_has_no_scan(-n))

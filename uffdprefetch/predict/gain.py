@@ -11,8 +11,8 @@ from the books of the run: of what was read ahead and then used, which misses di
   and c for what the reader computes for what it brings it waits (T - c) / 2. A look at the page
   tables tells what was passed since the one before, and c is no more than that time: so a reader
   that takes many megabytes at once and then computes is told from one that computes for each.
-- Who goes backward waits for each request as a whole: nobody reads ahead for it, and half of what
-  is read around a miss is there already.
+- Who goes backward waits for each request as a whole: nobody reads ahead for it. (Page by page
+  half of what is read around a miss is there already; piece by piece it is not.)
 - Some have no readahead (MADV_RANDOM): their first misses, before anything was read ahead, have
   brought less each, and were whole.
 - Readers, and threads of one, wait side by side; however they wait, the bytes come over the link.
@@ -116,11 +116,26 @@ class Used:
 @dataclass(frozen=True)
 class FileReads:
     """Of one file, or of several. ``request_bytes``: what a miss brings; ``brought``: the part of
-    what was asked for ahead that was not in memory already."""
+    what was asked for ahead that was not in memory already. What one miss brings are no two:
+    ``pieces`` of the file, of ``request_bytes``, in which all that was used had been read ahead,
+    and ``own_pieces``, the others; None: there are as many as runs."""
 
     used: Used
     request_bytes: int
     brought: float = 1.0
+    pieces: int | None = None
+    own_pieces: int | None = None
+
+    @property
+    def misses_elsewhere(self) -> int:
+        """Of readers that have come from elsewhere, misses that did not happen."""
+        return self.used.runs if self.pieces is None else min(self.used.runs, self.pieces)
+
+    @property
+    def own_elsewhere(self) -> int:
+        """... and those that plain would have had, too."""
+        runs = self.used.demand_runs
+        return runs if self.own_pieces is None else min(runs, self.own_pieces)
 
     def with_(self, other: FileReads) -> FileReads:
         """Both together, where one request brings as much of either."""
@@ -142,7 +157,9 @@ class FileReads:
         )
         brought = self.brought * a.ahead_blocks + other.brought * b.ahead_blocks
         share = brought / both.ahead_blocks if both.ahead_blocks else 1.0
-        return FileReads(both, self.request_bytes, share)
+        misses = self.misses_elsewhere + other.misses_elsewhere
+        own = self.own_elsewhere + other.own_elsewhere
+        return FileReads(both, self.request_bytes, share, misses, own)
 
 
 @dataclass(frozen=True)
@@ -174,10 +191,11 @@ class Link:
 
 
 class Spared(NamedTuple):
-    """Waiting of all threads together for what was read ahead of them, that did not happen, and its
-    bytes; at the most that for what was not."""
+    """Waiting of all threads together for what was read ahead of them, that did not happen, at the
+    least and at the most, and its bytes; at the most that for what was not."""
 
     seconds: float
+    most_seconds: float
     bytes: float
     own_seconds: float
 
@@ -188,13 +206,17 @@ def spared(one: FileReads, link: Link, watched: Watched, misses: int) -> Spared:
     ``misses``: touches, of any file, that have waited for a request in spite of us.
     """
     used, blocks, often = one.used, one.used.ahead_blocks, one.used.first.a_block
+    if (
+        blocks < 2 * used.runs
+    ):  # the first misses were in order, of an index, and the others are not
+        often = 0.0
     request_bytes = min(one.request_bytes, BLOCK_BYTES / often) if often else one.request_bytes
     whole = link.seconds(request_bytes)
     each = BLOCK_BYTES / request_bytes * whole  # of blocks, as long as there is readahead
     demand_on = used.demand_blocks - used.demand_runs
     if often:
-        seconds = (used.runs + (blocks - used.runs) * often) * whole
-        own = (used.demand_runs + demand_on * often) * whole
+        seconds = (one.misses_elsewhere + (blocks - used.runs) * often) * whole
+        own = (one.own_elsewhere + demand_on * often) * whole
     elif request_bytes < BLOCK_BYTES:  # no readahead: each block was one miss at the least
         seconds, own = blocks * whole, used.demand_blocks * whole
     else:
@@ -203,18 +225,22 @@ def spared(one: FileReads, link: Link, watched: Watched, misses: int) -> Spared:
         went_on = [*used.went_on.values(), *([] if used.backward else [used.back])]
         passed = [(n, ns / 1e9 * share) for n, ns in went_on]
         passed.append((used.passed, computed))  # it is not known when
-        seconds = used.runs * whole + sum(max(0.0, n * each - while_) / 2 for n, while_ in passed)
+        seconds = one.misses_elsewhere * whole + sum(
+            max(0.0, n * each - while_) / 2 for n, while_ in passed
+        )
         if used.backward:
-            half = link.seconds(request_bytes / 2)
-            seconds += used.back[0] * BLOCK_BYTES * 2 / request_bytes * half
-        own = used.demand_runs * whole + demand_on * each / 2
+            seconds += used.back[0] * each
+        own = one.own_elsewhere * whole + demand_on * each / 2
     own = min(own, misses * whole)
-    return Spared(one.brought * seconds, one.brought * blocks * BLOCK_BYTES, own)
+    # none of them while another was under way
+    most = max(seconds, one.misses_elsewhere * whole + (blocks - used.runs) * each)
+    spared_bytes = one.brought * blocks * BLOCK_BYTES
+    return Spared(one.brought * seconds, one.brought * most, spared_bytes, own)
 
 
 class Gain(NamedTuple):
     """Wall time of the readers: that they waited less, at the least (less than 0: more), and what
-    the link was busy with for nothing beyond what was spared."""
+    the link was busy with for nothing beyond all that can have been spared."""
 
     saved_seconds: float
     lost_seconds: float
@@ -227,11 +253,11 @@ def gain(
     more than 0."""
     side_by_side = max(1.0, watched.thread_seconds / watched.wall_seconds)
     found = [spared(one, link, watched, misses) for one in files]
-    seconds = sum(one.seconds for one in found)
+    seconds, most = sum(one.seconds for one in found), sum(one.most_seconds for one in found)
     own = min(watched.waited_seconds, sum(one.own_seconds for one in found))
     on_link = sum(one.bytes for one in found) / link.bandwidth_bytes_per_second
     without = max(seconds + own, on_link * side_by_side - watched.computed_seconds)
     return Gain(
         (without - watched.waited_seconds) / side_by_side,
-        unused_bytes / link.bandwidth_bytes_per_second - seconds / side_by_side,
+        unused_bytes / link.bandwidth_bytes_per_second - most,
     )

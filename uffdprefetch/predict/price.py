@@ -14,9 +14,11 @@ from dataclasses import dataclass
 SHY = 2.0
 #: Seconds of the link that may be lost before anything is known.
 FREE_SECONDS = 0.05
-#: The same, ahead of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it
-#: brings a page, so that plain reads little.
-RANDOM_FREE_SECONDS = 0.01
+#: Beyond as many bytes as were used, no more than so many may be lost, however fast the link is:
+#: others share the storage. Ahead of a reader whose job says that it reads in no order
+#: (MADV_RANDOM) fewer, as a miss of it brings a page, and plain reads little.
+FREE_BYTES = 16 << 20
+RANDOM_FREE_BYTES = 2 << 20
 #: Part of what was saved that may be lost.
 SHARE = 0.5
 #: Of what is asked for and not yet used, so much is thought to be lost.
@@ -93,11 +95,12 @@ class Account:
         return self.asked - self.used - self.lost
 
     def room_bytes(
-        self, bandwidth: float, open_share: float = OPEN_SHARE, free_seconds: float = FREE_SECONDS
+        self, bandwidth: float, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
     ) -> int:
         """So many more may be asked for, if ``open_share`` of what is open is lost, and
-        ``free_seconds`` of the link may be lost before anything is known."""
-        may_lose = (free_seconds + SHARE * self.saved_seconds) * bandwidth
+        ``free_bytes`` more than are used may be."""
+        may_lose = (FREE_SECONDS + SHARE * self.saved_seconds) * bandwidth
+        may_lose = min(may_lose, free_bytes + self.used)
         return max(0, int((may_lose - self.lost) / open_share) - self.open)
 
     def note_use(self, used: int, was_lost: int, is_miss: bool, link: Link) -> None:

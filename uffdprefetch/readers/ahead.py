@@ -24,11 +24,12 @@ from uffdprefetch.predict.fronts import (
     State,
 )
 from uffdprefetch.predict.price import (
+    FREE_BYTES,
     FREE_SECONDS,
     LEAST_GAIN,
     MISS_BYTES,
     PIECE_BYTES,
-    RANDOM_FREE_SECONDS,
+    RANDOM_FREE_BYTES,
     Account,
     Link,
     least_probability,
@@ -542,8 +543,8 @@ class Ahead(Predictor):
 
     def _room_of(self, reader: Reader, link: Link) -> int:
         """So much more may be asked for on a guess ahead of it."""
-        free = RANDOM_FREE_SECONDS if reader.says_random else FREE_SECONDS
-        return self.account.room_bytes(link.bandwidth, free_seconds=free)
+        free_bytes = RANDOM_FREE_BYTES if reader.says_random else FREE_BYTES
+        return self.account.room_bytes(link.bandwidth, free_bytes=free_bytes)
 
     def room_bytes(self) -> int:
         """So much more may be asked for on a guess now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = gain.BLOCK_BYTES
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
+_ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
 _IS_NEW = bytes(not i & _USED for i in range(256))
 #: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
@@ -320,6 +322,20 @@ class FileState:
             for i, bit in enumerate(bits):
                 counts[i] -= beyond * (self.blocks[-1] == bit)
         return counts[0], counts[1], counts[2]
+
+    def pieces_used(self, piece_bytes: int) -> tuple[int, int]:
+        """Pieces of the file, of so many bytes each, in which something was used: those in which
+        all of that had been read ahead, and the others. No more are counted than there are runs."""
+        blocks, ahead, own = max(1, piece_bytes // BLOCK_BYTES), 0, 0
+        used = _ANY_USED.search(self.blocks)
+        while used and (ahead < self.used.runs or own < self.used.demand_runs):
+            first = used.start() // blocks * blocks
+            if self.blocks.count(_USED, first, first + blocks):
+                own += 1
+            else:
+                ahead += 1
+            used = _ANY_USED.search(self.blocks, first + blocks)
+        return ahead, own
 
     def unused_bytes(self, first: int, last: int) -> int:
         """Bytes of the blocks first to last - 1 that are prefetched and not used yet."""

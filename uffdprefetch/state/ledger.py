@@ -419,4 +419,4 @@ def reads_of(file: FileState) -> FileReads:
         request_bytes = max(uffd.PAGE_BYTES, file.unit_bytes)
     asked_bytes = file.prefetched_bytes + file.already_resident_bytes
     brought = file.prefetched_bytes / asked_bytes if asked_bytes else 1.0
-    return FileReads(file.used, request_bytes, brought)
+    return FileReads(file.used, request_bytes, brought, *file.pieces_used(request_bytes))

@@ -91,7 +91,7 @@ def test_who_goes_backward_waits_for_each_request_as_a_whole() -> None:
     for _ in range(100):
         used.came(8, 8, used_before=False, used_behind=True)
         used.looked(LOOK_NS)
-    assert told(used, 0.4) == pytest.approx(TOOK + 100 * 8 * LINK.seconds(PIECE / 2))
+    assert told(used, 0.4) == pytest.approx(TOOK + 100 * 8 * BLOCK_BYTES / PIECE * TOOK)
 
 
 def test_slices_that_go_backward_are_each_read_in_order() -> None:
@@ -172,6 +172,24 @@ def test_bytes_for_nothing_are_lost_as_far_as_they_exceed_what_was_spared() -> N
     found = gain([FileReads(used, PIECE)], 0, 300_000_000, watched(3.0, 2.0), LINK)
     assert found.lost_seconds == pytest.approx(1.0 - 100 * TOOK)
     assert found.saved_seconds == pytest.approx(100 * TOOK - 2.0)
+
+
+def test_what_one_miss_brings_are_no_two_misses() -> None:
+    """With a readahead of MiB pages of a file, here and there, come by few of them."""
+    used = Used(runs=500)
+    alone = gain([FileReads(used, PIECE)], 0, 0, watched(9.0), LINK).saved_seconds
+    few = gain([FileReads(used, PIECE, pieces=20)], 0, 0, watched(9.0), LINK).saved_seconds
+    both = FileReads(used, PIECE, pieces=20).with_(FileReads(Used(runs=7), PIECE))
+    assert few == pytest.approx(20 * TOOK) and alone > few
+    assert both.misses_elsewhere == 27
+
+
+def test_a_loss_is_none_that_misses_one_after_the_other_can_have_been() -> None:
+    """Of who goes on in order at the least a half of each is spared; at the most all of it."""
+    used, _ = in_order(1000, 0.0)
+    found = gain([FileReads(used, PIECE)], 0, 600_000_000, watched(3.0, 2.9), LINK)
+    requests = 1000 * BLOCK_BYTES / PIECE
+    assert found.lost_seconds == pytest.approx(2.0 - requests * TOOK, abs=0.01)
 
 
 def test_the_books_of_several_files_are_theirs_together() -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.predict.price import (
+    FREE_BYTES,
     FREE_SECONDS,
     OPEN_SHARE,
+    RANDOM_FREE_BYTES,
     SHARE,
     SHY,
     Account,
@@ -52,8 +54,18 @@ def test_a_run_may_lose_what_is_free_and_a_part_of_what_it_has_saved() -> None:
     assert account.room_bytes(LINK.bandwidth) == int(free / OPEN_SHARE)
     account.asked = account.lost = int(free)
     assert account.room_bytes(LINK.bandwidth) == 0
-    account.saved_seconds = 1.0
-    assert account.room_bytes(LINK.bandwidth) == int(SHARE * LINK.bandwidth / OPEN_SHARE)
+    account.saved_seconds = 0.01
+    assert account.room_bytes(LINK.bandwidth) == int(0.01 * SHARE * LINK.bandwidth / OPEN_SHARE)
+
+
+@pytest.mark.parametrize("free", [FREE_BYTES, RANDOM_FREE_BYTES])
+def test_no_more_is_lost_than_was_used_and_a_little_however_fast_the_link_is(free: int) -> None:
+    account = Account(saved_seconds=1.0)
+    assert account.room_bytes(20e9, free_bytes=free) == free / OPEN_SHARE
+    account.asked = account.lost = free
+    assert account.room_bytes(20e9, free_bytes=free) == 0
+    account.asked, account.used = free + BLOCK, BLOCK
+    assert account.room_bytes(20e9, free_bytes=free) == BLOCK / OPEN_SHARE
 
 
 def test_what_is_open_is_thought_half_lost() -> None:
