@@ -95,6 +95,7 @@ static void pin(const struct up_pool *p, struct pool_file *f, uint64_t first, ui
 {
 	uint32_t now = pool_now_ms(p);
 
+	f->mapped += end - first;
 	for (uint64_t c = first; c < end; c++) {
 		f->pins[c]++;
 		f->touched_ms[c] = now;

@@ -32,6 +32,9 @@
 /* The memfd's inode is locked while it is written, and whoever waits for memory there waits with the lock, which a
  * punch needs: it is let go of after so much. */
 #define WRITE_BYTES (64u << 10)
+/* Where a request costs the same whatever it brings, a miss brings all of that, as long as no more than so much beyond
+ * what readers were given was read so: who reads here and there uses little of it. FREE_BYTES of predict/price.py. */
+#define UNIT_FREE_BYTES (16u << 20)
 /* Of bring(): up_pool_room(0) was called meanwhile. */
 #define GIVES_ALL 1
 /* Then it is looked again whether something may go. */
@@ -155,6 +158,7 @@ static int take_demand(struct up_pool *p, struct fill *out)
 		struct pool_demand *d = &p->demand[i % p->demand_room];
 		struct pool_file *f = d->file < 0 ? NULL : &p->file[d->file];
 		uint64_t most = d->run, first = d->chunk, low = first;
+		int whole;
 
 		if (!f || !f->used || f->state[d->chunk] != UP_WANTED) {
 			leave_demand(p, i);
@@ -162,7 +166,8 @@ static int take_demand(struct up_pool *p, struct fill *out)
 		}
 		if (has_its_threads(p, f))
 			continue; /* which look here again when they have read */
-		if (p->options.run_bytes || (unit_of(p, f) && all_fit(p))) { /* on its own grid */
+		whole = unit_of(p, f) && all_fit(p) && f->by_unit <= f->mapped + UNIT_FREE_BYTES / pool_chunk_bytes(p);
+		if (p->options.run_bytes || whole) { /* on its own grid */
 			most = p->options.run_bytes ? pool_run_most(p) : unit_of(p, f);
 			low -= low % most;
 			while (first > low && absent_run(f, first - 1, 1))
@@ -174,6 +179,7 @@ static int take_demand(struct up_pool *p, struct fill *out)
 		*out = (struct fill){ .file = d->file, .first = first,
 				      .count = absent_run(f, first, most) };
 		if (begin(p, out)) {
+			f->by_unit += whole ? out->count : 0;
 			leave_demand(p, i);
 			return 1;
 		}

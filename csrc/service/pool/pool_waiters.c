@@ -132,6 +132,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		end = w.chunk + found->run < first + count ? w.chunk + found->run : first + count;
 		if (w.chunk == found->at && found->high < end)
 			found->high = end;
+		p->file[file].mapped += end - w.chunk;
 		r = *found;
 		pool_use(c);
 		turn = pool_begin_mapping(c);
