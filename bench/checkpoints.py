@@ -199,7 +199,7 @@ def _run(case: Case, variant: str, bed: Any, directory: Path) -> dict[str, Any]:
         os.chmod(scratch, 0o777)
         summary = Path(scratch) / "summary.json"
         if added is not None:
-            env |= {"UFFDPREFETCH_RUNDIR": scratch, **added}
+            env |= {"UFFDPREFETCH_RUNDIR": f"{scratch}/run", **added}
             wrap = [sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-o", str(summary)]
             words = [*wrap, *case.wrap, "--", *words]
         if case.user:

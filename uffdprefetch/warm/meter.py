@@ -48,8 +48,10 @@ class Meter:
     #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
     _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     _pages: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    #: Of those of which nothing was there, be it under way; of large ones, little.
+    #: Of those of which nothing was there, be it under way; of large ones, little; and the others,
+    #: which tell only as long as there is nothing better.
     _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _mixed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     _large: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * RECENT))
     _link: Storage | None = None
     _link_is_old: bool = False
@@ -85,8 +87,9 @@ class Meter:
         if result.bytes + result.resident_bytes >= TELLING_BYTES:
             if result.bytes >= 3 * result.resident_bytes:
                 self._large.append((result.bytes, took))
-        elif not result.resident_bytes:
-            self._small.append((result.bytes, took))
+        else:
+            kind = self._mixed if result.resident_bytes else self._small
+            kind.append((result.bytes, took))
 
     def note_pages(self, result: uffd.WarmResult, pages: int) -> None:
         """Feed reads of so many single pages."""
@@ -130,9 +133,10 @@ class Meter:
         return self._link
 
     def _measured(self) -> Storage | None:
-        if not self._large or not (self._small or self._pages):
+        few = self._small or (() if self._pages else self._mixed)
+        if not self._large or not (few or self._pages):
             return None
-        small = min(self._small, key=lambda one: one[1], default=(0, 0.0))
+        small = min(few, key=lambda one: one[1], default=(0, 0.0))
         pages = min(self._pages, default=0.0)
         quickest, rates = small[1] or pages, list[float]()
         # what is left of it without a latency is little where the link is long: few tell that not

@@ -38,6 +38,20 @@ def test_the_quickest_of_pages_and_of_what_was_read_alone_tells_it() -> None:
     assert met(slow, pages=(0.02, LATENCY)).cost().latency_seconds == pytest.approx(LATENCY)
 
 
+def test_until_something_better_is_known_what_was_there_in_part_tells_a_link() -> None:
+    """Where no reader's pages are read and a first request met its readahead, nothing told: the link
+    was thought slow, and little was read ahead of who went on in order."""
+    meter = met((MIB, LATENCY + MIB / BANDWIDTH))
+    assert meter.link is None
+    half = read(MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)._replace(resident_bytes=MIB // 8)
+    meter.note_alone(half)
+    assert meter.link is not None
+    assert meter.link.latency_seconds == pytest.approx(LATENCY, rel=0.3)
+    meter.note_alone(half._replace(done_ns=10_000))
+    meter.note_alone(read(MIB // 16, LATENCY + MIB / 16 / BANDWIDTH))
+    assert meter.link.latency_seconds == pytest.approx(LATENCY, rel=0.3)
+
+
 def test_what_others_have_read_tells_too() -> None:
     fills = [(MIB // 16, 0.9 * LATENCY + MIB / 16 / BANDWIDTH)] * 3
     assert met().cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY)
