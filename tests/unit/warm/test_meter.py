@@ -39,8 +39,8 @@ def test_the_quickest_of_pages_and_of_what_was_read_alone_tells_it() -> None:
 
 
 def test_until_something_better_is_known_what_was_there_in_part_tells_a_link() -> None:
-    """Where no reader's pages are read and a first request met its readahead, nothing told: the link
-    was thought slow, and little was read ahead of who went on in order."""
+    """Where no pages of checkpoints are read, and the first request met the kernel's readahead,
+    nothing told: the link was thought slow, and little was read ahead of who went on in order."""
     meter = met((MIB, LATENCY + MIB / BANDWIDTH))
     assert meter.link is None
     half = read(MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)._replace(resident_bytes=MIB // 8)
