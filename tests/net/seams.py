@@ -337,9 +337,10 @@ def _decisions(world: World, put: Put) -> None:
         world.decide("tell", number(self), *told(message))
         send(self, message, fds)
 
-    def degraded(self: ledger.Ledger, text: str) -> None:
-        world.decide("finding", text)
-        degrade(self, text)
+    def degraded(self: ledger.Ledger, text: str, path: str = "", is_mendable: bool = True) -> None:
+        note = ledger.Note(text, path, is_mendable)
+        world.decide("finding", note.line)
+        degrade(self, text, path, is_mendable)
 
     def asks(self: indexer_client.IndexerClient, question: dict[str, Any], done: Any) -> None:
         world.decide("ask", question)

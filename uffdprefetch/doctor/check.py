@@ -19,6 +19,12 @@ OK, LIMIT, CANNOT, NOTE, SKIPPED = "ok", "limit", "cannot", "note", "skipped"
 #: A probe that takes longer hangs: on a file server that is away, or in the kernel.
 PROBE_TIMEOUT_SECONDS = 30.0
 
+#: Checks of the nodes of an allocation (doctor/cluster.py).
+LAUNCHER, MEETING, MPI = "cluster: launcher", "cluster: meeting", "cluster: MPI"
+MESSAGES, NETWORK = "cluster: messages", "cluster: network"
+CPUS, PRIVACY = "cluster: CPUs", "cluster: privacy"
+OF_NODES = frozenset((LAUNCHER, MEETING, MPI, MESSAGES, NETWORK, CPUS, PRIVACY))
+
 
 @dataclass
 class Check:

@@ -15,7 +15,20 @@ from typing import Any
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.cluster import mpi_start, slurm
-from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check
+from uffdprefetch.doctor.check import (
+    CANNOT,
+    CPUS,
+    LAUNCHER,
+    LIMIT,
+    MEETING,
+    MESSAGES,
+    MPI,
+    NETWORK,
+    NOTE,
+    OK,
+    PRIVACY,
+    Check,
+)
 
 #: MPI_Init of all nodes, and the messages of rank 0 with each.
 START_SECONDS, EACH_SECONDS = 30.0, 3.0
@@ -52,10 +65,10 @@ def examine(config: Config, environ: Mapping[str, str]) -> list[Check]:
         with tempfile.TemporaryDirectory(prefix=".uffdprefetch-doctor-", dir=meet) as directory:
             return _tried(found, nodes, Path(directory), _run)
     except mpi_start.NoMpiError as error:
-        return [Check("cluster: launcher", CANNOT, str(error), "nodes cannot share by MPI")]
+        return [Check(LAUNCHER, CANNOT, str(error), "nodes cannot share by MPI")]
     except OSError as error:
         why = f"nodes cannot meet in {meet}: {error.strerror}"
-        return [Check("cluster: meeting", CANNOT, why, "name another directory with --meet")]
+        return [Check(MEETING, CANNOT, why, "name another directory with --meet")]
 
 
 Run = Callable[[mpi_start.Way, int, Path], str]
@@ -103,7 +116,7 @@ def _tried(
         why.append(f"{way.name}: {worlds}")
     return [
         Check(
-            "cluster: launcher", CANNOT, "; ".join(why), "each node reads for itself",
+            LAUNCHER, CANNOT, "; ".join(why), "each node reads for itself",
             "name the site's: --launcher 'srun --mpi=...'",
         )
     ]  # fmt: skip
@@ -115,7 +128,7 @@ def _not_seen(way: str, by: int, size: int, directory: Path) -> Check:
     if not by:
         found = f"{way} works, but no node sees {directory}"
     return Check(
-        "cluster: meeting", CANNOT, found, "they cannot meet there",
+        MEETING, CANNOT, found, "they cannot meet there",
         "uffdprefetch doctor --cluster --meet DIRECTORY  # on a file system that all nodes share",
     )  # fmt: skip
 
@@ -133,11 +146,11 @@ def _launcher(way: str, ranks: Sequence[Mapping[str, Any]], others: str) -> Chec
     hosts = sorted({rank["host"] for rank in ranks})
     if len(hosts) < 2:
         return Check(
-            "cluster: launcher", LIMIT, f"{way}: {len(ranks)} ranks on {hosts[0]} alone",
+            LAUNCHER, LIMIT, f"{way}: {len(ranks)} ranks on {hosts[0]} alone",
             "there is nobody to share with: run it where the job runs, in its allocation",
         )  # fmt: skip
     return Check(
-        "cluster: launcher", OK, f"{way} makes one world of {len(ranks)} nodes{others}",
+        LAUNCHER, OK, f"{way} makes one world of {len(ranks)} nodes{others}",
         values={"way": way, "hosts": hosts},
     )  # fmt: skip
 
@@ -146,10 +159,8 @@ def _mpi(ranks: Sequence[Mapping[str, Any]]) -> Check:
     kinds = sorted({(rank["library"], rank["mpi4py"], rank["thread_level"]) for rank in ranks})
     text = "; ".join(f"{lib}, mpi4py {mpi4py}, {level}" for lib, mpi4py, level in kinds)
     if len(kinds) > 1:
-        return Check(
-            "cluster: MPI", LIMIT, text, "nodes differ: they may not understand each other"
-        )
-    return Check("cluster: MPI", OK, text)
+        return Check(MPI, LIMIT, text, "nodes differ: they may not understand each other")
+    return Check(MPI, OK, text)
 
 
 def _messages(with_: Sequence[Mapping[str, Any]]) -> Check:
@@ -158,7 +169,7 @@ def _messages(with_: Sequence[Mapping[str, Any]]) -> Check:
     rate = slowest["bytes_per_second"]
     slow = rate < SLOW_BYTES_PER_SECOND
     return Check(
-        "cluster: messages", NOTE if slow else OK,
+        MESSAGES, NOTE if slow else OK,
         f"{format_duration(latency)} one way at the most, {format_size(int(rate))}/s there and back"
         " at the least",
         "slower than many file systems: what storage brings quicker is read from there" if slow
@@ -173,10 +184,10 @@ def _links(with_: Sequence[Mapping[str, Any]]) -> Check:
     found = f"{format_size(seen)} on this node's links for {format_size(sent)} of messages"
     if seen < sent // 2:
         return Check(
-            "cluster: network", NOTE, found,
+            NETWORK, NOTE, found,
             "they went by a device without counters here, or the ranks are on one node",
         )  # fmt: skip
-    return Check("cluster: network", OK, found, values={"sent_bytes": sent, "link_bytes": seen})
+    return Check(NETWORK, OK, found, values={"sent_bytes": sent, "link_bytes": seen})
 
 
 def _cpus(ranks: Sequence[Mapping[str, Any]]) -> Check:
@@ -185,16 +196,16 @@ def _cpus(ranks: Sequence[Mapping[str, Any]]) -> Check:
     found = f"{least['cpus']} CPUs on {least['host']}, {idle:.1f} of them idle at the least"
     if least["cpus"] < 2:
         return Check(
-            "cluster: CPUs", LIMIT, found,
+            CPUS, LIMIT, found,
             "service and transport share one core with the job: let it have all of the node's",
         )  # fmt: skip
     if idle < IDLE_LEAST_CPUS:
-        return Check("cluster: CPUs", NOTE, found, "moving bytes takes time from what runs here")
-    return Check("cluster: CPUs", OK, found)
+        return Check(CPUS, NOTE, found, "moving bytes takes time from what runs here")
+    return Check(CPUS, OK, found)
 
 
 def _privacy() -> Check:
     return Check(
-        "cluster: privacy", NOTE, "MPI authenticates nobody and encrypts nothing",
+        PRIVACY, NOTE, "MPI authenticates nobody and encrypts nothing",
         "whoever reaches its ports on the nodes' network can send and listen",
     )  # fmt: skip

@@ -230,10 +230,10 @@ def huge_pages() -> Check:
     if refused is not None:
         return Check(
             name, NOTE, f"shmem_enabled is {chosen}, a memfd got one; another process's page table "
-            f"did not: process_madvise: {refused}",
+            f"did not: process_madvise: {why(refused)}",
             "the pool's memory is huge pages, mapped as 512 small ones: more CPU, nothing else",
             "sudo setcap cap_sys_nice+ep $(readlink -f $(command -v python3))"
-            if refused.startswith("EPERM") else None,
+            if refused.errno == errno.EPERM else None,
         )  # fmt: skip
     return Check(
         name, OK, f"shmem_enabled is {chosen}; a memfd got one, and a page table",
@@ -241,7 +241,7 @@ def huge_pages() -> Check:
     )  # fmt: skip
 
 
-def _map_in_a_child(memfd: int, length: int) -> str | None:
+def _map_in_a_child(memfd: int, length: int) -> OSError | None:
     """Put a huge page of the memfd into another process's page table, as the pool does
     (csrc/service/pool/pool_map.c): why that does not work, or None."""
     anywhere = sc.mmap(memfd, 2 * length, shared=True)
@@ -261,7 +261,7 @@ def _map_in_a_child(memfd: int, length: int) -> str | None:
             sc.MADV_COLLAPSE, 0,
         )  # fmt: skip
     except OSError as error:
-        return why(error)
+        return error
     finally:
         os.close(pidfd)
         os.kill(pid, signal.SIGKILL)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 from uffdprefetch.doctor import RUNG_1, Report
-from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check
+from uffdprefetch.doctor.check import CANNOT, LAUNCHER, LIMIT, NOTE, OF_NODES, OK, Check
 
 _STYLES = {"ok": "green", "limit": "yellow", "cannot": "bold red", "note": "cyan", "skipped": "dim"}
 #: Lines of what is lacking.
@@ -16,7 +16,7 @@ LACKS_MAX = 5
 #: What each of these checks stands for, where it is well.
 _WORKS = {
     "pool": "the pool", "eBPF (bcc)": "the kernel's events in traces", "warm 4 MiB": "the path",
-    "cluster: launcher": "nodes that share",
+    LAUNCHER: "nodes that share",
 }  # fmt: skip
 #: They tell how readers are followed, which one line of the short report does.
 _OF_FOLLOWING = frozenset(
@@ -37,7 +37,7 @@ def _verdict(report: Report) -> str:
     fatal = next((check for check in report.checks if check.status == CANNOT), None)
     if fatal is not None:
         return f"{report.verdict}: {fatal.name}: {fatal.found}"
-    world = [check.found for check in report.checks if check.name == "cluster: launcher"]
+    world = [check.found for check in report.checks if check.name == LAUNCHER]
     return "; ".join((f"{report.verdict}: {report.rung_reason}", *world))
 
 
@@ -45,7 +45,7 @@ def _grouped(checks: Sequence[Check]) -> list[tuple[str, list[Check]]]:
     """The checks under the names of what they are about, the last ones about a path or nodes."""
     found = [(name, [c for c in checks if c.name in names]) for name, names in _GROUPS]
     known = {name for _, names in _GROUPS for name in names}
-    nodes = [c for c in checks if c.name.startswith("cluster: ")]
+    nodes = [c for c in checks if c.name in OF_NODES]
     rest = [c for c in checks if c.name not in known and c not in nodes]
     both = (*found, ("the path", rest), ("the nodes", nodes))
     return [(name, some) for name, some in both if some]

@@ -42,6 +42,7 @@ def summary(
         unserved_read_files_sensor=why,
         storage_read_reason=why,
     )
+    fallen_back = [why_fallen_back(config)] if config.engine_asked else []
     return vars(
         doc.Summary(
             run=run,
@@ -54,6 +55,7 @@ def summary(
             totals=vars(totals),
             service=doc.service(service_cpu_seconds, died=died, silent=silent),
             storage=doc.storage(why),
-            degradations=[why_fallen_back(config)] if config.engine_asked else [],
+            degradations=fallen_back,
+            notes=[{"path": "", "text": text} for text in fallen_back],
         )
     )

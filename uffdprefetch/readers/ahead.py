@@ -215,8 +215,9 @@ class Ahead(Predictor):
             except MemoryError:
                 fronts = FileFronts(0, law, self.account, ending)
                 self._ledger.degrade(
-                    f"{file.path}: too large for the service's memory: nothing is read ahead of"
-                    " whoever reads it in no known order; let it have more (ulimit -v)"
+                    "too large for the service's memory: nothing is read ahead of"
+                    " whoever reads it in no known order; let it have more (ulimit -v)",
+                    file.path,
                 )
             visited = VisitedFile(file, fronts, Visits(laws[1]))
             found = self._files[file.key] = _File(file, fronts, visited)
@@ -499,8 +500,8 @@ class Ahead(Predictor):
         alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0), BLOCK_BYTES)
         if not reader.reads_pool and alone <= LEAST_GAIN and front.length >= SETTLED_BLOCKS:
             self._ledger.leave_alone(
-                f"{of.file.path}: left to the kernel, whose readahead of"
-                f" {format_size(link.miss_bytes)} suffices"
+                f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
+                of.file.path,
             )
 
     @staticmethod

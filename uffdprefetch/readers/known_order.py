@@ -308,8 +308,9 @@ class KnownOrders(Predictor):
         if order.dropped:
             self._scheduler.forget(order.consumer)
             self._ledger.degrade(
-                f"{order.file.path}: rank {order.rank}: the order known from {order.how} is not "
-                f"followed any more: {order.dropped}"
+                f"rank {order.rank}: the order known from {order.how} is not "
+                f"followed any more: {order.dropped}",
+                order.file.path,
             )
 
     # ---- what is wanted -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -32,8 +33,13 @@ AGAIN_NS = 1000 * MS
 FILES_MAX = 4096
 #: Who has read within this time, beyond what is streamed, reads there.
 PASSING_NS = 1000 * MS
-#: StatedFile.by
-BY_JOB = "the job"
+
+
+class Sayer(Enum):
+    """Who has said that something will be needed; its value is for people."""
+
+    JOB = "the job"
+    USER = "--whole"
 
 
 @dataclass
@@ -44,7 +50,7 @@ class StatedFile:
     place: int  # where it begins in the order in which files were named, bytes
     rank: int
     pid: int
-    by: str  # who has said it, for people
+    by: Sayer
     is_guess: bool = False  # what it says may be more than it will touch
     in_pool: bool = False
     pending: IntervalSet = field(default_factory=IntervalSet)  # said, not decided
@@ -104,7 +110,7 @@ class StatedRanges:
     def mapped(self, region: Region) -> None:
         """A file is mapped, of which the user may have said that all of it will be needed."""
         if self._config.policy != "none" and self._config.wants_whole(region.file.path):
-            self._say(region, 0, region.file.size_bytes, "--whole", False)
+            self._say(region, 0, region.file.size_bytes, Sayer.USER, False)
 
     def needed(self, region: Region, start: int, end: int, is_populated: bool = False) -> None:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
@@ -112,13 +118,13 @@ class StatedRanges:
         of it; else a little, and what is said is more than what will be needed with many programs
         (pyarrow says it of all columns of a table)."""
         if self._config.policy == "auto":
-            self._say(region, start, end, BY_JOB, not is_populated)
+            self._say(region, start, end, Sayer.JOB, not is_populated)
 
     def unneeded(self, region: Region, start: int, end: int) -> None:
         """The job has no use for [start, end) now: it need not come any more, if only the process
         that has asked for it maps the file. What the user has said holds."""
         book = self.books.get(region.file.key)
-        if book is None or book.by != BY_JOB or list(book.readers) != [region.reader.pid]:
+        if book is None or book.by is not Sayer.JOB or list(book.readers) != [region.reader.pid]:
             return
         if region.file.attached > len(region.reader.regions):
             return
@@ -129,7 +135,7 @@ class StatedRanges:
         if book.stream is not None:
             book.stream.remove(start, end)
 
-    def _say(self, region: Region, start: int, end: int, by: str, is_guess: bool) -> None:
+    def _say(self, region: Region, start: int, end: int, by: Sayer, is_guess: bool) -> None:
         book = self._book(region, by)
         if book.stream is None and self._clock.now_ns() - book.ended_ns > AGAIN_NS:
             book.ranges, book.settled = IntervalSet(), IntervalSet()
@@ -142,7 +148,7 @@ class StatedRanges:
             for low, high in book.settled.missing(a, b):
                 book.pending.add(low, high)
 
-    def _book(self, region: Region, by: str) -> StatedFile:
+    def _book(self, region: Region, by: Sayer) -> StatedFile:
         file, reader = region.file, region.reader
         book = self.books.get(file.key)
         if book is None or book.file is not file:
@@ -210,7 +216,7 @@ class StatedRanges:
             book.ranges.add(start, end)
             book.stream.add(start, end)
             book.stage = Stage.STREAMED
-            book.why = f"{book.by} has said that it will be needed"
+            book.why = f"{book.by.value} has said that it will be needed"
         if book.stream is None:
             book.ended_ns = now
         book.pending = IntervalSet()
@@ -218,12 +224,13 @@ class StatedRanges:
     def _refuse(self, book: StatedFile, why: str, otherwise: str) -> None:
         if book.stream is None:
             book.stage = Stage.REFUSED
-            book.why = f"{book.by} has said that it will be needed, but {why}"
-        if book.by == "--whole" and not book.told:
+            book.why = f"{book.by.value} has said that it will be needed, but {why}"
+        if book.by is Sayer.USER and not book.told:
             book.told = True
             self._ledger.degrade(
-                f"{book.file.path}: --whole: {why}: not read whole; what lies ahead of its readers "
-                f"is; {otherwise} it would be"
+                f"--whole: {why}: not read whole; what lies ahead of its readers "
+                f"is; {otherwise} it would be",
+                book.file.path,
             )
 
     def _ends(self, book: StatedFile, stream: FileStream, now: int) -> bool:
@@ -231,7 +238,7 @@ class StatedRanges:
         if file.changed or file.fd < 0:
             self._end(book, Stage.STOPPED, "the file is not managed any more", now)
         elif (
-            book.by == BY_JOB
+            book.by is Sayer.JOB
             and book.readers
             and all(one.order.followed for one in book.readers.values())
         ):
@@ -242,7 +249,7 @@ class StatedRanges:
             room, limit = self._room.of(file, stream.pooled)
             if room < book.held_bytes(now):
                 why = f"memory became short ({limit.value})"
-                self._ledger.degrade(f"{file.path}: what was said to be needed is not read: {why}")
+                self._ledger.degrade(f"what was said to be needed is not read: {why}", file.path)
                 self._end(book, Stage.STOPPED, why, now)
         return book.stream is None
 
@@ -274,7 +281,7 @@ class StatedRanges:
                 return {
                     "state": book.stage.value,
                     "why": book.why,
-                    "by": book.by,
+                    "by": book.by.value,
                     "asked_bytes": book.said_bytes + book.withdrawn_bytes,
                     "read_bytes": book.streamed_bytes + streamed,
                 }

@@ -229,8 +229,9 @@ class Strides(Predictor):
             watch.next_ns = now + SEEK_NS
             if watch.over and self._always:
                 self._ledger.degrade(
-                    f"{watch.file.path}: --policy stride needs to know the records: {watch.over};"
-                    " prefetched by position"
+                    f"--policy stride needs to know the records: {watch.over};"
+                    " prefetched by position",
+                    watch.file.path,
                 )
             return
         watch.index_ns = watch.index_ns or now

@@ -154,7 +154,7 @@ class WholeFiles:
             book.told = True
             ranks = ", ".join(map(str, sorted(book.ranks)))
             many = "ranks" if len(book.ranks) > 1 else "rank"
-            self._ledger.degrade(f"{book.file.path}: {many} {ranks} jumps about; {why}")
+            self._ledger.degrade(f"{many} {ranks} jumps about; {why}", book.file.path)
 
     @property
     def active(self) -> bool:
@@ -196,7 +196,7 @@ class WholeFiles:
                 why = f"memory became short ({limit.value})"
                 if not book.told:
                     book.told = True
-                    self._ledger.degrade(f"{file.path}: it is not read whole any more: {why}")
+                    self._ledger.degrade(f"it is not read whole any more: {why}", file.path)
                 book.end(Stage.STOPPED, why)
         return book.stream is None
 

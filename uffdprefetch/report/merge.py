@@ -52,6 +52,7 @@ def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "cluster": _cluster(ordered),
         "service": _service([one.get("service") or {} for one in ordered]),
         "degradations": _degradations(ordered),
+        "notes": _notes(ordered),
         "oom": _oom([one["oom"] for one in ordered if one.get("oom")]),
         "nodes": ordered,
     }
@@ -162,3 +163,15 @@ def _degradations(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         for text in one.get("degradations") or []:
             said.setdefault(text, []).append(one["host"])
     return [text if len(hosts) > 1 else f"{hosts[0]}: {text}" for text, hosts in said.items()]
+
+
+def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The same of those that could be mended."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for one in summaries:
+        for note in one.get("notes") or []:
+            said.setdefault((note["path"], note["text"]), []).append(one["host"])
+    return [
+        {"path": path, "text": text if len(hosts) > 1 else f"on {hosts[0]}: {text}"}
+        for (path, text), hosts in said.items()
+    ]

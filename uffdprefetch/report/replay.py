@@ -9,6 +9,7 @@ from typing import Any
 
 from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.report.columns import aligned
+from uffdprefetch.report.simulate import FILE_SYSTEM
 from uffdprefetch.sim.replay.choices import AGREES, Check, Choice, Predicted, command_line
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.link import Storage
@@ -91,6 +92,7 @@ def picture(document: dict[str, Any]) -> dict[str, Any]:
             "seconds": row["seconds"],
             "preload_seconds": 0.0,
             "compute_seconds": row["seconds"] - row["stall_seconds"],
+            "source_kinds": {"storage": FILE_SYSTEM},
             "stall_seconds_by_source": {"storage": row["stall_seconds"]},
             "published_seconds": None,
         }

@@ -16,6 +16,8 @@ from uffdprefetch.sim.simulate import Row
 from uffdprefetch.sim.workload import Workload
 
 SCHEMA = "uffdprefetch.simulation/1"
+#: Of a source that is waited for: whose storage it is.
+FILE_SYSTEM, OWN, OTHERS = "file system", "own", "others"
 #: Two published times as near as this are no order: other sizes are drawn here than were there.
 TIE = 0.001
 #: Columns that go where a terminal is too narrow, the first one first.
@@ -68,11 +70,13 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
         *(f"own {name}" for name in names),
         *(f"other nodes' {name}" for name in names),
     ]
+    kinds = [FILE_SYSTEM, *([OWN] * len(names)), *([OTHERS] * len(names))]
     return entry | {
         "error": None if named.published is None else outcome.seconds / named.published - 1,
         "compute_seconds": outcome.compute_seconds,
         "preload_seconds": outcome.preload_seconds,
         "stall_seconds": outcome.stall,
+        "source_kinds": dict(zip(sources, kinds, strict=True)),
         "stall_seconds_by_source": dict(zip(sources, outcome.stall_seconds.tolist(), strict=True)),
         "consumed_mb": outcome.consumed_mb,
         "read_mb_by_source": dict(zip(sources, outcome.read_mb.tolist(), strict=True)),
@@ -89,6 +93,7 @@ _FIGURES = (
     "compute_seconds",
     "preload_seconds",
     "stall_seconds",
+    "source_kinds",
     "stall_seconds_by_source",
     "consumed_mb",
     "read_mb_by_source",

@@ -11,12 +11,15 @@ from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.report.png import matplotlib_or_error
+from uffdprefetch.report.simulate import FILE_SYSTEM, OTHERS, OWN
 
 COMPUTE, PRELOAD = "#9aa5b1", "#332288"
-#: Sources in their order: the file system, the node's own classes, other nodes' classes.
-FILE_SYSTEM = "#cc3311"
-OWN = ("#117733", "#44aa99", "#88ccaa", "#bbe3d0")
-OTHERS = ("#ddaa33", "#eecc77", "#f5e0ad", "#faf0d8")
+#: Of sources by their kind, in their order.
+SHADES = {
+    FILE_SYSTEM: ("#cc3311",),
+    OWN: ("#117733", "#44aa99", "#88ccaa", "#bbe3d0"),
+    OTHERS: ("#ddaa33", "#eecc77", "#f5e0ad", "#faf0d8"),
+}
 LINES = (
     "#332288",
     "#cc3311",
@@ -92,14 +95,13 @@ def _write(data: bytes, path: str) -> None:
         raise
 
 
-def _colours(names: list[str]) -> dict[str, str]:
-    """Of each source; names are those of report.simulate, the file system first."""
-    colours, own, others = {names[0]: FILE_SYSTEM}, 0, 0
-    for name in names[1:]:
-        if name.startswith("own "):
-            colours[name], own = OWN[min(own, len(OWN) - 1)], own + 1
-        else:
-            colours[name], others = OTHERS[min(others, len(OTHERS) - 1)], others + 1
+def _colours(kinds: dict[str, str]) -> dict[str, str]:
+    """Of each source, by its kind (report.simulate)."""
+    colours, counted = dict[str, str](), dict.fromkeys(SHADES, 0)
+    for name, kind in kinds.items():
+        shades = SHADES[kind]
+        colours[name] = shades[min(counted[kind], len(shades) - 1)]
+        counted[kind] += 1
     return colours
 
 
@@ -111,8 +113,8 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
     )
     axes = figure.add_subplot()
     # Rows may have storage of their own.
-    names = list(dict.fromkeys(name for row in rows for name in row["stall_seconds_by_source"]))
-    colours = _colours(names or ["-"])
+    kinds = {name: kind for row in rows for name, kind in row["source_kinds"].items()}
+    colours = _colours(kinds)
     left = [0.0] * len(rows)
     places = range(len(rows))
     thin = max((row["seconds"] for row in rows), default=0.0) * THIN
@@ -134,7 +136,7 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
 
     stack([row["compute_seconds"] for row in rows], COMPUTE, "computing")
     stack([row["preload_seconds"] for row in rows], PRELOAD, "preloading")
-    for name in names:
+    for name in kinds:
         values = [row["stall_seconds_by_source"].get(name, 0.0) for row in rows]
         stack(values, colours[name], f"waiting for {name}")
     right = max(left, default=1.0)

@@ -424,13 +424,11 @@ def _less_well(summary: Mapping[str, Any]) -> list[Line]:
             (f"seen less closely than it could be: {reason}", f"seen less closely: {reason}"),
             f"try: {summary['rung_remedy']}",
         ]
-    coarse = tuple((summary.get("coarse") or {}).values())
-    for text in summary.get("degradations") or []:
-        if any(text.endswith(why) for why in coarse):
-            continue  # nothing better is to be had
-        where, _, rest = text.partition(": ")
-        name = os.path.basename(where) if where.startswith("/") else where
-        return [(f"note: {text}", f"note: {name}: {rest}" if rest else f"note: {text}")]
+    for note in summary.get("notes") or []:
+        path, text = note["path"], note["text"]
+        if not path:
+            return [f"note: {text}"]
+        return [(f"note: {path}: {text}", f"note: {os.path.basename(path)}: {text}")]
     return []
 
 

@@ -168,8 +168,8 @@ class Cluster:
             self.mpi = said.get("mpi")
         if "differs" in said:
             self._ledger.degrade(
-                f"{said['differs']}: not shared with node {said['node']}, which has another "
-                f"{said['fields']}"
+                f"not shared with node {said['node']}, which has another {said['fields']}",
+                said["differs"],
             )
         if "failed" in said:
             self._why_not = str(said["failed"])
@@ -264,7 +264,7 @@ class Cluster:
             if isinstance(found, str):
                 if self.link is not None:
                     self.link.pending(number, 0)
-                self._ledger.degrade(f"{path}: not shared with other nodes: {found}")
+                self._ledger.degrade(f"not shared with other nodes: {found}", path)
                 self._keep_to_itself(path, found)
                 return
             one.fields = {**found[0], **self._units}
@@ -297,7 +297,7 @@ class Cluster:
         if one is not None and self.link is not None:
             self.link.unshare(number)
         if one is not None and one.identity is not None and why:
-            self._ledger.degrade(f"{one.path}: not shared with other nodes any more: {why}")
+            self._ledger.degrade(f"not shared with other nodes any more: {why}", one.path)
 
     def defer(self, number: int, start: int, end: int, expected_end: int) -> int | None:
         """Scheduler.defer: what other nodes keep is read ahead where readers here come to such."""

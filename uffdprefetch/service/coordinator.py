@@ -334,7 +334,7 @@ class Coordinator:
             if error == errno.ETIMEDOUT
             else os.strerror(error)
         )
-        self.ledger.degrade(f"{region.file.path}: a mapping is not served by the pool: {why}")
+        self.ledger.degrade(f"a mapping is not served by the pool: {why}", region.file.path)
         if client.pagemap_fd < 0:
             self.give_back(client, region)
             return
@@ -445,7 +445,7 @@ class Coordinator:
         if file.changed is None:
             file.changed = why
             self._table.note_changed(file)
-            self.ledger.degrade(f"{file.path}: {why} during the run; given back to the kernel")
+            self.ledger.degrade(f"{why} during the run; given back to the kernel", file.path)
         self.scheduler.forget_file(file)
         for client in self.clients.values():
             for region in [r for r in client.regions.values() if r.file is file]:

@@ -220,7 +220,7 @@ class Freshness:
                 watch = uffd_compare.Watch(file.page_fd, file.checkpoint_rw, file.size_bytes)
                 state.watch = watch
         except OSError as error:
-            self._engine.ledger.degrade(f"{file.path}: its copies are not compared: {error}")
+            self._engine.ledger.degrade(f"its copies are not compared: {error}", file.path)
             return True
         sent = self._checker.submit(
             self._next_id, watch, uffd_compare.POOL if pooled else how, pages,

@@ -71,7 +71,7 @@ class Offers:
         try:
             return pages, [file.checkpoint_fds()[1]], True
         except OSError as error:
-            self._ledger.degrade(f"{file.path}: no checkpoints: {error}")
+            self._ledger.degrade(f"no checkpoints: {error}", file.path)
             return [], [], False
 
     def make(self, client: Client, region: Region, pages: list[int], memfd: int) -> None:

@@ -36,7 +36,7 @@ def accept(
             return [pool.open(file).memfd], "the pool's memory is mapped in its place"
         except OSError as error:
             why = str(error)
-    engine.ledger.degrade(f"{file.path}: a mapping is not served by the pool: {why}")
+    engine.ledger.degrade(f"a mapping is not served by the pool: {why}", file.path)
     return [], why
 
 
@@ -65,7 +65,7 @@ def _take_fault(
     if event.kind == uffd_pool.STUCK:
         # two chunks that one instruction needs do not fit: the page cache has room
         engine.ledger.degrade(
-            f"{file.path}: --budget is too small for pid {client.pid}: given back to the kernel"
+            f"--budget is too small for pid {client.pid}: given back to the kernel", file.path
         )
         pool.detached += 1
         engine.give_back(client, region)

@@ -17,7 +17,7 @@ from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
 from uffdprefetch.state.file_systems import type_at
-from uffdprefetch.state.ledger import Ledger, describe_file, describe_stream, reads_of
+from uffdprefetch.state.ledger import Ledger, Note, describe_file, describe_stream, reads_of
 from uffdprefetch.warm.scheduler import Scheduler
 
 USED_SENSOR = (
@@ -200,12 +200,17 @@ def storage_bytes(
     return total, None
 
 
-def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
+def notes(ledger: Ledger, scheduler: Scheduler) -> tuple[Note, ...]:
     """What worked less well than it could, up to now."""
     if not scheduler.failed_extents:
-        return tuple(ledger.degradations)
+        return tuple(ledger.notes)
     failed = f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
-    return (*ledger.limits, failed, *ledger.left_alone)
+    return (*ledger.limits, Note(failed), *ledger.left_alone)
+
+
+def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
+    """The same as lines."""
+    return tuple(note.line for note in notes(ledger, scheduler))
 
 
 def summary(
@@ -289,6 +294,11 @@ def summary(
                 scheduler.meter.told_latency,
             ),
             degradations=list(degradations(ledger, scheduler)),
+            notes=[
+                {"path": note.path, "text": note.text}
+                for note in notes(ledger, scheduler)
+                if note.is_mendable
+            ],
             timeline=doc.timeline(
                 ledger.timeline.width_seconds, [vars(b) for b in ledger.timeline.bins]
             ),

@@ -179,6 +179,21 @@ class FreshnessBook:
         }
 
 
+@dataclass(frozen=True)
+class Note:
+    """What works less well than it could. ``path``: of what file, or none; ``is_mendable``: else
+    nothing better is to be had."""
+
+    text: str
+    path: str = ""
+    is_mendable: bool = True
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.path}: {self.text}" if self.path else self.text
+
+
 class Ledger:
     """All records of a run; the service's thread writes, its summary and snapshots read."""
 
@@ -188,8 +203,8 @@ class Ledger:
         self.fault_wait = Histogram()
         self.freshness = FreshnessBook()
         self.timeline = Timeline()
-        self.limits: list[str] = []
-        self.left_alone: list[str] = []
+        self.limits: list[Note] = []
+        self.left_alone: list[Note] = []
         self.unserved: dict[str, Unserved] = {}
         # by each launcher's job that has ended: by read(2), and from block devices
         self.jobs_read: list[int | None] = []
@@ -215,20 +230,27 @@ class Ledger:
         """Since the service began."""
         return time.monotonic() - self.started
 
-    def degrade(self, what: str) -> None:
-        """Note a limit that the user should know of, once."""
-        if what not in self.limits and len(self.limits) < DEGRADATIONS_MAX:
-            self.limits.append(what)
+    def degrade(self, what: str, path: str = "", is_mendable: bool = True) -> None:
+        """Note a limit that the user should know of, once; ``path``: of what file."""
+        note = Note(what, path, is_mendable)
+        if note not in self.limits and len(self.limits) < DEGRADATIONS_MAX:
+            self.limits.append(note)
 
-    def leave_alone(self, what: str) -> None:
+    def leave_alone(self, what: str, path: str) -> None:
         """Note, once, what needs nothing of us."""
-        if what not in self.left_alone and len(self.left_alone) < DEGRADATIONS_MAX:
-            self.left_alone.append(what)
+        note = Note(what, path)
+        if note not in self.left_alone and len(self.left_alone) < DEGRADATIONS_MAX:
+            self.left_alone.append(note)
+
+    @property
+    def notes(self) -> list[Note]:
+        """What was noted, limits first."""
+        return [*self.limits, *self.left_alone][:DEGRADATIONS_MAX]
 
     @property
     def degradations(self) -> list[str]:
-        """What was noted, limits first."""
-        return [*self.limits, *self.left_alone][:DEGRADATIONS_MAX]
+        """The same as lines."""
+        return [note.line for note in self.notes]
 
     def refuse(self, path: str, refusal: Refusal, mapped_bytes: int = 0) -> None:
         """Note a mapping that is not served and why."""
@@ -301,8 +323,9 @@ class Ledger:
             if file.path in self.coarse or len(self.coarse) < FILES_MAX:
                 self.coarse[file.path] = reason
             # there are hundreds of them
-            whose = "some files" if coarse in (Coarse.MANY, Coarse.BRIEF) else file.path
-            self.degrade(f"{whose}: progress comes from page tables: {reason}")
+            path = "" if coarse in (Coarse.MANY, Coarse.BRIEF) else file.path
+            what = f"{'' if path else 'some files: '}progress comes from page tables: {reason}"
+            self.degrade(what, path, is_mendable=False)
         if self.rung is None or rung < self.rung:
             self.rung, self.rung_reason = rung, reason
             self.rung_lifts = coarse is None or coarse is Coarse.NO_USERFAULTFD
@@ -344,8 +367,9 @@ class Ledger:
         had_order = order.reader is not None or order.pending_since_ns or order.last_progress_ns
         if reader.random and not had_order and not is_served:
             self.degrade(
-                f"{reader.file.path}: rank {reader.rank} jumps about (no walk found): not "
-                "prefetched; a known order needs a plan"
+                f"rank {reader.rank} jumps about (no walk found): not "
+                "prefetched; a known order needs a plan",
+                reader.file.path,
             )
 
     def close_file(self, file: FileState) -> None:

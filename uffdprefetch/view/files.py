@@ -37,8 +37,8 @@ def _cached(file: File, width: int, glyphs: Glyphs) -> Text:
     if file.pool_resident_bytes is not None:
         resident = file.pool_resident_bytes
     if resident is None:
-        pending = file.resident_why == "not counted yet"
-        why = words.NA if pending else f"n/a ({file.resident_why})"
+        counted = file.counted_seconds_ago is not None
+        why = f"n/a ({file.resident_why})" if counted else words.NA
         return Text().append(words.fit(why, width, glyphs.more) or words.NA, draw.FAINT)
     share = min(1.0, resident / max(1, file.size_bytes))
     text = draw.gauge(share, GAUGE, glyphs, draw.READERS)

@@ -39,6 +39,7 @@ def node(number: int, **totals: Any) -> dict[str, Any]:
             "not_shared": [{"path": "/a", "why": "ext4"}, {"path": f"/b{number}", "why": "xfs"}],
         },
         "degradations": ["all say it", f"node {number} says it"],
+        "notes": [{"path": "/a", "text": "all say it"}, {"path": "", "text": f"{number} does"}],
     }  # fmt: skip
 
 
@@ -72,6 +73,10 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
     assert run["degradations"] == [
         "all say it", "node0: node 0 says it", "node1: node 1 says it", "node2: node 2 says it"
     ]  # fmt: skip
+    assert run["notes"] == [
+        {"path": "/a", "text": "all say it"},
+        *({"path": "", "text": f"on node{n}: {n} does"} for n in range(3)),
+    ]
     assert lines(run, "/out.json", verbose=True)[0].endswith("; saved at least 3 s")
 
 

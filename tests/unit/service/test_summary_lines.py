@@ -54,6 +54,10 @@ def changed(**values: Any) -> dict[str, Any]:
     return summary
 
 
+def note(text: str, path: str = "") -> dict[str, str]:
+    return {"path": path, "text": text}
+
+
 KEPT = "kept ahead of the job: 1014 MiB of 1 GiB (10.2 MiB missed, 200 ms waited)"
 
 
@@ -324,13 +328,13 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
             changed(files=[], unserved=[unserved(None, 1 << 40), unserved("mode='r'", 1 << 20)]),
             ["not served: 1 MiB of /data/w: shared (and 1 more)", "try: mode='r'"],
         ),
-        (changed(coarse={"/a": "so"}, degradations=["/a: page tables: so"]), []),
+        (changed(degradations=["/a: nothing better is to be had"], notes=[]), []),
         (
             changed(rung=2, rung_reason="no userfaultfd", rung_remedy="doctor"),
             ["seen less closely than it could be: no userfaultfd", "try: doctor"],
         ),
-        (changed(degradations=["budget cut", "x"]), ["note: budget cut"]),
-        (changed(degradations=[f"/{'d/' * 30}f: cut"]), ["note: f: cut"]),
+        (changed(notes=[note("budget cut"), note("x")]), ["note: budget cut"]),
+        (changed(notes=[note("cut", f"/{'d/' * 30}f")]), ["note: f: cut"]),
         (changed(plans=[{"dropped": "not read"}]), ["the known order was given up: not read"]),
         (changed(plans=[{"dropped": None}]), []),
     ],
@@ -374,10 +378,9 @@ def test_a_line_loses_folders_on_a_terminal_and_never_why(
     assert (path in line) == fits
     if columns is not None and not fits and len(why) < 40 < columns:
         assert len(PREFIX + line) <= columns
-    note = f"{path}: {why}"
-    (said,) = short_lines(changed(degradations=[note]), columns)[1:]
+    (said,) = short_lines(changed(notes=[note(why, path)]), columns)[1:]
     assert said.endswith(f"name: {why}")
-    assert columns is not None or said == f"note: {note}"
+    assert columns is not None or said == f"note: {path}: {why}"
 
 
 @pytest.mark.parametrize(("columns", "told"), [(None, None), (0, None), (57, 57), (200, 200)])

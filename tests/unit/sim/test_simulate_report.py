@@ -79,6 +79,7 @@ def test_a_legend_has_what_is_to_be_seen(document: dict[str, Any]) -> None:
         return [text.get_text() for each in figure.legends for text in each.get_texts()]
 
     staged = document["policies"][2]
+    assert list(staged["source_kinds"]) == list(staged["stall_seconds_by_source"])
     staged["stall_seconds_by_source"] = {
         "the file system": staged["seconds"],
         "own RAM": 1e-9,

@@ -168,8 +168,8 @@ def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> No
 
 def test_what_limits_a_run_is_told_before_what_needs_nothing() -> None:
     ledger = Ledger()
-    ledger.leave_alone("/a: left to the kernel")
-    ledger.degrade("/b: opened for writing")
+    ledger.leave_alone("left to the kernel", "/a")
+    ledger.degrade("opened for writing", "/b")
     assert ledger.degradations == ["/b: opened for writing", "/a: left to the kernel"]
     failing = SimpleNamespace(failed_extents=2, last_error="Input/output error")
     assert degradations(ledger, failing) == (  # type: ignore[arg-type]
