@@ -64,7 +64,8 @@ class FileTable:
         self._ledger = ledger
         self.files: dict[Key, FileState] = {}
         self.parked: dict[Key, FileState] = {}  # closed; reopened at their next mapping
-        self.look_ns = 0
+        self.look_ns = self._all_ns = 0
+        self._left: dict[Key, FileState] = {}  # since the last look
         self.waits = False  # call look() when a worker has ended
         self._changed: set[tuple[int, int] | str] = set()
         self.pool: NodePool | None = None
@@ -183,6 +184,7 @@ class FileTable:
         file.last_pid = pid
         if not file.attached:
             file.idle_ns = self.look_ns = self._clock.now_ns()
+            self._left[file.key] = file
 
     def ended(self, pid: int) -> None:
         """A process ends: the file that it was the last to map is closed as soon as possible, for
@@ -195,12 +197,19 @@ class FileTable:
         """Close an unmapped file as soon as possible."""
         self.look_ns = self._clock.now_ns()
         file.idle_ns = self.look_ns - IDLE_NS
+        self._left[file.key] = file
 
     def look(self, now: int) -> None:
         """Close unmapped files: a deleted one at once, others after IDLE_NS. One that a worker
-        still reads waits for that (``waits``). Call again at ``look_ns`` (0: not needed)."""
-        self.look_ns, self.waits = 0, False
-        for file in [f for f in self.files.values() if not f.attached]:
+        still reads waits for that (``waits``). Call again at ``look_ns`` (0: not needed).
+
+        All are looked at every LOOK_NS, those that were left, or are to be closed, at once."""
+        left, self._left = self._left, {}
+        self.look_ns, self.waits = self._all_ns, False
+        if now >= self._all_ns:
+            self.look_ns, self._all_ns = 0, now + LOOK_NS
+            left = self.files
+        for file in [f for key, f in left.items() if self.files.get(key) is f and not f.attached]:
             file.idle_ns = file.idle_ns or now
             deleted = file.deleted()
             if not deleted and now - file.idle_ns < IDLE_NS:
@@ -210,6 +219,8 @@ class FileTable:
             self._scheduler.forget_file(file)
             busy = self._scheduler.busy_with(file)
             self.waits |= busy
+            if busy:
+                self._left[file.key] = file
             if not deleted and file.in_use():  # checkpoints in use: only we detect changes
                 self.look_ns = now + LOOK_NS
                 continue

@@ -23,7 +23,7 @@ from uffdprefetch.readers import next_shard as module
 from uffdprefetch.readers.ahead import UNKNOWN
 from uffdprefetch.readers.next_shard import NextShard, path_after
 from uffdprefetch.state import admission
-from uffdprefetch.state.admission import IDLE_NS, FileTable
+from uffdprefetch.state.admission import IDLE_NS, LOOK_NS, FileTable
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
@@ -228,7 +228,7 @@ def test_a_file_that_nobody_maps_is_closed_a_moment_later_and_opened_again(node:
     node.now += IDLE_NS - 1
     node.table.look(node.now)
     assert wanted.file.fd >= 0
-    node.now += 1
+    node.now += LOOK_NS
     node.table.look(node.now)
     assert wanted.file.fd < 0 and node.table.parked
     assert node.beyond(reader, SIZE - 16 * MIB) == []
