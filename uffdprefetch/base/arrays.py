@@ -13,7 +13,5 @@ Array = npt.NDArray[Any]
 #: Offsets, lengths, record numbers.
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
-#: Rates, times in seconds, probabilities.
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]

@@ -86,10 +86,6 @@ class Index:
         at = int(self.key_offset[record])
         return self.keys[at : at + int(self.key_length[record])]
 
-    def database_of(self, record: int) -> Database:
-        """The record's database."""
-        return next(db for db in self.databases if 0 <= record - db.first < db.records)
-
     @cached_property
     def places(self) -> Places:
         """The same values, for records_at() and records_in()."""
@@ -98,10 +94,6 @@ class Index:
     def records_at(self, offsets: Array) -> Array:
         """For each byte offset the record whose value holds it, -1 where none does."""
         return self.places.records_at(offsets)
-
-    def record_at(self, offset: int) -> int:
-        """The record whose value holds byte ``offset`` of the file, or -1."""
-        return int(self.records_at(np.array([offset]))[0])
 
     def records_in(self, starts: Array, ends: Array) -> Array:
         """The records, ascending, with at least one byte of their value in one of the ranges

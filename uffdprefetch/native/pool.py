@@ -25,7 +25,6 @@ _checked = uffd._checked
 EVENTS_AT_ONCE = 1024
 #: Interval of alive(): the agents take a longer silence for the service's death.
 TICK_NS = 100_000_000
-HISTOGRAM_BINS = 512
 
 PRESENT: int = _lib.UP_PRESENT
 #: From so many refaults on, the clock hand spares a chunk.

@@ -48,22 +48,6 @@ class Feedback:
     boost: float = 1.0
     late_extents: int = 0
     good_extents: int = 0  # one after the other
-    began_ns: int = 0  # when storage was asked for the first one since forget_times() ...
-    done_ns: int = 0  # ... and when the last one had come
-
-    @property
-    def took_ns(self) -> int:
-        """From when storage was asked for the first until the last had come."""
-        return self.done_ns - self.began_ns
-
-    def timed(self, began_ns: int, done_ns: int) -> None:
-        """An extent was asked for and has come."""
-        self.began_ns = min(self.began_ns or began_ns, began_ns)
-        self.done_ns = max(self.done_ns, done_ns)
-
-    def forget_times(self) -> None:
-        """What comes from now on is timed."""
-        self.began_ns = self.done_ns = 0
 
     def note(self, late: bool) -> None:
         """One extent more: the window grows at once when it was late, and shrinks by a fifth after

@@ -592,4 +592,3 @@ class Scheduler:
         if late:
             file.late_bytes += brought
         consumer.feedback.note(late)
-        consumer.feedback.timed(result.start_ns, result.done_ns)
