@@ -23,7 +23,7 @@ from uffdprefetch.job import datasets
 from uffdprefetch.job.channel import SCHEMA
 from uffdprefetch.orders.announcement import AnnounceError, load
 from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 torch = pytest.importorskip("torch")
 

@@ -31,9 +31,10 @@ from uffdprefetch.predict import checkpoints, stride, window
 from uffdprefetch.predict.fronts import AROUND_BLOCKS, FileFronts, Front
 from uffdprefetch.predict.fronts import BLOCK_BYTES as BLOCK
 from uffdprefetch.predict.order import guard
-from uffdprefetch.predict.order.cursor import Order, OrderCursor, lookahead_bytes
+from uffdprefetch.predict.order.cursor import OrderCursor, lookahead_bytes
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.price import Account, Link, least_probability, walk_gain
 from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.steps import Steps

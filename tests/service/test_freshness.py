@@ -21,7 +21,8 @@ from harness import MIB, write_records
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native import uffd
 from uffdprefetch.service import freshness
-from uffdprefetch.service.freshness import FileWatch, Freshness, Times
+from uffdprefetch.service.freshness import Freshness, Times
+from uffdprefetch.state.file_watch import FileWatch
 from uffdprefetch.state.files import FileState, mapped_by
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen

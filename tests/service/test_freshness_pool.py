@@ -19,7 +19,8 @@ from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.node_pool import CHUNK_BYTES, SAMPLE_CELL_BYTES, PoolFile, sampled_pages
+from uffdprefetch.pool.node_pool import CHUNK_BYTES, SAMPLE_CELL_BYTES, sampled_pages
+from uffdprefetch.state.pool_file import PoolFile
 
 SIZE_BYTES = 16 * MIB
 PAGE = uffd.PAGE_BYTES

@@ -16,7 +16,7 @@ from conftest import HANG_SECONDS, uffdprefetch, warnings_fail
 
 from uffdprefetch.cli import main
 from uffdprefetch.orders import check
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 

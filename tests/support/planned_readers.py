@@ -11,7 +11,7 @@ import numpy as np
 from walked_orders import KIB, PAGE, fixed_records
 
 from tests.support.untold_cache import UNTOLD
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import PlannedReader
 from uffdprefetch.state.reader import reader_of

@@ -11,8 +11,9 @@ import numpy as np
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.pool.node_pool import NodePool, PoolFile
+from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.pool_file import PoolFile
 
 
 def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, int, int]]]:

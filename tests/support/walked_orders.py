@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE = 4096

@@ -17,7 +17,7 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Stride
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.stretches import Stretches, rows_of
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: (address, offset in the file, bytes) of a mapping.
 Mapped = tuple[int, int, int]

@@ -11,7 +11,8 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import covered, edges, of_mask, total, union
-from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange
+from uffdprefetch.predict.order.cursor import OrderCursor, OrderRange
+from uffdprefetch.predict.order.order import Order
 
 Pair = tuple[Array, Array]
 

@@ -21,7 +21,7 @@ from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.places import Column, Parts, Places
 from uffdprefetch.orders.residency_evidence import AROUND_BYTES
 from uffdprefetch.orders.stretches import in_the_whole
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: Sequences that are tried for a data set: bounds the work for a job that maps thousands of files.
 SEQUENCES_MAX = 8

@@ -32,8 +32,8 @@ from uffdprefetch.orders import (
 )
 from uffdprefetch.orders.provisional import provisional_order
 from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
-from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.predict.order.order import Order
 
 THREADS = 4
 #: Delay before a provisional order is made: an index in the node's cache is there sooner.

@@ -21,7 +21,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 
 if TYPE_CHECKING:
-    from uffdprefetch.predict.order.cursor import Order
+    from uffdprefetch.predict.order.order import Order
 
 
 #: Redundant bytes allowed for each needed one: a record with wider bounds is left to demand or to
@@ -236,7 +236,7 @@ def order(
     greatest possible end, if that is at most 1 + redundant_max times its mean (and a page); else
     these items have no extent. None when no item has any.
     """
-    from uffdprefetch.predict.order.cursor import Order
+    from uffdprefetch.predict.order.order import Order
 
     records = np.asarray(records, np.int64)
     starts: Array = np.full(len(records), -1, np.int64)

@@ -19,7 +19,7 @@ from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.plan_of_file import FilePlan, Identity
 from uffdprefetch.orders.plan_parser import Parser
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: A number as parsed JSON takes up to ten times its size: longer orders belong in .npy files.
 FILE_MAX_BYTES = 32 << 20

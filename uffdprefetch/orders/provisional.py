@@ -15,7 +15,7 @@ import numpy as np
 from uffdprefetch.formats.lmdb_head import HeadReader, Leaves
 from uffdprefetch.formats.reader import Array, FormatError, RangeReader
 from uffdprefetch.orders import placement_estimator
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: Items of a provisional order: the index takes seconds, in which no more are read.
 ITEMS_MAX = 1 << 16

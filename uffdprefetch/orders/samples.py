@@ -26,7 +26,7 @@ from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses,
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.orders.stretches import in_the_whole
 from uffdprefetch.orders.token_files import TokenFile
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
 

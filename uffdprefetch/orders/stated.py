@@ -19,7 +19,7 @@ from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.npy import Npy
 from uffdprefetch.formats.reader import FileReader, FormatError
 from uffdprefetch.orders.key_table import KeyTable
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: Items, and extents, of one order: bounds it to about 3 GB of memory.
 ITEMS_MAX = 1 << 26

@@ -12,7 +12,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import spread
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: Records of one order in all files: bounds its memory, as stated.ITEMS_MAX.
 RECORDS_MAX = 1 << 26

@@ -13,7 +13,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import spread
 from uffdprefetch.orders.stated import ITEMS_MAX
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 #: Arrays of integers that an announcement may name.
 NAMES = ("shuffle", "sample", "document", "pointers", "lengths")

@@ -43,6 +43,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
 from uffdprefetch.state.opening import Opened
+from uffdprefetch.state.pool_file import PoolFile
 from uffdprefetch.state.reader import Reader as FileReader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limit, Limits
@@ -99,41 +100,6 @@ def huge_pages(wanted: str) -> tuple[bool, str]:
     if chosen in ("always", "within_size", "advise", "force"):
         return True, f"shmem_enabled is {chosen}"
     return False, f"shmem_enabled is {chosen}: as root, `echo advise > {SHMEM_HUGE}`"
-
-
-@dataclass
-class PoolFile:
-    """One file's part of the pool."""
-
-    pool: uffd_pool.Pool
-    number: int
-    memfd: int  # read-only: what the jobs map
-    chunk_bytes: int
-    state: npt.NDArray[np.uint8]
-    touched_ms: npt.NDArray[np.uint32]
-    kept: npt.NDArray[np.uint8]  # for other nodes: no choice of a policy's
-    refaults: npt.NDArray[np.uint8]  # the working set's books: pool/workingset.py
-    left: npt.NDArray[np.uint32]
-    in_flight: IntervalSet = field(default_factory=IntervalSet)
-    faulted_ns: int = 0  # its last fault
-    has_active: bool = False  # it may have active chunks
-
-    def touched(self, start: int, end: int) -> bool:
-        """Whether a fault has mapped any of [start, end) bytes since it was read."""
-        chunks = self.touched_ms[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
-        return bool(chunks.any())
-
-    def is_mapped(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) bytes is there, and was mapped by a fault since it was
-        read."""
-        chunks = slice(start // self.chunk_bytes, -(-end // self.chunk_bytes))
-        there = self.state[chunks] == uffd_pool.PRESENT
-        return bool(there.all() and self.touched_ms[chunks].all())
-
-    def absent(self, start: int, end: int) -> bool:
-        """Whether any of [start, end) bytes is not there."""
-        chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
-        return bool((chunks != uffd_pool.PRESENT).any())
 
 
 @dataclass

@@ -12,12 +12,13 @@ look has found at once comes in the order of the file; there two looks are compa
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise, starmap
 from math import comb, log2
 from operator import mul
+
+from uffdprefetch.predict.sequences import longest_monotone_length
 
 MIB = 1 << 20
 #: Window of touches that is judged. JUMPS_RANDOM jumps among them make a reader random (a record of
@@ -62,18 +63,6 @@ PASSED_SHARE = 8
 EVERY = 8
 #: (ns, where in bytes, whether it is in order, number).
 Touch = tuple[int, int, bool, int]
-
-
-def longest_monotone_length(batches: Iterable[list[int]], sign: int) -> int:
-    """The longest strictly rising (``sign`` 1) or falling (-1) run through offsets in bytes, taking
-    at most one of each batch: the touches of a batch were seen together, their order is not known.
-    """
-    tails: list[int] = []
-    for batch in batches:
-        for at in sorted((sign * one for one in batch), reverse=True):
-            i = bisect_left(tails, at)
-            tails[i : i + 1] = [at]
-    return len(tails)
 
 
 def in_batches(touches: Iterable[tuple[int, int]]) -> list[list[int]]:

@@ -24,7 +24,7 @@ from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, busy_bytes
 
 if TYPE_CHECKING:
-    from uffdprefetch.pool.node_pool import PoolFile
+    from uffdprefetch.state.pool_file import PoolFile
 
 MIB, MS = 1 << 20, 1_000_000
 #: Bytes asked for at once, and the backlog below which more is asked for. What is under way is the

@@ -9,7 +9,7 @@ import numpy as np
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.orders.stated import of_records
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.stride import Seen, Skipping, fits
 from uffdprefetch.readers.known_order import PlannedReader
 from uffdprefetch.state.files import FileState

@@ -17,15 +17,14 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import uffd
 from uffdprefetch.state.file_times import Times
+from uffdprefetch.state.file_watch import FileWatch
 
 if TYPE_CHECKING:
-    from uffdprefetch.pool.node_pool import PoolFile
     from uffdprefetch.service.coordinator import Coordinator
     from uffdprefetch.state.files import FileState
 
@@ -81,30 +80,6 @@ def some_of(pages: list[int], start: int, most: int) -> list[int]:
         return pages
     start %= len(pages)
     return sorted((pages[start:] + pages[:start])[:most])
-
-
-@dataclass
-class FileWatch:
-    """What is known of a file's copies."""
-
-    times: Times
-    since_ns: int  # all of them were right at some time after this
-    began_ns: int
-    watch: uffd_compare.Watch | None = None
-    pooled: PoolFile | None = None  # whose samples the round under way takes
-    under_way: bool = False
-    compared: bool = True  # nobody can have written since, but where no lease holds
-    start: int = 0  # what was left out last time comes first
-    pages: list[int] = field(default_factory=list)  # of the memfd
-    loose: set[int] = field(default_factory=set)  # in the memfd, to be copied before they are laid
-    loose_at: int = 0
-    over: bool = False  # nobody has a copy, nor gets one
-
-    def close(self) -> None:
-        """Give back descriptors and mappings."""
-        if self.watch is not None:
-            self.watch.close()
-            self.watch = None
 
 
 class Freshness:

@@ -27,8 +27,8 @@ from uffdprefetch.state.opening import Opened
 
 if TYPE_CHECKING:
     from uffdprefetch.native.pool import FileCounts
-    from uffdprefetch.pool.node_pool import PoolFile
-    from uffdprefetch.service.freshness import FileWatch
+    from uffdprefetch.state.file_watch import FileWatch
+    from uffdprefetch.state.pool_file import PoolFile
 
 #: Resolution of *used*: fault-around maps the cached pages of an aligned 64 KiB.
 BLOCK_BYTES = gain.BLOCK_BYTES

@@ -25,7 +25,7 @@ from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import Meter
 
 if TYPE_CHECKING:
-    from uffdprefetch.pool.node_pool import PoolFile
+    from uffdprefetch.state.pool_file import PoolFile
 
 MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where

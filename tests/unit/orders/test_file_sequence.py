@@ -16,7 +16,7 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import OFFSET_MAX
 from uffdprefetch.orders.file_sequence import FileSequence, sequences
 from uffdprefetch.orders.mapping import Choice, choose, hypotheses, in_each
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 pytestmark = warnings_fail
 

@@ -15,8 +15,9 @@ from walked_orders import MIB, PAGE, fixed_records, shuffled
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.orders import stretches as module
 from uffdprefetch.orders.stretches import Stretches, in_the_whole
-from uffdprefetch.predict.order.cursor import Order, OrderCursor
+from uffdprefetch.predict.order.cursor import OrderCursor
 from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.predict.order.order import Order
 
 pytestmark = warnings_fail
 

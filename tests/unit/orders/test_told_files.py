@@ -21,7 +21,7 @@ from uffdprefetch.job import arrow_tables
 from uffdprefetch.job.channel import SCHEMA, packed
 from uffdprefetch.orders.announcement import AnnounceError, load
 from uffdprefetch.orders.samples import TRIES_MAX, ResolveRequest, SampleResolver
-from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.order import Order
 
 pytestmark = warnings_fail
 

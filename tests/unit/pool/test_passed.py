@@ -14,10 +14,10 @@ from small_pool import pool_of
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.pool.node_pool import PoolFile
 from uffdprefetch.predict.fronts import TOUCHED
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.pool_file import PoolFile
 
 pytest_plugins = ("guess_bed",)
 

@@ -11,7 +11,8 @@ import pytest
 
 from uffdprefetch.pool import order_eviction
 from uffdprefetch.pool.eviction import Reader, Residents
-from uffdprefetch.predict.order.cursor import Order, OrderCursor
+from uffdprefetch.predict.order.cursor import OrderCursor
+from uffdprefetch.predict.order.order import Order
 
 BLOCK = 65536
 NOBODY: list[Reader] = []

@@ -11,7 +11,7 @@ import pytest
 from small_pool import pool_of
 
 from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.pool.node_pool import PoolFile
+from uffdprefetch.state.pool_file import PoolFile
 
 MIB, PAGE = 1 << 20, 4096
 

@@ -15,7 +15,7 @@ from small_pool import pool_of
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.pool.eviction import Cyclic
-from uffdprefetch.pool.node_pool import PoolFile, without
+from uffdprefetch.pool.node_pool import without
 from uffdprefetch.pool.walkers import SILENT_READER_NS
 from uffdprefetch.pool.workingset import (
     ACTIVE,
@@ -26,6 +26,7 @@ from uffdprefetch.pool.workingset import (
     refaulted,
     retire,
 )
+from uffdprefetch.state.pool_file import PoolFile
 
 sys.path.insert(0, str(BENCH))
 

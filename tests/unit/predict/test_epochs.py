@@ -23,9 +23,9 @@ from planned_readers import (
 )
 from walked_orders import MIB, PAGE
 
-from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.predict.order.epochs import BEGUN_ITEMS
-from uffdprefetch.predict.order.progress import WAY
+from uffdprefetch.predict.order.order import Order
+from uffdprefetch.predict.sequences import WAY
 from uffdprefetch.readers.known_order import PlannedReader
 
 pytestmark = warnings_fail

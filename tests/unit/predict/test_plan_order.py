@@ -22,8 +22,9 @@ from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.orders import extents_file
 from uffdprefetch.predict import window
-from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange, lookahead_bytes
+from uffdprefetch.predict.order.cursor import OrderCursor, OrderRange, lookahead_bytes
 from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.window import Storage
 
 pytestmark = warnings_fail

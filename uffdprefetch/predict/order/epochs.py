@@ -18,17 +18,17 @@ from uffdprefetch.predict.order.progress import (
     HUGE_BYTES,
     NEAR_BYTES,
     SEVERAL,
-    WAY,
     OrderPosition,
-    longest_increasing_subsequence,
 )
+from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 
 if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     import numpy as np
     import numpy.typing as npt
 
-    from uffdprefetch.predict.order.cursor import Order, OrderCursor
+    from uffdprefetch.predict.order.cursor import OrderCursor
     from uffdprefetch.predict.order.extents import OrderExtents
+    from uffdprefetch.predict.order.order import Order
 
 #: Items of the next order that begin the next epoch. (A single one is by chance, or of a worker
 #: that is late.)

@@ -16,7 +16,7 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import overlapping, spread
 
 if TYPE_CHECKING:
-    from uffdprefetch.predict.order.cursor import Order
+    from uffdprefetch.predict.order.order import Order
 
 
 #: Longer extents are cut at multiples of this, so that progress within a long item shows.

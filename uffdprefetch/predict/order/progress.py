@@ -8,12 +8,12 @@ position is behind the foremost touch that is this order's.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.rate import Rate
+from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,11 +50,9 @@ HUGE_BYTES = 2 * MIB
 #: How far ahead a reader of which few touches show may be: FAR_TIMES x rate x elapsed, elapsed
 #: capped at FAR_SECONDS, the whole at FAR_BYTES.
 FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
-#: A longest increasing subsequence of WAY among the last JUDGED touches
-#: (predict/order/validator.py) is a reader's way (by chance 2 sqrt(32), as in
-#: predict/randomness.py), and it is where the last RECENT of them were. Of several readers WAY
-#: touches within BESIDE_UNITS of another: the latest tell where they are.
-WAY, RECENT, BESIDE_UNITS = 16, 4, 16
+#: A reader is where the last RECENT touches of its way (predict/sequences.py) were. Of several
+#: readers WAY touches within BESIDE_UNITS of another: the latest tell where they are.
+RECENT, BESIDE_UNITS = 4, 16
 #: A page that two records share is the one ahead's only where that is SHARED_TIMES as near.
 SHARED_TIMES = 4
 #: Records that are being read are told from those read again by where in them the touches are.
@@ -67,21 +65,6 @@ SEVERAL = 2
 _NEW = 0  # nothing
 _TOUCHED = 1  # its pages were touched, perhaps for another one
 _READ = 2  # a reader was there
-
-
-def longest_increasing_subsequence(units: list[int]) -> list[int]:
-    """The longest rising run through these, in which others may lie between."""
-    tails: list[int] = []  # places in ``units`` of the last of the best run of each length
-    before: list[int] = []
-    for place, unit in enumerate(units):
-        length = bisect_left([units[tail] for tail in tails], unit)
-        before.append(tails[length - 1] if length else -1)
-        tails[length : length + 1] = [place]
-    way, place = [], tails[-1] if tails else -1
-    while place >= 0:
-        way.append(units[place])
-        place = before[place]
-    return way[::-1]
 
 
 class OrderPosition(NamedTuple):

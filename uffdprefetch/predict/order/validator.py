@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.predict.order.progress import WAY, longest_increasing_subsequence
+from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 
 MIB = 1 << 20
 #: Records judged at a time; fewer than half of them expected: wrong.

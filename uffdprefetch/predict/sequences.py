@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rising runs through touches among which others lie (patience sorting: M. L. Fredman, Discrete
+Mathematics 11, 1975). Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+#: A longest increasing subsequence of so many among the last JUDGED touches
+#: (predict/order/validator.py) is a reader's way: by chance it has 2 sqrt(32).
+WAY = 16
+
+
+def longest_increasing_subsequence(units: list[int]) -> list[int]:
+    """The longest rising run through these, in which others may lie between."""
+    tails: list[int] = []  # places in ``units`` of the last of the best run of each length
+    before: list[int] = []
+    for place, unit in enumerate(units):
+        length = bisect_left([units[tail] for tail in tails], unit)
+        before.append(tails[length - 1] if length else -1)
+        tails[length : length + 1] = [place]
+    way, place = [], tails[-1] if tails else -1
+    while place >= 0:
+        way.append(units[place])
+        place = before[place]
+    return way[::-1]
+
+
+def longest_monotone_length(batches: Iterable[list[int]], sign: int) -> int:
+    """The longest strictly rising (``sign`` 1) or falling (-1) run through offsets in bytes, taking
+    at most one of each batch: the touches of a batch were seen together, their order is not known.
+    """
+    tails: list[int] = []
+    for batch in batches:
+        for at in sorted((sign * one for one in batch), reverse=True):
+            i = bisect_left(tails, at)
+            tails[i : i + 1] = [at]
+    return len(tails)
