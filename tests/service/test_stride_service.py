@@ -137,7 +137,8 @@ def test_auto_asks_for_no_index_where_ranks_do_not_leave_anything_out(
     assert done.summary["plans"] == []
     assert (done.helpers, done.numpy) == ([], False)
     if how != "random":
-        assert done.summary["totals"]["prefetched_bytes"] > RECORDS * RECORD_BYTES // 8
+        # the waits of four overlap, so that what lies ahead of them is worth little
+        assert done.summary["totals"]["prefetched_bytes"] > RECORDS * RECORD_BYTES // 32
 
 
 def test_ranks_that_do_not_skip_are_prefetched_as_ever(job: Start, bed: SlowBed) -> None:
