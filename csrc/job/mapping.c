@@ -475,7 +475,9 @@ UP_EXPORT int madvise(void *address, size_t length, int advice)
 	uint32_t closings = atomic_load(&up_job.closings), said = stated_of_range(advice);
 	int saved = errno, ret;
 
-	if (!atomic_load(&up_job.live))
+	/* What the kernel refuses (mm/madvise.c) is no advice. */
+	if (!atomic_load(&up_job.live) || (uintptr_t)address % up_job.page_bytes ||
+	    (uintptr_t)address + whole_pages(length) < (uintptr_t)address)
 		return advise_kernel(address, length, advice);
 	if (said == UP_STATED_NEEDED)
 		state_range((uintptr_t)address, length, said);

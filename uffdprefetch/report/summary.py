@@ -424,7 +424,10 @@ def _less_well(summary: Mapping[str, Any]) -> list[Line]:
             (f"seen less closely than it could be: {reason}", f"seen less closely: {reason}"),
             f"try: {summary['rung_remedy']}",
         ]
-    for note in summary.get("notes") or []:
+    notes = summary.get("notes")
+    if notes is None:  # of a release before there were any
+        notes = [{"path": "", "text": text} for text in summary.get("degradations") or []]
+    for note in notes:
         path, text = note["path"], note["text"]
         if not path:
             return [f"note: {text}"]

@@ -334,6 +334,7 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
             ["seen less closely than it could be: no userfaultfd", "try: doctor"],
         ),
         (changed(notes=[note("budget cut"), note("x")]), ["note: budget cut"]),
+        (changed(notes=None, degradations=["of before: so"]), ["note: of before: so"]),
         (changed(notes=[note("cut", f"/{'d/' * 30}f")]), ["note: f: cut"]),
         (changed(plans=[{"dropped": "not read"}]), ["the known order was given up: not read"]),
         (changed(plans=[{"dropped": None}]), []),
