@@ -25,6 +25,8 @@ UNLIKELY = 16
 #: A link is thought no slower than this (bytes/s) until SAMPLES_LEAST large reads have told: who
 #: reads little ahead because the first one stood behind others never learns better.
 SLOW_BYTES_PER_SECOND = 100e6
+#: Of reads of which nobody knows what was there so many tell, and the middle one of them.
+UNSURE_MOST = 5
 #: Of less the clock's noise tells more than the link.
 TELLING_BYTES = 512 << 10
 #: Bandwidth is taken over busy stretches of this length.
@@ -52,6 +54,9 @@ class Meter:
     #: which tell only as long as there is nothing better.
     _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     _mixed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    #: Small ones of which nobody knows what was there: of a file of another user's. The first few,
+    #: which are sent where nobody reads (readers/ahead.py, _probe()): later ones meet readahead.
+    _unsure: list[tuple[int, float]] = field(default_factory=list)
     _large: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * RECENT))
     _link: Storage | None = None
     _link_is_old: bool = False
@@ -87,6 +92,9 @@ class Meter:
         if result.bytes + result.resident_bytes >= TELLING_BYTES:
             if result.bytes >= 3 * result.resident_bytes:
                 self._large.append((result.bytes, took))
+        elif result.sensor < 0:
+            if len(self._unsure) < UNSURE_MOST:
+                self._unsure.append((result.bytes, took))
         else:
             kind = self._mixed if result.resident_bytes else self._small
             kind.append((result.bytes, took))
@@ -133,10 +141,12 @@ class Meter:
         return self._link
 
     def _measured(self) -> Storage | None:
-        few = self._small or (() if self._pages else self._mixed)
+        few = list(self._small or (() if self._pages else self._unsure or self._mixed))
         if not self._large or not (few or self._pages):
             return None
-        small = min(few, key=lambda one: one[1], default=(0, 0.0))
+        few.sort(key=lambda one: one[1])
+        least = 0 if self._small else len(few) // 2
+        small = few[least] if few else (0, 0.0)
         pages = min(self._pages, default=0.0)
         quickest, rates = small[1] or pages, list[float]()
         # what is left of it without a latency is little where the link is long: few tell that not

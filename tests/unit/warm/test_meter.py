@@ -52,6 +52,17 @@ def test_until_something_better_is_known_what_was_there_in_part_tells_a_link() -
     assert meter.link.latency_seconds == pytest.approx(LATENCY, rel=0.3)
 
 
+def test_where_nobody_knows_what_was_there_the_quickest_read_tells_nothing() -> None:
+    """Of a file of another user's: one read that memory had answered made a link on which nothing
+    pays, and whoever jumped about in a shared data set was left alone."""
+    meter = met((MIB, LATENCY + MIB / BANDWIDTH))
+    for seconds in (1.2 * LATENCY, LATENCY / 9, LATENCY, 1.1 * LATENCY):
+        one = read(MIB // 16, seconds + MIB / 16 / BANDWIDTH)
+        meter.note_alone(one._replace(sensor=-1))
+    assert meter.link is not None
+    assert meter.link.latency_seconds == pytest.approx(LATENCY, rel=0.2)
+
+
 def test_what_others_have_read_tells_too() -> None:
     fills = [(MIB // 16, 0.9 * LATENCY + MIB / 16 / BANDWIDTH)] * 3
     assert met().cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY)
