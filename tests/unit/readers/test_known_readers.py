@@ -38,7 +38,7 @@ class Notes:
         self.meter = Meter()
         for size in (MIB, BLOCK, BLOCK, BLOCK):  # 300 MB/s, 5 ms
             took: Any = SimpleNamespace(
-                bytes=size, resident_bytes=0, took_ns=5_000_000 + int(size / 0.3)
+                bytes=size, resident_bytes=0, sensor=0, took_ns=5_000_000 + int(size / 0.3)
             )
             self.meter.note_alone(took)
         self.under_way_bytes = 1  # so that nothing is read to measure it
