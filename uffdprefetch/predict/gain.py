@@ -206,9 +206,7 @@ def spared(one: FileReads, link: Link, watched: Watched, misses: int) -> Spared:
     ``misses``: touches, of any file, that have waited for a request in spite of us.
     """
     used, blocks, often = one.used, one.used.ahead_blocks, one.used.first.a_block
-    if (
-        blocks < 2 * used.runs
-    ):  # the first misses were in order, of an index, and the others are not
+    if blocks < 2 * used.runs:  # its first misses were in order (an index), and the others are not
         often = 0.0
     request_bytes = min(one.request_bytes, BLOCK_BYTES / often) if often else one.request_bytes
     whole = link.seconds(request_bytes)

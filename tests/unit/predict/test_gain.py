@@ -123,6 +123,18 @@ def test_first_misses_tell_what_a_reader_without_readahead_would_have_waited() -
     assert 63 * 14 * page <= told(used, 0.1) <= 64 * 16 * page
 
 
+def test_first_misses_in_order_tell_nothing_of_records_here_and_there() -> None:
+    """A store reads its index, and then records: four times what was saved was told."""
+    used = Used(first=FirstMisses(10, 10 * 4096, 1, 2))
+    for _ in range(20):
+        used.came(1, 1, used_before=False, used_behind=False)
+        used.looked(LOOK_NS)
+    used.came(1, 1, used_before=True, used_behind=False)
+    used.looked(LOOK_NS)
+    saved = gain([FileReads(used, 4096)], 0, 0, watched(0.1), LINK).saved_seconds
+    assert saved == pytest.approx(21 * LINK.seconds(4096))
+
+
 @pytest.mark.parametrize(
     "first",
     [
