@@ -88,3 +88,18 @@ def test_other_policies_ask_for_whole_requests_too(policy: str, data: Data, tmp_
     )  # fmt: skip
     assert ran.said["digest"] == data.digest
     assert ran.rpcs.count <= data.least_rpcs + FIRST_RPCS, str(ran.rpcs)
+
+
+@pytest.mark.long_form
+def test_pages_here_and_there_do_not_each_bring_a_request_into_the_pool(
+    large: Data, tmp_path: Path
+) -> None:
+    """300 of them read the whole file of 256 MiB; 76 MiB since."""
+    pattern, page = "places:300", client.PAGE_BYTES
+    numbers = job.order_of(pattern, -(-large.size_bytes // page), 0)
+    ran = client.run_job(
+        tmp_path, large.path, pattern, ("--engine", "pool"),
+        more=(str(page), "--compute", "5", "--known"),
+    )  # fmt: skip
+    assert ran.said["digest"] == client.digest_of(large.path, page, numbers)
+    assert ran.rpcs.bytes < large.size_bytes // 2, str(ran.rpcs)
