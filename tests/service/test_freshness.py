@@ -26,7 +26,7 @@ from uffdprefetch.state.file_watch import FileWatch
 from uffdprefetch.state.files import FileState, mapped_by
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
-from uffdprefetch.state.region import CheckpointState
+from uffdprefetch.state.region_state import CheckpointState
 from uffdprefetch.warm.scheduler import Meter
 
 PAGE = uffd.PAGE_BYTES

@@ -24,7 +24,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler
 

@@ -24,8 +24,7 @@ from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
-from uffdprefetch.state.reader import Reader, reader_of
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region, reader_of
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -190,8 +189,7 @@ class Bed:
 
     def order(self, region: Region, known: bool) -> None:
         """The reader's order becomes known; or is not followed any more."""
-        order: Any = SimpleNamespace(inferred=False)
-        region.reader.order.reader, region.reader.order.followed = order, known
+        region.reader.order.followed = known
         self.arbiter.due(region)
         self.arbiter.plan()
 

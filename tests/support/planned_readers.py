@@ -14,8 +14,7 @@ from tests.support.untold_cache import UNTOLD
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import PlannedReader
-from uffdprefetch.state.reader import reader_of
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region, reader_of
 from uffdprefetch.warm.consumer import PrefetchRange
 
 RECORD = 64 * KIB

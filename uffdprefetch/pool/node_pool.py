@@ -45,7 +45,7 @@ from uffdprefetch.state.ledger import Histogram, Ledger
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.pool_file import PoolFile
 from uffdprefetch.state.reader import Reader as FileReader
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.limits import Limit, Limits
 
 if TYPE_CHECKING:

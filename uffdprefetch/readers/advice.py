@@ -13,8 +13,7 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.protocol.wire import Stated
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.walks import Walks
-from uffdprefetch.state.reader import UNNEEDED_MAX
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import UNNEEDED_MAX, Region
 
 #: How the kernel's numbers, which come with a mapping, are said.
 _OF_MAPPING = {mmap.MADV_RANDOM: Stated.RANDOM, mmap.MADV_SEQUENTIAL: Stated.SEQUENTIAL}

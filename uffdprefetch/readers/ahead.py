@@ -48,8 +48,7 @@ from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, 
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
-from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
 from uffdprefetch.warm.meter import SLOW_BYTES_PER_SECOND
 from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
@@ -178,11 +177,12 @@ class Ahead(Predictor):
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher, room: Room,
         room_bytes: Callable[[FileState], tuple[int, int]], next_shard: NextShard,
+        in_charge: Callable[[Reader], Predictor | None],
     ) -> None:  # fmt: skip
         """``room_bytes``: how much may lie ahead of one place at which a file is read, and of all
-        together."""
+        together. ``in_charge``: see Arbiter."""
         self._scheduler, self._ledger, self._rooms = scheduler, ledger, room_bytes
-        self._tap = tap
+        self._tap, self._in_charge = tap, in_charge
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
         self._whole = WholeFiles(scheduler, ledger, room, self._measured)
@@ -263,7 +263,7 @@ class Ahead(Predictor):
         return bool(found)
 
     def _pend(self, reader: Reader, start: int, end: int, now_ns: int) -> None:
-        if reader.in_charge is not self and reader.in_charge is not None:
+        if self._in_charge(reader) not in (None, self):
             return
         of = self._of(reader.file)
         process = of.processes.get(reader.pid)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.readers.walks import Step, Walks
-from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -25,6 +24,19 @@ class _Due:
 
     reader: Reader
     regions: dict[int, Region] = field(default_factory=dict)
+
+
+@dataclass
+class _Charge:
+    """Who says what a reader needs, and was last asked then."""
+
+    by: Predictor | None = None
+    asked_ns: int = 0
+
+    @property
+    def next_ns(self) -> int:
+        """Before then it is not asked about."""
+        return self.asked_ns + (self.by.every_ns if self.by is not None else 0)
 
 
 class Arbiter:
@@ -41,6 +53,7 @@ class Arbiter:
         self._touched: list[Predictor] = []
         self._scanned: list[Predictor] = []
         self._due: dict[int, _Due] = {}  # by reader
+        self._charges: dict[Reader, _Charge] = {}
 
     def add(self, predictor: Predictor) -> None:
         """Ask it, too: before those that have been there, and of the equally sure the first is
@@ -80,7 +93,7 @@ class Arbiter:
     def orders_came(self) -> None:
         """Orders have come, or readers have said how far they are: everybody is asked about."""
         for reader in self._readers():
-            reader.asked_ns = 0  # now, not only when it would be asked again anyway
+            self._charge(reader).asked_ns = 0  # now, not only when it would be asked again anyway
             for region in reader.regions.values():
                 self.due(region)
 
@@ -97,6 +110,7 @@ class Arbiter:
     def left(self, reader: Reader) -> None:
         """The process is gone."""
         self._due.pop(id(reader), None)
+        self._charges.pop(reader, None)
         for predictor in self._predictors:
             predictor.left(reader)
 
@@ -105,12 +119,24 @@ class Arbiter:
     @property
     def due_ns(self) -> int | None:
         """When plan() is due though nothing happens."""
-        return min((_next_ns(due.reader) for due in self._due.values()), default=None)
+        charges = (self._charges.get(due.reader) for due in self._due.values())
+        return min((one.next_ns if one is not None else 0 for one in charges), default=None)
 
     @property
     def idle(self) -> bool:
         """Whether plan() would do nothing."""
         return not self._due
+
+    def in_charge(self, reader: Reader) -> Predictor | None:
+        """Who says what it needs; None before anybody was asked."""
+        charge = self._charges.get(reader)
+        return charge.by if charge is not None else None
+
+    def _charge(self, reader: Reader) -> _Charge:
+        found = self._charges.get(reader)
+        if found is None:
+            found = self._charges[reader] = _Charge()
+        return found
 
     def plan(self) -> None:
         """Ask of every reader that is due what it needs next, and have it read."""
@@ -121,14 +147,15 @@ class Arbiter:
             mapped = any(not region.detaching for region in reader.regions.values())
             if reader.file.changed or not mapped:
                 continue
-            if now < _next_ns(reader):
+            charge = self._charge(reader)
+            if now < charge.next_ns:
                 self._due[key] = one
                 continue
-            reader.asked_ns = now
-            chosen, before = self._surest(reader, now), reader.in_charge
+            charge.asked_ns = now
+            chosen, before = self._surest(reader, now), charge.by
             if before is not None and before is not chosen:
                 before.dismissed(reader)
-            reader.in_charge = chosen
+            charge.by = chosen
             if chosen is not None:
                 for consumer, wanted in chosen.demand(reader, now):
                     self._scheduler.want(consumer, wanted)
@@ -148,8 +175,3 @@ class Arbiter:
                 if sure > most:
                     best, most = predictor, sure
         return best
-
-
-def _next_ns(reader: Reader) -> int:
-    """Before then it is not asked about."""
-    return reader.asked_ns + (reader.in_charge.every_ns if reader.in_charge is not None else 0)

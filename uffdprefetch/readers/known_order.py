@@ -21,8 +21,7 @@ from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -237,6 +236,7 @@ class KnownOrders(Predictor):
         self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
         self.allowed_bytes: Callable[[bool], int] = lambda _: 0  # ahead of a reader (of the pool)
         self.all: list[PlannedReader] = []
+        self._followed: dict[Reader, PlannedReader] = {}  # by whom, when they were last asked about
         self._ended: list[dict[str, Any]] = []
 
     def add(self, order: PlannedReader) -> None:
@@ -318,10 +318,12 @@ class KnownOrders(Predictor):
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor: an order that is followed is known."""
         state, order = reader.order, self.order_of(reader)
-        if order is None and state.reader is not None and not state.reader.dropped:
+        before = self._followed.pop(reader, None)
+        if order is None and before is not None and not before.dropped:
             reader.forget_jumps()  # it has come to its end: what follows is another matter
-        state.reader, state.followed = order, order is not None
+        state.followed = order is not None
         if order is not None:
+            self._followed[reader], state.inferred = order, order.inferred
             if order.guard is not None:
                 order.followers[reader.pid] = reader
             state.last_progress_ns = order.progress_ns
@@ -333,12 +335,13 @@ class KnownOrders(Predictor):
 
     def unmapped(self, region: Region) -> None:
         """See Predictor."""
-        order = region.reader.order.reader
+        order = self._followed.get(region.reader)
         if order is not None and order.guard is not None and region.verdict != ServingMode.POOL:
             order.guard.unmapped()
 
     def left(self, reader: Reader) -> None:
         """See Predictor."""
+        self._followed.pop(reader, None)
         for order in self.all:
             if order.followers.get(reader.pid) is reader:
                 del order.followers[reader.pid]
@@ -358,7 +361,7 @@ class KnownOrders(Predictor):
         """See Predictor: the next items of the order."""
         from uffdprefetch.predict.order.cursor import lookahead_bytes
 
-        order = reader.order.reader
+        order = self._followed.get(reader)
         if order is None or order.walk is None:
             return
         if not needs_order(order.file, self.clock):
@@ -381,7 +384,7 @@ class KnownOrders(Predictor):
     def has_more(self, reader: Reader) -> bool:
         """See Predictor: the rest of a lookahead that has grown. Of several processes that read by
         one order (DataLoader workers) one asks for it."""
-        order = reader.order.reader
+        order = self._followed.get(reader)
         return order is not None and order.asks_on is reader
 
     def _all_is_read(self, file: FileState) -> bool:

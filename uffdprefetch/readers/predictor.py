@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.state.reader import Reader, Trait
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
 

@@ -23,8 +23,7 @@ from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import MEMORY_NS, MS, FileStream, Room, Stage
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import FileConsumer, Priority
 from uffdprefetch.warm.scheduler import Scheduler
 

@@ -25,8 +25,7 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, Trait
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares

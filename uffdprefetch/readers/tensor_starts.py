@@ -23,7 +23,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.opening import Opener
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import YIELD_MOST_BYTES, Scheduler

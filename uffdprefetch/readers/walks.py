@@ -16,8 +16,7 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import tell_seen
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
-from uffdprefetch.state.reader import Reader, Trait
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 

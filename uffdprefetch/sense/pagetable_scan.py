@@ -12,7 +12,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, EventPublisher
-from uffdprefetch.state.region import NEXT_TO_BYTES, Region
+from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.placement import CheckpointPlacer
 
 MS = 1_000_000

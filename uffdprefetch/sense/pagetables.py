@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
 CLUSTER_BYTES = 1 << 20

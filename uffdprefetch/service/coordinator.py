@@ -45,8 +45,15 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, EventPublisher
-from uffdprefetch.state.reader import Reader, forget_unmapped, reader_of, readers_of
-from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
+from uffdprefetch.state.reader import (
+    FIRST_OBSERVED,
+    Reader,
+    Region,
+    forget_unmapped,
+    reader_of,
+    readers_of,
+)
+from uffdprefetch.state.region_state import ScanState
 from uffdprefetch.state.unserved import FOR_GOOD, Coarse, Reason, Refusal
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
@@ -112,8 +119,9 @@ class Coordinator:
         self.next_shard = NextShard(self._table, self.opener, scheduler)
         self.arbiter.add(FixedWindows(config, self.walks, self.tap, self.layout))
         self.ahead = Ahead(
-            scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard
-        )
+            scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard,
+            self.arbiter.in_charge,
+        )  # fmt: skip
         guesses = config.policy in Ahead.policies
         if guesses:
             self.arbiter.add(self.ahead)

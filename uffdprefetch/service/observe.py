@@ -32,7 +32,7 @@ from uffdprefetch.state.admission import in_memory
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
-from uffdprefetch.state.region import FIRST_OBSERVED
+from uffdprefetch.state.reader import FIRST_OBSERVED
 from uffdprefetch.state.unserved import Reason, Refusal
 
 LOOK_NS = 250 * MS

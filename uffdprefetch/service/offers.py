@@ -13,8 +13,7 @@ from uffdprefetch.predict import checkpoints
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.state.unserved import Coarse
 from uffdprefetch.warm.scheduler import Scheduler
 

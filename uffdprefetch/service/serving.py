@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.region import FIRST_OBSERVED
+from uffdprefetch.state.reader import FIRST_OBSERVED
 from uffdprefetch.state.unserved import Coarse, Reason, Refusal
 
 

@@ -8,16 +8,12 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
+from uffdprefetch.state.files import Key
 from uffdprefetch.state.processes import Watched, ancestors, rights
-from uffdprefetch.state.region import FIRST_OBSERVED, Region
-
-if TYPE_CHECKING:
-    from uffdprefetch.state.files import Key
-    from uffdprefetch.state.reader import Reader
+from uffdprefetch.state.reader import FIRST_OBSERVED, Reader, Region
 
 #: Queued messages at which a client that does not read is disconnected.
 OUTBOX_MAX = 4096

@@ -364,7 +364,7 @@ class Ledger:
         for stream in reader.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream))
-        had_order = order.reader is not None or order.pending_since_ns or order.last_progress_ns
+        had_order = order.followed or order.pending_since_ns or order.last_progress_ns
         if reader.random and not had_order and not is_served:
             self.degrade(
                 f"rank {reader.rank} jumps about (no walk found): not "

@@ -16,7 +16,7 @@ from typing import Any
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 
 #: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")

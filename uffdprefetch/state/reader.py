@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that reads a file, by however many mappings of it, and what is known of how it reads.
+"""A process that reads a file, its mappings of it, and what is known of how it reads.
 
 It outlives its mappings: a job may map a file anew for each batch (nanoGPT does).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
@@ -16,16 +17,18 @@ from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.gain import FirstMisses
 from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.region_state import CheckpointState, ScanState
 
-if TYPE_CHECKING:
-    from uffdprefetch.readers.known_order import PlannedReader
-    from uffdprefetch.readers.predictor import Predictor
-    from uffdprefetch.state.client import Client
-    from uffdprefetch.state.region import Region
-
+#: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
+#: (csrc/job/mapping.c, claim_region).
+FIRST_OBSERVED = 1 << 32
+#: How far from a mapping the position of a walk in it may be: that is the end of a page, or of what
+#: one fault maps.
+NEXT_TO_BYTES = 64 << 10
 #: Readers of files that are not mapped now, kept for each process; the oldest goes first.
 UNMAPPED_MAX = 256
 #: Looks that tell what a miss brings.
@@ -44,17 +47,17 @@ class Trait(Enum):
 
 @dataclass
 class OrderState:
-    """Whose known order a reader follows."""
+    """What is known of the order that a reader follows (readers/known_order.py)."""
 
-    reader: PlannedReader | None = None  # the last one
-    followed: bool = False  # ... and it is still to be followed
+    followed: bool = False  # there is one
+    inferred: bool = False  # ... and it was taken from how the reader walks
     last_progress_ns: int = 0  # when it was last heard how far it is; 0: never
     pending_since_ns: int = 0  # since when an order is to become known; 0: none is
 
     @property
     def announced(self) -> bool:
         """Whether the order is known from elsewhere than from how the reader walks."""
-        return self.followed and self.reader is not None and not self.reader.inferred
+        return self.followed and not self.inferred
 
 
 @dataclass
@@ -87,11 +90,76 @@ class Unneeded:
         self.ranges = IntervalSet()
 
 
+@dataclass
+class Region:
+    """A managed mapping of one process. Addresses and offsets in bytes."""
+
+    id: int
+    file: FileState
+    address: int
+    length_bytes: int
+    offset_bytes: int
+    verdict: ServingMode
+    reader: Reader
+    mapped_ns: int = 0  # since then it is ours
+    anchor: int = 0  # address at which its agent keeps a mapping of the file; 0: none
+    detaching: bool = False
+    brings_lease: bool = False  # the first one of its file that its agent has told of
+    reads: Stated = Stated.NORMAL  # how the job says that it reads it
+    checkpoints: CheckpointState = field(default_factory=CheckpointState)
+    scan: ScanState = field(default_factory=ScanState)
+
+    @property
+    def span(self) -> Span:
+        """The mapped range of the file."""
+        end = min(self.offset_bytes + self.length_bytes, self.file.size_bytes)
+        return Span(self.offset_bytes, end, uffd.PAGE_BYTES)
+
+    @property
+    def lease_fd(self) -> int:
+        """What its agent is to have, to give the file's lease back by; -1: nothing."""
+        return self.file.fd if self.brings_lease and self.file.leased else -1
+
+    @property
+    def walks(self) -> list[Stream]:
+        """Of its reader's walks those that are in it."""
+        low, high = self.offset_bytes - NEXT_TO_BYTES, self.offset_bytes + self.length_bytes
+        return [
+            s for s in self.reader.table.streams if low <= s.position_bytes <= high + NEXT_TO_BYTES
+        ]
+
+    def offset_of(self, address: int) -> int:
+        """The file offset at an address of the mapping."""
+        return self.offset_bytes + address - self.address
+
+    def address_of(self, offset: int) -> int:
+        """The address of a file offset."""
+        return self.address + offset - self.offset_bytes
+
+
+class Process(Protocol):
+    """Whose reader it is (client.py), as far as the core asks it something."""
+
+    rank: int
+    pid: int
+    pagemap_fd: int  # -1: its page table cannot be read
+    readers: dict[Key, Reader]
+
+    def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
+        """Runs of pages present in its page table in [address, +length), as (address, bytes)."""
+
+    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
+        """Have its agent do something with a mapping."""
+
+    def descends_from(self, pid: int) -> bool:
+        """Whether it is this process or one of its descendants."""
+
+
 class Reader:
     """``table``: the walks of its touches; ``jumps``: whether they go in order; ``order``: the
     known order that it follows. Regions by their numbers."""
 
-    def __init__(self, client: Client, file: FileState) -> None:
+    def __init__(self, client: Process, file: FileState) -> None:
         self.client, self.file = client, file
         self.regions: dict[int, Region] = {}
         self._measure()
@@ -99,8 +167,6 @@ class Reader:
         self.traits: set[Trait] = set()
         self.seen_ns = 0  # its last touch ...
         self.last_mode: ServingMode | None = None  # ... and how the mapping of that is served
-        self.in_charge: Predictor | None = None  # who says what it needs (readers/arbiter.py) ...
-        self.asked_ns = 0  # ... and was last asked then
         self.table = StreamTable(client.rank, client.pid)
         self.order = OrderState()
         self.pool = PoolTouches()
@@ -193,7 +259,7 @@ class Reader:
         self.jumps = RandomnessDetector(self.file.size_bytes)
 
 
-def reader_of(client: Client, file: FileState) -> Reader:
+def reader_of(client: Process, file: FileState) -> Reader:
     """The reader that a process is of a file, which it maps now."""
     reader = client.readers.pop(file.key, None) or Reader(client, file)
     client.readers[file.key] = reader  # the last one now: of those it maps no more the oldest go
@@ -201,13 +267,13 @@ def reader_of(client: Client, file: FileState) -> Reader:
     return reader
 
 
-def forget_unmapped(client: Client) -> list[Reader]:
+def forget_unmapped(client: Process) -> list[Reader]:
     """Drop what is too much to keep of files that a process does not map: the readers that it was
     of those."""
     unmapped = [key for key, one in client.readers.items() if not one.regions]
     return [client.readers.pop(key) for key in unmapped[: max(0, len(unmapped) - UNMAPPED_MAX)]]
 
 
-def readers_of(clients: dict[int, Client]) -> list[Reader]:
+def readers_of(clients: Mapping[int, Process]) -> list[Reader]:
     """Those that have a mapping now."""
     return [r for client in clients.values() for r in client.readers.values() if r.regions]

@@ -15,7 +15,7 @@ from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:

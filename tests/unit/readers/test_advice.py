@@ -18,8 +18,7 @@ from uffdprefetch.protocol.wire import Stated
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.service.pool_bridge import unneeded
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.reader import UNNEEDED_MAX
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import UNNEEDED_MAX, Region
 
 pytest_plugins = ("guess_bed",)
 

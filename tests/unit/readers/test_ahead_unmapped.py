@@ -23,8 +23,9 @@ def ahead() -> Ahead:
     shards: Any = SimpleNamespace(beyond=lambda *_: iter(()))
     room: Any = SimpleNamespace(holders=[])
     return Ahead(
-        scheduler, Ledger(), EventPublisher(), room, lambda file: (1 << 40, 1 << 40), shards
-    )
+        scheduler, Ledger(), EventPublisher(), room, lambda file: (1 << 40, 1 << 40), shards,
+        lambda reader: None,
+    )  # fmt: skip
 
 
 def mapped(number: int, size_bytes: int) -> Any:
@@ -34,7 +35,7 @@ def mapped(number: int, size_bytes: int) -> Any:
         changed=None, pooled=None, ahead_bytes=None, unit_bytes=0, resident_bytes=lambda *_: None,
     )  # fmt: skip
     reader = SimpleNamespace(
-        file=file, pid=7, rank=0, in_charge=None, reads_pool=False, says_random=False,
+        file=file, pid=7, rank=0, reads_pool=False, says_random=False,
         regions={}, client=SimpleNamespace(pagemap_fd=3), random=False, unneeded=Unneeded(),
         table=SimpleNamespace(streams=[]), span=SimpleNamespace(start_bytes=0, end_bytes=1 << 30),
     )  # fmt: skip

@@ -18,8 +18,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import UNMAPPED_MAX, Reader, forget_unmapped, reader_of
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import UNMAPPED_MAX, Reader, Region, forget_unmapped, reader_of
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
 from uffdprefetch.warm.meter import Meter
 

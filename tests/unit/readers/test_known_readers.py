@@ -20,8 +20,7 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, reader_of
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region, reader_of
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.meter import Meter
 
@@ -253,7 +252,7 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
 def test_who_ends_before_its_plan_was_of_use_is_not_told_to_need_one(node: Node) -> None:
     node.orders.known = known(touched_ns=0)
     node.plan()
-    assert not node.reader.order.last_progress_ns and node.reader.order.reader is not None
+    assert not node.reader.order.last_progress_ns and node.reader.order.followed
     for place in range(64):
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)

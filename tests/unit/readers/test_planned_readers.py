@@ -93,7 +93,7 @@ class Service:
 
     def demands(self, reader: PlannedReader) -> None:
         """What the arbiter does with the one in charge."""
-        self.region.reader.order.reader = reader
+        self.known_orders._followed[self.region.reader] = reader
         for consumer, wanted in self.known_orders.demand(self.region.reader, 0):
             self.scheduler.want(consumer, wanted)
 
@@ -243,13 +243,13 @@ def test_what_is_kept_back_of_a_lookahead_one_process_asks_for_though_nothing_ha
     other = region_of(SimpleNamespace(rank=0, pid=8, readers={}), reader.file).reader
     walk = reader.look()
     service.demands(reader)
-    other.order.reader = reader
+    orders._followed[other] = reader
     assert walk is not None and walk.sent_bytes < 12 * MIB
     assert orders.has_more(one) and not orders.has_more(other)
     while orders.has_more(one):
         service.demands(reader)
     assert walk.sent_bytes >= 16 * MIB
-    one.order.reader = None
+    del orders._followed[one]
     assert not orders.has_more(one)
 
 

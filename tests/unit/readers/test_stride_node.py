@@ -24,8 +24,7 @@ from uffdprefetch.readers.strides import ATTEMPTS, HOLD_INDEX_NS, HOLD_NS, SURE_
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, reader_of, readers_of
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader, Region, reader_of, readers_of
 from uffdprefetch.warm.meter import Meter
 
 pytestmark = warnings_fail
@@ -158,7 +157,7 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     reader = node.reader()
     assert reader.how == "skipping, record 3 of each 8" and not node.holds()
     assert (reader.walk.items, reader.walk.position) == (100, 13)
-    node.of().order.reader = reader
+    node.known_orders._followed[node.of()] = reader
     node.scheduler.meter = Meter()
     node.known_orders.allowed_bytes = lambda _: 64 * MIB
     for consumer, wanted in node.known_orders.demand(node.of(), 0):

@@ -14,7 +14,7 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 
 pytest_plugins = ("guess_bed",)
 

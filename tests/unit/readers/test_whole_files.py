@@ -22,7 +22,7 @@ from uffdprefetch.readers import whole_files as module
 from uffdprefetch.readers.file_stream import GONE_NS
 from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit
 

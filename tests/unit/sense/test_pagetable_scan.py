@@ -23,7 +23,7 @@ from uffdprefetch.sense.pagetable_scan import (
     POLL_SLOWEST_NS,
     PagetableScanner,
 )
-from uffdprefetch.state.region import ScanState
+from uffdprefetch.state.region_state import ScanState
 
 MIB, MS, SIZE, NOW = 1 << 20, 1_000_000, 1 << 30, 10**12
 

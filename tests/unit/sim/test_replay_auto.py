@@ -18,7 +18,7 @@ from uffdprefetch.sim.replay.demand import Demand, Stream, again
 from uffdprefetch.sim.replay.eviction import Belady, Cyclic, Lru
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.sim.replay.policies import ANSWER_SECONDS, Plain, PoolPlanned
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.trace.file.trace_file import File
 
 pytestmark = warnings_fail

@@ -28,7 +28,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.limits import Limit, Limits, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
 
