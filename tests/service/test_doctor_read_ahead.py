@@ -11,10 +11,10 @@ import pytest
 from conftest import require
 
 from uffdprefetch import doctor
+from uffdprefetch.base import file_systems, mounts
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.doctor import read_ahead, show
 from uffdprefetch.doctor.read_ahead import LARGE_BYTES
-from uffdprefetch.state import file_systems
 
 KIB, EXTENTS = 1 << 10, 8
 
@@ -97,7 +97,7 @@ def test_where_it_is_not_measured_the_reason_is_told(
 ) -> None:
     (tmp_path / "data").write_bytes(bytes(8))
     monkeypatch.setattr(file_systems, "type_of", lambda _: f_type)
-    monkeypatch.setattr(file_systems, "read_ahead_bytes", lambda *_: ahead)
+    monkeypatch.setattr(mounts, "read_ahead_bytes", lambda *_: ahead)
     found = read_ahead.read_ahead(str(tmp_path / "data"))
     assert found.remedy is None and why in found.follows
     assert found.follows.startswith(f"{ahead >> 10} (/sys/class/bdi/")
@@ -110,7 +110,7 @@ def test_more_is_advised_where_it_gains(
 ) -> None:
     (tmp_path / "data").write_bytes(bytes(8))
     monkeypatch.setattr(file_systems, "type_of", lambda _: 0xEF53)
-    monkeypatch.setattr(file_systems, "read_ahead_bytes", lambda *_: 128 * KIB)
+    monkeypatch.setattr(mounts, "read_ahead_bytes", lambda *_: 128 * KIB)
     monkeypatch.setattr(read_ahead, "_measured", lambda *_: (1e8, large))
     found = read_ahead.read_ahead(str(tmp_path / "data"))
     place = found.found.split()[1].lstrip("(")

@@ -18,8 +18,8 @@ from conftest import HANG_SECONDS, require
 from harness import MIB, file_digest, write_records
 from nobody import UID, Nobody, with_open_device
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully, why_no_bed
-from uffdprefetch.state import file_systems
 
 pytestmark = pytest.mark.root
 
@@ -231,7 +231,7 @@ def test_a_cached_file_of_somebody_elses_was_not_prefetched_by_us(
 ) -> None:
     """By what the kernel counted as read, since it does not say what was there."""
     data = foreign / "data.bin"
-    kind = file_systems.known(file_systems.type_of(str(data)))
+    kind = file_systems.at(str(data))
     require(kind.counts_reads, f"{kind.name} does not count what is read for whom")
     warm_fully(data)
     _, summary, _ = run(nobody, env, data)

@@ -29,12 +29,11 @@ from conftest import HANG_SECONDS, require, uffdprefetch
 from paths import ROOT
 from suite import own_name
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, SlowBed, drop_cache, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, make_dataset
 from uffdprefetch.doctor import faults
 from uffdprefetch.doctor.check import OK
-from uffdprefetch.state.file_systems import mount_of
-from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS
 
 MIB = 1 << 20
 TRAINING = f"training/{DATABASE_NAME}"
@@ -52,9 +51,7 @@ def data(path: Path) -> Path:
 
 def on_memory(directory: str | os.PathLike[str]) -> bool:
     """Whether a directory lies on a file system that is memory itself."""
-    device = os.stat(directory).st_dev
-    kind, _ = mount_of(device, Path("/proc/self/mountinfo").read_text())
-    return kind in MEMORY_FILE_SYSTEMS
+    return file_systems.at(os.fspath(directory)).in_memory
 
 
 def _make_named(path: Path) -> None:

@@ -17,16 +17,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 
-from uffdprefetch.state import file_systems
+from uffdprefetch.base import file_systems
+from uffdprefetch.base.file_systems import Medium
 
-#: f_type of file systems that show every node the same files (include/uapi/linux/magic.h and their
-#: own headers). Not 9p and overlayfs, which may stand before a local one.
-NETWORK = {
-    file_systems.LUSTRE: "Lustre", 0x6969: "NFS", 0x00C36400: "Ceph", 0xFF534D42: "CIFS",
-    0xFE534D42: "SMB2", 0x47504653: "GPFS", 0x19830326: "BeeGFS", 0x5346414F: "AFS",
-    0x20030528: "OrangeFS", 0xAAD7AAEA: "PanFS", 0x7461636F: "OCFS2", 0x01161970: "GFS2",
-}  # fmt: skip
-FUSE = 0x65735546
 ID_BYTES = 16
 PROBES, PROBES_FUSE = 3, 16
 PROBE_BYTES = 4096
@@ -51,20 +44,22 @@ def is_named(path: str, shared_globs: Sequence[str]) -> bool:
 def fields(fd: int, path: str, f_type: int, shared_globs: Sequence[str] = ()) -> Fields:
     """What must be equal on all nodes, by name. ``path``: as the job has it open. Reads a few pages
     and asks the servers, so it may wait for storage. Raises NotSharedError, OSError."""
-    if f_type not in NETWORK and not is_named(path, shared_globs):
-        kind = file_systems.known(f_type).name
-        if f_type == FUSE:
-            raise NotSharedError(f"{kind}: --share {path} says that all nodes see the same file")
-        raise NotSharedError(f"{kind} is not a network file system")
+    kind = file_systems.known(f_type)
+    on_network = kind.medium is Medium.NETWORK
+    if not on_network and not is_named(path, shared_globs):
+        why = f"{kind.name} is not a network file system"
+        if kind.medium is Medium.UNKNOWN:
+            why += f" as far as is known; --share {path} says that all nodes see the same file"
+        raise NotSharedError(why)
     status = os.fstat(fd)
     found: Fields = {
         "path": path, "size": status.st_size, "mtime": status.st_mtime_ns,
     }  # fmt: skip
-    if f_type in NETWORK:
+    if on_network:
         found |= {"ctime": status.st_ctime_ns, "inode": status.st_ino}
         if f_type == file_systems.LUSTRE and (version := data_version(fd)):
             found["data version"] = version
-    found["bytes"] = probe(fd, status.st_size, PROBES if f_type in NETWORK else PROBES_FUSE)
+    found["bytes"] = probe(fd, status.st_size, PROBES if on_network else PROBES_FUSE)
     return found
 
 

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uffdprefetch.base import rundir
+from uffdprefetch.base import file_systems, rundir
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
-from uffdprefetch.state.file_systems import LUSTRE, type_of
 
 #: How long nodes wait for each other at the beginning: launchers start them within seconds.
 ARRIVAL_SECONDS = 20.0
@@ -39,9 +38,6 @@ OVER = "over"
 LEFT_SECONDS = 60.0
 #: So many nodes of a run are asked whether they live; one that does is enough.
 ASKED_MOST = 8
-#: File systems on which every look is the server's answer (GPFS: its token manager's), or of which
-#: there is one kernel: a look need not make a change. f_type of statfs(2).
-COHERENT = {LUSTRE, 0x47504653, 0xEF53, 0x58465342, 0x9123683E, 0x01021994}
 _NODE = re.compile(r"node-([0-9]{1,6})")
 #: Who leaves such a note answers ask(): a convener, or a program of hold.py.
 _ANSWERS = re.compile(r"(node|held)-([0-9]{1,6})")
@@ -126,7 +122,7 @@ class Meeting:
         """Have a client that keeps directories in mind forget what it knows of this one."""
         if self._is_coherent is None:
             try:
-                self._is_coherent = type_of(str(self.path)) in COHERENT
+                self._is_coherent = file_systems.at(str(self.path)).is_coherent
             except OSError:
                 self._is_coherent = False
         if self._is_coherent:

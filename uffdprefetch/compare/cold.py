@@ -21,11 +21,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from uffdprefetch.base import procfs
+from uffdprefetch.base import file_systems, procfs
 from uffdprefetch.compare.figures import Why
 from uffdprefetch.native import residency
 from uffdprefetch.native.syscalls import PAGE_BYTES
-from uffdprefetch.state import file_systems
 
 #: Where the FHS has programs, libraries, and what they are set up by; shared libraries and Python's
 #: modules wherever they lie.
@@ -193,7 +192,7 @@ class Files:
 def counts_reads(path: str) -> bool:
     """Whether the kernel counts what is read of a file for who reads it (/proc/PID/io)."""
     try:
-        return file_systems.known(file_systems.type_of(path)).counts_reads
+        return file_systems.at(path).counts_reads is True
     except OSError:
         return False
 
@@ -211,7 +210,7 @@ def _dropped(path: str, untold: list[str]) -> Left | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        if file_systems.known(file_systems.type_of(fd)).in_memory:
+        if file_systems.at(fd).in_memory:
             return Left(path, status.st_size, status.st_size, Why.IN_MEMORY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         left_bytes = residency.resident_bytes_of(fd)

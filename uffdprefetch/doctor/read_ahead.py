@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from uffdprefetch.base import file_systems, mounts
+from uffdprefetch.base.file_systems import READAHEAD
 from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.doctor.check import NOTE, Check
 from uffdprefetch.doctor.storage import Residency
 from uffdprefetch.native import syscalls as sc
-from uffdprefetch.state import file_systems
-from uffdprefetch.state.file_systems import READAHEAD
 
 NAME = "read_ahead_kb"
 #: What the value is compared with: of larger ones the kernel makes requests that are no larger, and
@@ -41,10 +41,10 @@ WORTH_SAYING = 1.25
 def read_ahead(path: str) -> Check:
     """What `wrap` competes with, and what a root user may have instead of it."""
     status = os.stat(path)
-    kind = file_systems.known(file_systems.type_of(path))
-    size_bytes = file_systems.read_ahead_bytes(status.st_dev)
-    mounts = Path("/proc/self/mountinfo").read_text()
-    places = file_systems.read_ahead_files(status.st_dev, mounts)
+    kind = file_systems.at(path)
+    size_bytes = mounts.read_ahead_bytes(status.st_dev)
+    mountinfo = Path("/proc/self/mountinfo").read_text()
+    places = mounts.read_ahead_files(status.st_dev, mountinfo)
     if size_bytes is None:
         return Check(
             NAME, NOTE, f"no {places[0]}",
@@ -56,12 +56,12 @@ def read_ahead(path: str) -> Check:
     why_not = _why_not_measured(path, kind, size_bytes)
     rates = _measured(path, size_bytes) if why_not is None else None
     if rates is None:
-        never = f"; NEVER write {place}: on Lustre the next read panics the node"
+        never = f"; NEVER write {place}: on {kind.name} the next read panics the node"
         why_not = why_not or "too little of the file was cold, or nobody has to wait for it"
         return Check(
             NAME, NOTE, found,
             f"{found}: what more of it would gain was not measured: {why_not}"
-            + (never if kind.name == "Lustre" else ""),
+            + (never if kind.settings else ""),
             values=values,
         )  # fmt: skip
     now, large = rates
@@ -87,10 +87,8 @@ def _why_not_measured(path: str, kind: file_systems.FileSystem, size_bytes: int)
         return "name a file"
     if kind.in_memory:
         return f"{kind.name} is memory itself"
-    if kind.name == "Lustre":
-        return (
-            "its client reads ahead by settings of its own (lctl get_param llite.*.max_read_ahead*)"
-        )
+    if kind.settings:
+        return f"its client reads ahead by settings of its own ({kind.settings})"
     if kind.call != READAHEAD:
         return f"{kind.name} may read ahead by settings of its own"
     if not size_bytes:

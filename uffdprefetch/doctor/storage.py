@@ -10,12 +10,14 @@ import stat
 import time
 from typing import Any
 
+from uffdprefetch.base import file_systems
+from uffdprefetch.base.cache_call import CALLS, choose
+from uffdprefetch.base.file_systems import FILE_SYSTEMS, PREAD, PROBE
+from uffdprefetch.base.mounts import read_ahead_bytes
 from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, why
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.native.residency import Residency
-from uffdprefetch.state import file_systems
-from uffdprefetch.state.file_systems import LUSTRE, PREAD, PROBE
 
 WARM_BYTES = 4 << 20
 #: How many 4 MiB extents are looked at in search of a cold one.
@@ -61,17 +63,18 @@ def file_system(path: str) -> Check:
     """Which file system, from statfs(2)."""
     magic = file_systems.type_of(path)
     known = file_systems.known(magic)
-    name = known.name if magic in file_systems.FILE_SYSTEMS else None
+    name = known.name if magic in FILE_SYSTEMS else None
     values = {"magic": magic, "name": name}
     if known.in_memory:
         return Check("file system", NOTE, f"{known.name}: it is memory itself",
                      "nothing to prefetch", values=values)  # fmt: skip
-    if magic == LUSTRE:
-        follows = "4 MiB preads that are not speculative fill its cache"
+    if known.call == PREAD:
+        size = format_size(known.unit_bytes)
+        follows = f"{size} preads that are not speculative fill its cache"
     elif known.call == PROBE:
         follows = "which call fills its cache is tried: below, and on each file of a run"
     else:
-        follows = f"{file_systems.CALLS[known.call]} fills its cache; each run checks that it does"
+        follows = f"{CALLS[known.call]} fills its cache; each run checks that it does"
     return Check("file system", OK, known.name, follows, values=values)
 
 
@@ -131,7 +134,7 @@ def warm(path: str) -> Check:
     size_bytes = os.fstat(fd).st_size
     if size_bytes == 0:
         return Check(name, SKIPPED, "the file is empty", "not tried")
-    if file_systems.known(file_systems.type_of(path)).in_memory:
+    if file_systems.at(path).in_memory:
         return Check(name, SKIPPED, "the file lies in memory", "not tried")
     eye = Residency(fd)
     if not eye.is_told:
@@ -160,8 +163,8 @@ def _warm_extent(name: str, path: str, eye: Residency, offset: int, length: int)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     values: dict[str, Any] = {"offset_bytes": offset, "length_bytes": length}
     values["wanted_pages"] = wanted
-    ahead_bytes = file_systems.read_ahead_bytes(os.fstat(fd).st_dev)
-    choice = file_systems.choose(file_systems.type_of(fd), ahead_bytes, True)
+    ahead_bytes = read_ahead_bytes(os.fstat(fd).st_dev)
+    choice = choose(file_systems.type_of(fd), ahead_bytes, True)
     values["chosen"] = choice.reason
     share = "as is known of this file system"
     by_readahead = 0

@@ -20,12 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.cluster import identity
 from uffdprefetch.cluster.link import Link
 from uffdprefetch.native.net import AHEAD_HELD, AHEAD_SOON, FileId
-from uffdprefetch.state import file_systems
 from uffdprefetch.state.file_times import Times
-from uffdprefetch.state.files import LOCAL_FILE_SYSTEMS
 
 if TYPE_CHECKING:
     import subprocess
@@ -237,9 +236,9 @@ class Cluster:
     def opened(self, file: FileState, number: int) -> None:
         """A file has become the pool's: find out whether other nodes have the same."""
         path, f_type, globs = file.path, file.f_type, self._globs
-        if f_type in LOCAL_FILE_SYSTEMS and not identity.is_named(path, globs):
-            name = file_systems.known(f_type).name
-            self._keep_to_itself(path, f"{name} is a local file system")
+        kind = file_systems.known(f_type)
+        if kind.one_machine and not identity.is_named(path, globs):
+            self._keep_to_itself(path, f"{kind.name} is a local file system")
             return
         one = self._files[number] = _Shared(path, file.times)
         if self.link is not None:

@@ -14,6 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import MS
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.procfs import (
@@ -27,7 +28,6 @@ from uffdprefetch.base.procfs import (
 )
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.state import file_systems
 from uffdprefetch.state.admission import in_memory
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger

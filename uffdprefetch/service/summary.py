@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.config import PAGE_BYTES, Config
+from uffdprefetch.base.file_systems import mounted
+from uffdprefetch.base.mounts import type_at
 from uffdprefetch.predict.price import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
-from uffdprefetch.state.file_systems import type_at
 from uffdprefetch.state.ledger import Ledger, Note, describe_file, describe_stream, reads_of
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -183,7 +184,7 @@ def storage_bytes(
     """Bytes that really came from storage, or (None, why). ``file_systems``: types of those that
     the job was seen to read; ``jobs_storage``: of each launcher's job from its first byte, where
     that was told."""
-    silent = sorted(kind for kind in file_systems if kind.startswith("fuse"))
+    silent = sorted(kind for kind in file_systems if mounted(kind).counts_reads is False)
     if silent:
         return None, f"{', '.join(silent)} does not count into /proc/PID/io read_bytes"
     ours = processes.read("self")

@@ -9,11 +9,11 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
-from uffdprefetch.state import file_systems
-from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS, FileState, Key
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, generation
 from uffdprefetch.state.unserved import Reason, Refusal
@@ -106,10 +106,10 @@ class FileTable:
                 return None, path, unfit
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
-        system = file_systems.known(file.f_type)  # of a memfd no mount tells
-        if file.file_system in MEMORY_FILE_SYSTEMS or system.in_memory:
+        system = file_systems.known(file.f_type)
+        if system.in_memory:
             file.close()
-            return None, path, in_memory(system.name if system.in_memory else file.file_system)
+            return None, path, in_memory(system.name)
         self.files[key] = file
         self.look_ns = self._clock.now_ns() + LOOK_NS  # it may be refused
         return file, path, None
@@ -131,7 +131,7 @@ class FileTable:
                 return None
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
-        if file.writer or file.file_system in MEMORY_FILE_SYSTEMS:
+        if file.writer or file_systems.known(file.f_type).in_memory:
             file.close()
             return None
         self.files[key] = file

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base import file_systems
+from uffdprefetch.base.cache_call import CHUNK_LEAST_BYTES, Choice, Doubt, choose
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import gain
-from uffdprefetch.state import file_systems
 from uffdprefetch.state.cached import AllCached
-from uffdprefetch.state.file_systems import Doubt, mount_of, read_ahead_bytes
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.opening import Opened
 
@@ -36,14 +37,6 @@ _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
 _IS_NEW = bytes(not i & _USED for i in range(256))
-#: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
-MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
-#: File systems that no other machine can write (include/uapi/linux/magic.h; f2fs, bcachefs, ZFS,
-#: exFAT, NTFS: their own headers). On all others another machine may, whom no lease here binds.
-LOCAL_FILE_SYSTEMS = {
-    0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1, 0x3153464A, 0x52654973,
-    0x3434, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x4D44, 0x2011BAB0, 0x7366746E, 0x01021994,
-}  # fmt: skip
 #: Name of the checkpoint memfds in /proc/PID/maps.
 MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
 
@@ -77,9 +70,9 @@ class FileState:
     checkpoint_rw: int = -1
     checkpoint_ro: int = -1
     method: int = uffd.WARM_PROBE
-    chunk_bytes: int = file_systems.CHUNK_LEAST_BYTES
-    unit_bytes: int = 0  # its storage's request size (state/file_systems.py)
-    counts_reads: bool = False  # /proc/PID/io counts its reads
+    chunk_bytes: int = CHUNK_LEAST_BYTES
+    unit_bytes: int = 0  # its storage's request size (base/file_systems.py)
+    counts_reads: bool = False  # /proc/PID/io is known to count its reads
     ahead_bytes: int | None = None  # the kernel's readahead window; None: not known
     doubt: Doubt = field(default_factory=Doubt)
     method_reason: str = "not probed yet"
@@ -98,7 +91,7 @@ class FileState:
     generation: int | None = None
     f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
     was: uffd.FileStatus | None = None  # see Opened
-    network: bool = True  # another machine may write it
+    network: bool = True  # another machine may write it, whom no lease here binds
     leased: bool = False
     no_lease: str = ""  # why no lease was taken
     writer: bool = False  # it was open for writing at our open: page tables only
@@ -145,7 +138,7 @@ class FileState:
                 generation=opened.generation,
                 f_type=opened.f_type,
                 was=opened.was,
-                network=opened.f_type not in LOCAL_FILE_SYSTEMS,
+                network=not file_systems.known(opened.f_type).one_machine,
             )
             state._choose_call(opened.f_type, mountinfo)
             state._take_lease()
@@ -156,12 +149,12 @@ class FileState:
         """Choose the call that fills its cache, before the first request."""
         residency, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
         known = file_systems.known(f_type)
-        self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
+        self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads is True
         said = os.environ.get(_READAHEAD, "")
         self.ahead_bytes = int(said) if said.isdigit() else read_ahead_bytes(self.key[0], mountinfo)
-        self.use(file_systems.choose(f_type, self.ahead_bytes, residency is not None))
+        self.use(choose(f_type, self.ahead_bytes, residency is not None))
 
-    def use(self, choice: file_systems.Choice) -> None:
+    def use(self, choice: Choice) -> None:
         """Prefetch with this call from now on."""
         self.method, self.chunk_bytes, self.method_reason = choice
         self.doubt.forget()

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.native import uffd
-from uffdprefetch.state import file_systems
 
 T = TypeVar("T")
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.cache_call import corrected, probed
+from uffdprefetch.base.file_systems import cells
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
@@ -267,7 +268,7 @@ class Scheduler:
         of its pages would be one."""
         if not file.unit_bytes or file.was_here(start):
             return
-        low, high = file_systems.cells(start, start + 1, file.unit_bytes, file.size_bytes)
+        low, high = cells(start, start + 1, file.unit_bytes, file.size_bytes)
         if file.fresh(low, high):
             self._send(Extent(file, low, high, None, []))
             self._workers.start()
@@ -443,7 +444,7 @@ class Scheduler:
         """Where a request costs more than its bytes: the whole of what one brings, less what is
         under way."""
         file = extent.file
-        cell = file_systems.cells(extent.start, extent.end, file.unit_bytes, file.size_bytes)
+        cell = cells(extent.start, extent.end, file.unit_bytes, file.size_bytes)
         for start, end in extent.in_flight.missing(*cell):
             if start <= extent.start < end:
                 if extent.need is not None:
@@ -539,14 +540,14 @@ class Scheduler:
         if file.method == uffd.WARM_PROBE and extent.pooled is None:
             if result.method != uffd.WARM_PROBE:
                 chunk_bytes = result.chunk_bytes
-                file.use(file_systems.probed(result.method, chunk_bytes, file.ahead_bytes))
+                file.use(probed(result.method, chunk_bytes, file.ahead_bytes))
             return
         if result.method != file.method or extent.window_bytes:  # sent before that was chosen
             return
         found = file.doubt.note(result.asked_bytes, result.came_bytes)
         if found is None:
             return
-        choice = file_systems.corrected(file.method, *found)
+        choice = corrected(file.method, *found)
         if choice is not None:
             file.use(choice)
             self._on_finding(f"{file.path}: {choice.reason}")

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from uffdprefetch.base.file_systems import LUSTRE
 from uffdprefetch.cluster import identity as module
 from uffdprefetch.cluster.identity import (
-    FUSE,
-    NETWORK,
     PROBE_BYTES,
     NotSharedError,
     difference,
@@ -20,7 +19,7 @@ from uffdprefetch.cluster.identity import (
     identity,
 )
 
-NFS, EXT4, SIZE = 0x6969, 0xEF53, 1 << 20
+NFS, EXT4, FUSE, SIZE = 0x6969, 0xEF53, 0x65735546, 1 << 20
 
 
 @pytest.fixture
@@ -95,9 +94,8 @@ def test_lustres_data_version_counts_where_it_is_told(
     data: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd, path = data
-    lustre = next(f_type for f_type, name in NETWORK.items() if name == "Lustre")
-    assert "data version" not in fields(fd, str(path), lustre), "another one's ioctl fails"
+    assert "data version" not in fields(fd, str(path), LUSTRE), "another one's ioctl fails"
     for version, named in ((0, False), (17, True)):
         answer = module._DATA_VERSION_SIZE.pack(version, 1, 0)
         monkeypatch.setattr(module.fcntl, "ioctl", lambda *_, answer=answer: answer)
-        assert ("data version" in fields(fd, str(path), lustre)) == named
+        assert ("data version" in fields(fd, str(path), LUSTRE)) == named

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from conftest import require
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.options import add_options, as_words, options_end
 from uffdprefetch.compare import cold
 from uffdprefetch.compare.cold import SMALL_BYTES, Files, is_data
 from uffdprefetch.compare.figures import Why
 from uffdprefetch.native.residency import resident_bytes
-from uffdprefetch.state import file_systems
 
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ def cached(path: Path, size_bytes: int = MIB) -> Path:
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
-    require(not file_systems.known(file_systems.type_of(str(path))).in_memory, "TMPDIR is memory")
+    require(not file_systems.at(str(path)).in_memory, "TMPDIR is memory")
     assert path.read_bytes() and resident_bytes(path) == size_bytes
     return path
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 
+from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.predict.fronts import AROUND_BLOCKS
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.ahead import LOOK_SECONDS, RESPONSE_SECONDS
-from uffdprefetch.state import admission
 from uffdprefetch.state.files import FileState
 
 pytest_plugins = ("guess_bed",)
@@ -162,7 +162,7 @@ def test_the_next_look_is_due_when_half_of_what_is_ahead_may_be_gone(
 
 @pytest.fixture
 def shards(tmp_path: Path, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FileState]]:
-    monkeypatch.setattr(admission, "MEMORY_FILE_SYSTEMS", set())
+    monkeypatch.setitem(FILE_SYSTEMS, TMPFS, FileSystem("tmpfs"))
     names = [f"model-{number:05d}-of-00002.bin" for number in (1, 2)]
     files = [opened(tmp_path / name, 32 * MIB) for name in (*names, "labels.bin")]
     bed.core.table.files.update({one.key: one for one in files})

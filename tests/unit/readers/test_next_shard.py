@@ -15,6 +15,7 @@ import pytest
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.pool.eviction import Reader as Block
 from uffdprefetch.pool.residents import to_come
 from uffdprefetch.predict.price import Link, least_probability, walk_gain
@@ -22,7 +23,6 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import next_shard as module
 from uffdprefetch.readers.ahead import UNKNOWN
 from uffdprefetch.readers.next_shard import NextShard, path_after
-from uffdprefetch.state import admission
 from uffdprefetch.state.admission import IDLE_NS, LOOK_NS, FileTable
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -110,7 +110,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(admission, "MEMORY_FILE_SYSTEMS", set())
+    monkeypatch.setitem(FILE_SYSTEMS, TMPFS, FileSystem("tmpfs"))
     for number in range(1, 4):
         made(tmp_path / f"model-{number:05d}-of-00003.safetensors")
     node = Node(tmp_path)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from figures import RATIOS
 
+from uffdprefetch.base.mounts import type_at
 from uffdprefetch.service import summary
 from uffdprefetch.service.gained import Gained
-from uffdprefetch.state.file_systems import type_at
 from uffdprefetch.state.ledger import Ledger
 
 BLOCK, PAGE = 64 << 10, 4096

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.identity import identify
-from uffdprefetch.state.file_systems import mount_of, read_ahead_bytes
+from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
 from uffdprefetch.trace.file.trace_file import File, Process
 
 #: Paths of no record files: programs, libraries, what an interpreter reads to start.
