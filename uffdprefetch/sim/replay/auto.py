@@ -15,7 +15,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.link import Storage
-from uffdprefetch.sim.replay.node import Node
+from uffdprefetch.sim.replay.node import ReplayNode
 from uffdprefetch.sim.replay.policies import InPool, Plain, chunked
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES
 
@@ -33,7 +33,7 @@ class Auto(Plain):
         super().begin(demand, storage, resident)
         self.demand, self.page, self._now = demand, demand.page_bytes, 0.0
         sizes = [demand.pages(file) * self.page for file in range(len(demand.files))]
-        self.node = Node(
+        self.node = ReplayNode(
             sizes,
             [file.path for file in demand.files],
             self.page,

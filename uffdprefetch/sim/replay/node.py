@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service's own core (service/coordinator.py) on a replayed kernel.
 
-Process simulates a page table, File the page cache, Workers the storage; the clock is the replay's.
-No decision is implemented twice.
+ReplayProcess stands in for a page table, ReplayFile for the page cache, ReplayWorkers for the
+storage; the clock is the replay's. No decision is implemented twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AROUND_PAGES = 16
 Range = tuple[int, int, int]
 
 
-class Process(Client):
+class ReplayProcess(Client):
     """A rank. ``mapped``: which pages of each file are in its page table."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Process(Client):
             self._on_rearm(self.rank, region, pages)
 
 
-class File(FileState):
+class ReplayFile(FileState):
     """A recorded file. ``there``: resident bytes of [start, +length) now."""
 
     there: Callable[[int, int], int]
@@ -102,7 +102,7 @@ class File(FileState):
         return -1, -1
 
 
-class Workers(uffd.Workers):
+class ReplayWorkers(uffd.Workers):
     """Requests sent, until the replay has put them on the link and they have completed."""
 
     def __init__(self, file_of: Callable[[int], int], page_bytes: int) -> None:
@@ -144,12 +144,12 @@ class Workers(uffd.Workers):
         return done
 
 
-class Pool(uffd_pool.Pool):
+class ReplayPool(uffd_pool.Pool):
     """Stands in for the pool's C side. Eviction is the replay's."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.events: list[uffd_pool.PoolEvent] = []
-        self.workers: Workers | None = None
+        self.workers: ReplayWorkers | None = None
         self._files: dict[int, Array] = {}
 
     def add_file(
@@ -176,7 +176,7 @@ class Pool(uffd_pool.Pool):
         return self.workers.submit(job_id, file, offset, length)
 
     def reap(self) -> list[uffd.WarmResult]:
-        """See uffd_pool.Pool: Workers.take() has them."""
+        """See uffd_pool.Pool: ReplayWorkers.take() has them."""
         return []
 
     def drain(self) -> list[uffd_pool.PoolEvent]:
@@ -205,7 +205,7 @@ class _Room(Limits):
         return self.budget_bytes, Limit.BUDGET
 
 
-class Node:
+class ReplayNode:
     """A service and its job. Times are seconds of the replay."""
 
     def __init__(
@@ -219,7 +219,7 @@ class Node:
         self.files = [
             self._file(f, size, paths[f], around_bytes[f], there) for f, size in enumerate(sizes)
         ]
-        self.workers = Workers(lambda fd: fd, page_bytes)
+        self.workers = ReplayWorkers(lambda fd: fd, page_bytes)
         clock, limits = (
             Clock(lambda: self._now_ns, lambda: self._cpu_ns),
             _Room(config.budget_bytes),
@@ -229,10 +229,10 @@ class Node:
         scheduler = Scheduler(self.workers, TokenBucket(None, EXTENT_BYTES), DISTANCE_MIN_BYTES)
         self.core = Coordinator(config, scheduler, ledger, clock=clock, limits=limits)
         self.core.layout.allowed_bytes = config.budget_bytes
-        self.pool: Pool | None = None
+        self.pool: ReplayPool | None = None
         if config.engine == "pool":
-            node_pool = NodePool(config, -1, ledger, clock, limits, Pool)
-            assert isinstance(node_pool.pool, Pool)
+            node_pool = NodePool(config, -1, ledger, clock, limits, ReplayPool)
+            assert isinstance(node_pool.pool, ReplayPool)
             self.pool = node_pool.pool
             self.pool.workers = self.workers
             self.core.use_pool(node_pool)
@@ -243,8 +243,8 @@ class Node:
     @staticmethod
     def _file(
         number: int, size: int, path: str, around_bytes: int, there: Callable[[int, int, int], int]
-    ) -> File:
-        file = File(
+    ) -> ReplayFile:
+        file = ReplayFile(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
             tensor_starts=IntervalSet(),  # its bytes are not there to tell
             size_bytes=size, file_system="replay", method=uffd.WARM_READAHEAD,
@@ -256,14 +256,14 @@ class Node:
 
     # ---- the job --------------------------------------------------------------------------------
 
-    def region(self, rank: int, file: int) -> tuple[Process, Region]:
+    def region(self, rank: int, file: int) -> tuple[ReplayProcess, Region]:
         """A rank's mapping of a file, made on first use."""
         process = self.core.clients.get(rank)
         if process is None:
-            process = self.core.clients[rank] = Process(
+            process = self.core.clients[rank] = ReplayProcess(
                 rank, self._page_bytes, self._scanned, lambda *what: self.on_rearm(*what)
             )
-        assert isinstance(process, Process)
+        assert isinstance(process, ReplayProcess)
         region = process.regions.get(file)
         if region is None:
             state, size = self.files[file], self.files[file].size_bytes
@@ -316,7 +316,7 @@ class Node:
         """These pages have been evicted."""
         self.files[file].recent.remove(first * self._page_bytes, end * self._page_bytes)
         for process in self.core.clients.values():
-            assert isinstance(process, Process)
+            assert isinstance(process, ReplayProcess)
             if file in process.mapped:
                 process.mapped[file][first:end] = False
 
