@@ -43,7 +43,7 @@ from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.sim.replay.auto import Auto
 from uffdprefetch.sim.replay.engine import Range, replay
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 
 GOLDEN = tape.TAPES / "drawn.json"
 MS = 1_000_000
@@ -473,7 +473,7 @@ def replayed(seed: int) -> Iterator[Decision]:
     ]
     policy = _Noted(int(rng.choice([40, 400])) * MIB)
     bandwidth, latency = float(rng.choice([1e8, 2e9])), float(rng.choice([2e-4, 5e-3]))
-    made = replay(demand(*threads, pages=pages), Storage(bandwidth, latency), policy, None)
+    made = replay(demand(*threads, pages=pages), StorageModel(bandwidth, latency), policy, None)
     yield from policy.notes
     yield made.misses, made.read_bytes, made.requests
 

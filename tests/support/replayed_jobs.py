@@ -5,33 +5,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.sim.replay.demand import Demand, Stream
-from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
+from uffdprefetch.sim.replay.demand import Demand, ThreadAccesses
+from uffdprefetch.sim.replay.engine import ReplayOutcome, ReplayPolicy, replay
 from uffdprefetch.sim.replay.eviction import EvictionPolicy
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.trace.file.trace_file import File
 
 PAGE = 4096
 MIB = 1 << 20
-SLOW = Storage(100e6, 1e-3)
+SLOW = StorageModel(100e6, 1e-3)
 
 
 def stream(
     first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0,
     down: bool = False, brings: tuple[int, int] = (0, 0),
-) -> Stream:  # fmt: skip
+) -> ThreadAccesses:  # fmt: skip
     """Accesses of ``pages`` pages each, ``think`` seconds between them; ``down``: from the last
     page to the first; ``brings``: pages before a miss and from it on that it was recorded to
     bring."""
     begin, n = np.array(first, np.int64), len(first)
-    return Stream(
+    return ThreadAccesses(
         rank, 100 + rank, np.zeros(n, np.int64), begin, begin + pages, np.full(n, down),
         np.full(n, brings[0]), np.full(n, brings[1]), np.full(n, True),
         np.full(n, int(think * 1e9)), 0,
     )  # fmt: skip
 
 
-def demand(*streams: Stream, pages: int = 4096) -> Demand:
+def demand(*streams: ThreadAccesses, pages: int = 4096) -> Demand:
     return Demand([File(1, "/data/f", pages * PAGE)], list(streams), PAGE, 1.0, 0.0, ["job", "a b"])
 
 
@@ -40,6 +40,9 @@ def straight(pages: int = 4096, think: float = 0.0) -> Demand:
 
 
 def run(
-    wanted: Demand, policy: Policy, eviction: EvictionPolicy | None = None, storage: Storage = SLOW
-) -> Outcome:
+    wanted: Demand,
+    policy: ReplayPolicy,
+    eviction: EvictionPolicy | None = None,
+    storage: StorageModel = SLOW,
+) -> ReplayOutcome:
     return replay(wanted, storage, policy, eviction)

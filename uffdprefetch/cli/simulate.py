@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 from uffdprefetch.base.errors import UffdPrefetchError, named, usage_error
 
 if TYPE_CHECKING:
-    from uffdprefetch.sim.replay.choices import Choice
-    from uffdprefetch.sim.replay.link import Storage
+    from uffdprefetch.sim.replay.choices import RunConfiguration
+    from uffdprefetch.sim.replay.link import StorageModel
     from uffdprefetch.sim.scenario import NamedPolicy, Scenario
     from uffdprefetch.sim.simulate import Progress
 
 
-Named = TypeVar("Named", "NamedPolicy", "Choice")
+Named = TypeVar("Named", "NamedPolicy", "RunConfiguration")
 
 
 class Command:
@@ -258,9 +258,9 @@ def _replay(args: argparse.Namespace) -> int:
     return 0
 
 
-def _storage(args: argparse.Namespace) -> Storage:
+def _storage(args: argparse.Namespace) -> StorageModel:
     from uffdprefetch.base.units import parse_duration, parse_rate
-    from uffdprefetch.sim.replay.link import Storage
+    from uffdprefetch.sim.replay.link import StorageModel
     from uffdprefetch.sim.scenario import load
 
     if args.scenario is not None:
@@ -273,7 +273,7 @@ def _storage(args: argparse.Namespace) -> Storage:
                 "give --bandwidth and --latency"
             )
         try:
-            return Storage.fitted(rates)
+            return StorageModel.fitted(rates)
         except ValueError as error:
             raise usage_error(f"{args.scenario}: measured.file_system: {error}") from None
     if not args.bandwidth or not args.latency:
@@ -283,7 +283,7 @@ def _storage(args: argparse.Namespace) -> Storage:
     rate = named("--bandwidth", parse_rate, args.bandwidth)
     if rate < 1:
         raise usage_error(f"--bandwidth {args.bandwidth}: more than none")
-    return Storage(rate, named("--latency", parse_duration, args.latency))
+    return StorageModel(rate, named("--latency", parse_duration, args.latency))
 
 
 def _sizes(option: str, text: str | None, least: int = 1 << 16) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.sim.replay.choices import check, choices, predict
 from uffdprefetch.sim.replay.demand import demand_of
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.trace.file.events import Kind
 from uffdprefetch.trace.file.trace_file import Trace
 
@@ -23,7 +23,7 @@ def predicted(before: Trace, after: Trace) -> dict[str, Any] | None:
     begin = (warm["time_ns"] - np.uint64(after.start_ns)).astype(np.float64) / 1e9
     took = warm["value"].astype(np.float64) / 1e9
     rows = zip(begin.tolist(), (begin + took).tolist(), warm["length"].tolist(), strict=True)
-    storage = Storage.seen(list(rows))
+    storage = StorageModel.seen(list(rows))
     if storage is None:
         return None
     try:

@@ -10,9 +10,15 @@ from typing import Any
 from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.report.columns import aligned
 from uffdprefetch.report.simulate import FILE_SYSTEM
-from uffdprefetch.sim.replay.choices import AGREES, Check, Choice, Predicted, command_line
+from uffdprefetch.sim.replay.choices import (
+    AGREES,
+    Predicted,
+    RecordingCheck,
+    RunConfiguration,
+    command_line,
+)
 from uffdprefetch.sim.replay.demand import Demand
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 
 SCHEMA = "uffdprefetch.replay/1"
 #: Predictions as near as this to the quickest say nothing of who is quicker: the simplest is best.
@@ -20,7 +26,11 @@ ALIKE = 1.05
 
 
 def document(
-    path: str, demand: Demand, storage: Storage, predicted: Sequence[Predicted], checked: Check
+    path: str,
+    demand: Demand,
+    storage: StorageModel,
+    predicted: Sequence[Predicted],
+    checked: RecordingCheck,
 ) -> dict[str, Any]:
     """The choices, the quickest first; none is best where the replay does not show this job."""
     rows = []
@@ -78,7 +88,7 @@ def best(predicted: Sequence[Predicted], demand: Demand, needs_order: bool) -> s
     return command_line(min(alike, key=effort), demand.command) if alike else None
 
 
-def effort(choice: Choice) -> tuple[bool, int]:
+def effort(choice: RunConfiguration) -> tuple[bool, int]:
     """What it takes to use it: an order that has to be written down, then options."""
     return choice.needs_order, -1 if choice.options is None else len(choice.options)
 

@@ -8,7 +8,7 @@ import pytest
 import synthetic
 
 from uffdprefetch.report import compare, forecast
-from uffdprefetch.sim.replay.link import READS_LEAST, Storage
+from uffdprefetch.sim.replay.link import READS_LEAST, StorageModel
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import Kind
 
@@ -17,18 +17,18 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("latency", [5e-3, 20e-3])
 def test_a_storage_is_known_by_what_it_took_to_read(latency: float) -> None:
-    truth = Storage(200e6, latency)
+    truth = StorageModel(200e6, latency)
     free, reads = 0.0, []
     for at in range(40):  # two at a time, behind one link
         begin = max(0.0, free - 0.01)
         free = max(free, begin) + 4 * MIB / truth.bandwidth
         reads.append((begin, free + truth.latency, 4 * MIB))
         free += 0.05 if at % 10 == 9 else 0.0
-    found = Storage.seen(reads)
+    found = StorageModel.seen(reads)
     assert found is not None
     assert found.bandwidth == pytest.approx(truth.bandwidth, rel=0.15)
     assert found.latency == pytest.approx(truth.latency, abs=3e-3)  # a tenth of the bytes' time
-    assert Storage.seen(reads[: READS_LEAST - 1]) is None
+    assert StorageModel.seen(reads[: READS_LEAST - 1]) is None
 
 
 def test_the_prediction_stands_beside_what_was_measured() -> None:

@@ -24,8 +24,14 @@ from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.choices import Predicted, choices, command_line, predict
 from uffdprefetch.sim.replay.demand import Demand, again, demand_of
 from uffdprefetch.sim.replay.engine import Resident
-from uffdprefetch.sim.replay.eviction import CHUNK_PAGES, Belady, Cyclic, EvictionPolicy, Lru
-from uffdprefetch.sim.replay.link import Link, Storage
+from uffdprefetch.sim.replay.eviction import (
+    CHUNK_PAGES,
+    BeladyEviction,
+    CyclicEviction,
+    EvictionPolicy,
+    LruEviction,
+)
+from uffdprefetch.sim.replay.link import StorageModel, StorageQueue
 from uffdprefetch.sim.replay.policies import (
     InPool,
     Plain,
@@ -41,7 +47,7 @@ pytestmark = warnings_fail
 
 
 def test_transfers_queue_and_latencies_overlap() -> None:
-    link = Link(Storage(1e6, 0.5))
+    link = StorageQueue(StorageModel(1e6, 0.5))
     assert link.request(1_000_000, 10.0) == pytest.approx(11.5)
     assert link.request(1_000_000, 10.0) == pytest.approx(12.5)
     assert link.backlog(10.5) == pytest.approx(1.5) and link.backlog(99) == 0
@@ -50,7 +56,7 @@ def test_transfers_queue_and_latencies_overlap() -> None:
 
 
 def test_storage_is_found_from_calibrated_rates() -> None:
-    made = Storage(300e6, 1e-3)
+    made = StorageModel(300e6, 1e-3)
     rates = {
         request: {
             threads: min(300e6, threads * request / (1e-3 + request / 300e6))
@@ -58,11 +64,11 @@ def test_storage_is_found_from_calibrated_rates() -> None:
         }
         for request in (4096, 65536, MIB)
     }
-    found = Storage.fitted(rates)
+    found = StorageModel.fitted(rates)
     assert found.bandwidth == pytest.approx(made.bandwidth)
     assert found.latency == pytest.approx(made.latency)
     with pytest.raises(ValueError, match="single thread"):
-        Storage.fitted({4096: {8: 1e6}})
+        StorageModel.fitted({4096: {8: 1e6}})
 
 
 # ---- closed forms -------------------------------------------------------------------------------
@@ -110,7 +116,7 @@ def test_windows_follow_a_walk_and_nothing_else() -> None:
 
 def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     # With 5 ms a request the kernel's readahead, one window ahead, is far too slow.
-    wanted, storage = straight(16384, think=0.0008), Storage(100e6, 5e-3)
+    wanted, storage = straight(16384, think=0.0008), StorageModel(100e6, 5e-3)
     results = [
         run(wanted, Windows(4 * MIB, distance), None, storage)
         for distance in (MIB, 4 * MIB, 16 * MIB)
@@ -121,15 +127,15 @@ def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
 
 
 def test_a_known_order_is_read_as_far_ahead_as_its_reader_is_quick() -> None:
-    seen = measured(Storage(1e9, 1e-3))
+    seen = measured(StorageModel(1e9, 1e-3))
     for think in (0.01, 0.001):
         policy = Planned()
-        run(straight(1 << 16, think), policy, None, Storage(1e9, 1e-3))
+        run(straight(1 << 16, think), policy, None, StorageModel(1e9, 1e-3))
         expected = window.ahead_at_rate(65536 / think, seen)
         assert policy.lookahead == [pytest.approx(expected, rel=0.05)]
     assert expected > window.ahead_at_rate(65536 / 0.01, seen)
     policy = Planned(allowed_bytes=3 * MIB)
-    run(straight(1 << 16, 0.001), policy, None, Storage(1e9, 1e-3))
+    run(straight(1 << 16, 0.001), policy, None, StorageModel(1e9, 1e-3))
     assert policy.lookahead == [3 * MIB]
 
 
@@ -192,9 +198,9 @@ def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
     half = 2048 * PAGE
     wanted = epochs(4)
     size = 4096 * PAGE
-    lru = run(wanted, PoolAuto(half), Lru(wanted, half))
-    cyclic = run(wanted, PoolAuto(half), Cyclic(wanted, half))
-    belady = run(wanted, PoolPlanned(64 * MIB, MIB), Belady(wanted, half))
+    lru = run(wanted, PoolAuto(half), LruEviction(wanted, half))
+    cyclic = run(wanted, PoolAuto(half), CyclicEviction(wanted, half))
+    belady = run(wanted, PoolPlanned(64 * MIB, MIB), BeladyEviction(wanted, half))
     assert lru.read_bytes == 4 * size
     for result in (cyclic, belady):
         assert size + 3 * size / 2 <= result.read_bytes <= 1.1 * (size + 3 * size / 2)
@@ -202,7 +208,7 @@ def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
     assert run(wanted, PoolAuto(64 * MIB)).read_bytes == size
 
 
-@pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
+@pytest.mark.parametrize("kind", [LruEviction, CyclicEviction, BeladyEviction])
 def test_memory_is_never_more_than_it_is(kind: type[EvictionPolicy]) -> None:
     random = np.random.default_rng(3)
     order = (random.integers(0, 256, 600) * 16).tolist()
@@ -221,9 +227,9 @@ def test_belady_misses_no_more_than_lru() -> None:
         wanted = demand(stream((random.integers(0, 128, 500) * 16).tolist(), 16), pages=2048)
         results = {
             kind: run(wanted, PoolAuto(64 * MIB), kind(wanted, 30 * CHUNK_PAGES * PAGE))
-            for kind in (Lru, Belady)
+            for kind in (LruEviction, BeladyEviction)
         }
-        assert results[Belady].misses <= results[Lru].misses
+        assert results[BeladyEviction].misses <= results[LruEviction].misses
 
 
 def misses_of(kind: type[EvictionPolicy], order: list[int], room: int) -> int:
@@ -238,12 +244,12 @@ def misses_of(kind: type[EvictionPolicy], order: list[int], room: int) -> int:
             if len(held) == room:
                 rest = order[i:]
                 away = [rest.index(one) if one in rest else len(order) for one in held]
-                held.pop(0 if kind is Lru else away.index(max(away)))
+                held.pop(0 if kind is LruEviction else away.index(max(away)))
         held.append(chunk)
     return misses
 
 
-@pytest.mark.parametrize("kind", [Lru, Belady])
+@pytest.mark.parametrize("kind", [LruEviction, BeladyEviction])
 @pytest.mark.parametrize("seed", range(4))
 def test_memory_misses_what_the_textbook_says(kind: type[EvictionPolicy], seed: int) -> None:
     # Even ones only: no miss goes on where the last one ended and brings more.
@@ -258,7 +264,7 @@ def test_memory_misses_what_the_textbook_says(kind: type[EvictionPolicy], seed: 
 @pytest.mark.parametrize(
     "make", [Plain, Auto, lambda: PoolAuto(64 * MIB), lambda: PoolPlanned(64 * MIB, MIB)]
 )
-@pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
+@pytest.mark.parametrize("kind", [LruEviction, CyclicEviction, BeladyEviction])
 @pytest.mark.parametrize("chunks", [1, 2, 16])
 def test_more_threads_than_memory_come_to_their_end(
     make: type[Plain], kind: type[EvictionPolicy], chunks: int
@@ -277,7 +283,7 @@ def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> Non
     random = np.random.default_rng(7)
     many = [stream((random.integers(0, 256, 80) * 16).tolist(), 16, rank=r) for r in range(8)]
     for wanted in (demand(*many), straight(think=0.001)):
-        eviction = Lru(wanted, 4 * MIB)
+        eviction = LruEviction(wanted, 4 * MIB)
         result = run(wanted, make(), eviction)
         # What was asked for at the end may still be on its way.
         assert result.read_bytes <= result.seconds * 100e6 + 2 * MIB
@@ -289,7 +295,7 @@ def test_faster_storage_is_never_slower(make: type[Plain]) -> None:
     order = (random.permutation(256) * 16).tolist()
     for wanted in (straight(think=0.001), demand(stream(order, 12, 0.001))):
         seconds = [
-            run(wanted, make(), None, Storage(rate, late)).seconds
+            run(wanted, make(), None, StorageModel(rate, late)).seconds
             for rate, late in ((50e6, 4e-3), (100e6, 2e-3), (400e6, 1e-3), (4e9, 1e-5))
         ]
         assert seconds == sorted(seconds, reverse=True)

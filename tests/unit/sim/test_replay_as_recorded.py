@@ -15,9 +15,9 @@ from traces import MS, Machine, Read, Sleep, without_index, written
 from uffdprefetch.cli import main
 from uffdprefetch.sim.replay.choices import check
 from uffdprefetch.sim.replay.demand import Demand, demand_of
-from uffdprefetch.sim.replay.engine import Policy
-from uffdprefetch.sim.replay.eviction import Lru
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.engine import ReplayPolicy
+from uffdprefetch.sim.replay.eviction import LruEviction
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.policies import InPool, Plain, Planned, Windows
 from uffdprefetch.trace.file.events import Kind
 
@@ -25,7 +25,7 @@ pytestmark = warnings_fail
 
 PAGES = 4096
 #: What the machine of traces.py has: nothing but a latency.
-LATENCY = Storage(1e13, 1e-3)
+LATENCY = StorageModel(1e13, 1e-3)
 
 
 def walk(order: list[int], random_advice: bool = False) -> Machine:
@@ -100,7 +100,7 @@ def test_a_reader_that_passes_the_marks_by_misses_each_window() -> None:
 
 def test_a_mark_counts_before_its_page_is_there() -> None:
     """So two windows are under way: the one that is waited for, and the next one."""
-    pages, storage = 4096, Storage(1e9, 5e-3)
+    pages, storage = 4096, StorageModel(1e9, 5e-3)
     found = run(demand(stream(list(range(0, pages, 16)), 16), pages=pages), Plain(), None, storage)
     each = 5e-3 + 131072 / 1e9
     assert found.seconds == pytest.approx(pages / 32 * each / 2, rel=0.05)
@@ -108,10 +108,10 @@ def test_a_mark_counts_before_its_page_is_there() -> None:
 
 @pytest.mark.parametrize("make", [Plain, lambda: Windows(4 * MIB), Planned, lambda: InPool(MIB)])
 @pytest.mark.parametrize("down", [False, True])
-def test_each_page_is_touched_once_whichever_way(make: type[Policy], down: bool) -> None:
+def test_each_page_is_touched_once_whichever_way(make: type[ReplayPolicy], down: bool) -> None:
     first = list(range(0, PAGES, 64))
     wanted = demand(stream(first[::-1] if down else first, 64, down=down))
-    for eviction in (None, Lru(wanted, 8 * MIB)):
+    for eviction in (None, LruEviction(wanted, 8 * MIB)):
         found = run(wanted, make(), eviction)
         assert found.touched_bytes == PAGES * PAGE
         assert found.misses <= PAGES // 8  # what a miss has brought is not missed again
@@ -121,7 +121,7 @@ def test_a_chunk_counts_once_an_access_whichever_way_it_is_touched() -> None:
     # two pages a miss, so that each chunk is touched in parts
     wanted = demand(stream([64, 0], 64, down=True, brings=(1, 1)), pages=128)
     counted: list[tuple[int, int]] = []
-    eviction = Lru(wanted, MIB)
+    eviction = LruEviction(wanted, MIB)
     access = eviction.access
     eviction.access = lambda f, a, b: (counted.append((a, b)), access(f, a, b))[1]  # type: ignore
     run(wanted, Plain(), eviction)

@@ -14,9 +14,9 @@ from replayed_jobs import MIB, PAGE, demand, run, straight, stream
 from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
-from uffdprefetch.sim.replay.demand import Demand, Stream, again
-from uffdprefetch.sim.replay.eviction import Belady, Cyclic, Lru
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.demand import Demand, ThreadAccesses, again
+from uffdprefetch.sim.replay.eviction import BeladyEviction, CyclicEviction, LruEviction
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.policies import ANSWER_SECONDS, Plain, PoolPlanned
 from uffdprefetch.state.reader import Region
 from uffdprefetch.trace.file.trace_file import File
@@ -24,7 +24,7 @@ from uffdprefetch.trace.file.trace_file import File
 pytestmark = warnings_fail
 
 #: A link on which a miss costs several times its bytes.
-LINK = Storage(300e6, 5e-3)
+LINK = StorageModel(300e6, 5e-3)
 
 
 def region_of(policy: Auto) -> Region:
@@ -74,7 +74,7 @@ def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
     stopped = demand(stream(list(range(0, 16384, 16)), 16, 0.002), pages=1 << 18)
     for budget in (256 * MIB, 4096 * MIB):
         ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 64 * MIB)
-        result = run(stopped, PoolAuto(budget), Cyclic(stopped, budget))
+        result = run(stopped, PoolAuto(budget), CyclicEviction(stopped, budget))
         # Where it is is known when a run of up to 4 MiB is mapped.
         assert ahead // 8 <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
         assert result.misses < 80  # that is, of 1024 chunks
@@ -88,11 +88,13 @@ def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
 def test_answering_the_touches_of_a_pool_takes_time() -> None:
     order = np.random.default_rng(9).permutation(1024) * 16
     wanted = demand(stream(order.tolist(), 16, 0.002), pages=16384)
-    result = run(wanted, PoolPlanned(64 * MIB, 16 * MIB), Belady(wanted, 64 * MIB))
+    result = run(wanted, PoolPlanned(64 * MIB, 16 * MIB), BeladyEviction(wanted, 64 * MIB))
     # Each chunk once, beside the first miss.
     assert result.stall_seconds == pytest.approx(1024 * ANSWER_SECONDS + 0.002, abs=0.003)
     again_mapped = replace(wanted, streams=[again(wanted.streams[0], 3)])
-    more = run(again_mapped, PoolPlanned(64 * MIB, 16 * MIB), Belady(again_mapped, 64 * MIB))
+    more = run(
+        again_mapped, PoolPlanned(64 * MIB, 16 * MIB), BeladyEviction(again_mapped, 64 * MIB)
+    )
     assert more.stall_seconds == pytest.approx(result.stall_seconds)
 
 
@@ -101,9 +103,9 @@ def test_later_epochs_are_followed_as_the_first(make: type[Auto]) -> None:
     """What left memory is read ahead of its reader again."""
     one, memory = straight(16384, think=0.001), 32 * MIB
     three = replace(one, streams=[again(one.streams[0], 3)])
-    first = run(one, make(), Lru(one, memory))
+    first = run(one, make(), LruEviction(one, memory))
     assert first.misses < 30
-    whole = run(three, make(), Lru(three, memory))
+    whole = run(three, make(), LruEviction(three, memory))
     assert whole.read_bytes >= 2.9 * 16384 * PAGE  # by LRU nothing stays
     assert whole.misses < 160  # of 1024 chunks an epoch
 
@@ -132,7 +134,7 @@ def apart(threads: int, pages: int, think: float) -> Demand:
 def test_threads_that_walk_apart_do_not_jump_about() -> None:
     """Each checkpoint is far from the last one that another thread has met, but what lies between
     it and its own last one was read."""
-    wanted, storage = apart(4, 1 << 18, think=80e-6), Storage(4e9, 5e-3)
+    wanted, storage = apart(4, 1 << 18, think=80e-6), StorageModel(4e9, 5e-3)
     policy = Auto()
     result = run(wanted, policy, None, storage)
     region = region_of(policy)
@@ -161,7 +163,7 @@ def test_walks_that_have_ended_are_forgotten() -> None:
     onward = list(range(1 << 17, (1 << 17) + 16 * 800, 16))
     wanted = demand(stream(there + onward, 16, 0.02), pages=1 << 18)
     policy = Auto()
-    run(wanted, policy, None, Storage(1e9, 1e-3))
+    run(wanted, policy, None, StorageModel(1e9, 1e-3))
     active = region_of(policy).reader.table.active()
     assert [one.start_bytes // PAGE for one in active] == [1 << 17]
 
@@ -169,7 +171,7 @@ def test_walks_that_have_ended_are_forgotten() -> None:
 # ---- who jumps about ----------------------------------------------------------------------------
 
 
-def jumping(pages: int, count: int, think: float, file: int = 0, rank: int = 0) -> Stream:
+def jumping(pages: int, count: int, think: float, file: int = 0, rank: int = 0) -> ThreadAccesses:
     order = np.random.default_rng(rank).permutation(pages // 64)[:count] * 64
     return replace(stream(order.tolist(), 1, think, rank), file=np.full(count, file))
 
@@ -215,7 +217,7 @@ def test_what_stays_in_a_pool_tells_once_a_cell_and_second(think: float, each: i
     cell = DISTANCE_MIN_BYTES // PAGE
     one = straight(16 * cell, think=think)
     policy = TouchRecorder(1 << 30)
-    run(replace(one, streams=[again(one.streams[0], 2)]), policy, None, Storage(4e9, 1e-4))
+    run(replace(one, streams=[again(one.streams[0], 2)]), policy, None, StorageModel(4e9, 1e-4))
     later = [page for access, page in policy.recorded if access >= len(one.streams[0])]
     cells = [page // cell for page in later]
     assert sorted(set(cells)) == cells, "none twice"

@@ -13,16 +13,16 @@ from replayed_jobs import MIB, PAGE, demand, run, straight, stream
 
 from uffdprefetch.sim.replay.auto import Auto
 from uffdprefetch.sim.replay.demand import Demand
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.policies import Plain
 
 pytestmark = warnings_fail
 
-LINK = Storage(300e6, 1e-3)
+LINK = StorageModel(300e6, 1e-3)
 RECORD = 16  # pages: 64 KiB
 
 
-def ratios(wanted: Demand, storage: Storage = LINK) -> tuple[float, float]:
+def ratios(wanted: Demand, storage: StorageModel = LINK) -> tuple[float, float]:
     """(time, bytes) over plain's."""
     plain = run(wanted, Plain(), storage=storage)
     ours = run(wanted, Auto(), storage=storage)

@@ -14,7 +14,7 @@ import numpy as np
 from uffdprefetch.base.config import Config
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.node import ReplayNode
 from uffdprefetch.sim.replay.policies import InPool, Plain, chunked
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES
@@ -29,7 +29,7 @@ class Auto(Plain):
     def __init__(self, room_bytes: int = 1 << 50) -> None:
         self.room_bytes, self.request_bytes = room_bytes, READAHEAD_EXTENT_BYTES
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         super().begin(demand, storage, resident)
         self.demand, self.page, self._now = demand, demand.page_bytes, 0.0
         sizes = [demand.pages(file) * self.page for file in range(len(demand.files))]
@@ -111,7 +111,7 @@ class PoolAuto(InPool, Auto):
         one = self.demand.streams[stream]
         self.node.on_pool_touches(one.rank, file, touches, one.thread, now)
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         super().begin(demand, storage, resident)
         self.node.on_rearm = self._on_rearm
 

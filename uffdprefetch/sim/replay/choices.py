@@ -14,9 +14,14 @@ from uffdprefetch.base.units import format_size_exact
 from uffdprefetch.predict import window
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand
-from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
-from uffdprefetch.sim.replay.eviction import Belady, Cyclic, EvictionPolicy, Lru
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.engine import ReplayOutcome, ReplayPolicy, replay
+from uffdprefetch.sim.replay.eviction import (
+    BeladyEviction,
+    CyclicEviction,
+    EvictionPolicy,
+    LruEviction,
+)
+from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.policies import (
     DISTANCE_BYTES,
     Plain,
@@ -36,12 +41,12 @@ AGREES = 0.15
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunConfiguration:
     """A way to run the job. ``options``: of `wrap`; None: without wrap."""
 
     name: str
     options: tuple[str, ...] | None
-    policy: Callable[[], Policy]
+    policy: Callable[[], ReplayPolicy]
     eviction: Callable[[Demand, int], EvictionPolicy]
     #: Bytes of memory for what was read; None: unlimited.
     memory_bytes: int | None = None
@@ -50,8 +55,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Predicted:
-    choice: Choice
-    outcome: Outcome
+    choice: RunConfiguration
+    outcome: ReplayOutcome
 
 
 def choices(
@@ -60,41 +65,52 @@ def choices(
     memory_bytes: int | None,
     budgets: Sequence[int],
     files_bytes: int,
-) -> list[Choice]:
+) -> list[RunConfiguration]:
     """The job without wrap; `wrap` by default, with windows of each size and distance, with a known
     order; pools of each budget. ``files_bytes``: of all files together."""
     # The default budget of bytes ahead, or of a file in memory.
     room = min(Config().budget_bytes, memory_bytes or 1 << 62)
     found = [
-        Choice("plain", None, Plain, Lru, memory_bytes),
-        Choice("wrap", (), partial(Auto, room), Lru, memory_bytes),
+        RunConfiguration("plain", None, Plain, LruEviction, memory_bytes),
+        RunConfiguration("wrap", (), partial(Auto, room), LruEviction, memory_bytes),
     ]
     for size, distance in product(windows, distances):
         text, apart = format_size_exact(size), format_size_exact(distance)
         name = f"windows of {text}" + (f", seen each {apart}" if len(distances) > 1 else "")
         found.append(
-            Choice(
+            RunConfiguration(
                 name,
                 ("--policy", "fixed", "--size", text, "--distance", apart),
                 partial(Windows, size, distance),
-                Lru,
+                LruEviction,
                 memory_bytes,
             )
         )
     found.append(
-        Choice("known order", ("--plan", "PLAN"), partial(Planned, room), Lru, memory_bytes, True)
+        RunConfiguration(
+            "known order",
+            ("--plan", "PLAN"),
+            partial(Planned, room),
+            LruEviction,
+            memory_bytes,
+            True,
+        )
     )
     for budget in budgets:
         text = format_size_exact(budget)
         options = ("--engine", "pool", "--budget", text)
         ahead = window.pool_bytes(budget, files_bytes, 1)
-        found.append(Choice(f"pool of {text}", options, partial(PoolAuto, budget), Cyclic, budget))
         found.append(
-            Choice(
+            RunConfiguration(
+                f"pool of {text}", options, partial(PoolAuto, budget), CyclicEviction, budget
+            )
+        )
+        found.append(
+            RunConfiguration(
                 f"pool of {text}, known order",
                 (*options, "--plan", "PLAN"),
                 partial(PoolPlanned, budget, ahead),
-                Belady,
+                BeladyEviction,
                 budget,
                 True,
             )
@@ -102,7 +118,9 @@ def choices(
     return found
 
 
-def predict(demand: Demand, storage: Storage, which: Sequence[Choice]) -> Iterator[Predicted]:
+def predict(
+    demand: Demand, storage: StorageModel, which: Sequence[RunConfiguration]
+) -> Iterator[Predicted]:
     """Replay each of them."""
     for choice in which:
         eviction = None
@@ -112,10 +130,10 @@ def predict(demand: Demand, storage: Storage, which: Sequence[Choice]) -> Iterat
 
 
 @dataclass(frozen=True)
-class Check:
+class RecordingCheck:
     """The recorded run itself, replayed: without wrap, once, with room for all that it reads."""
 
-    outcome: Outcome
+    outcome: ReplayOutcome
     #: Whether the replay takes as long as the recording.
     agrees: bool
     #: Whether `wrap`, which follows mappings, can be told from it: little came by read(2).
@@ -127,14 +145,14 @@ class Check:
         return self.agrees and self.is_mapped
 
 
-def check(demand: Demand, storage: Storage) -> Check:
+def check(demand: Demand, storage: StorageModel) -> RecordingCheck:
     """Replay what was recorded; ``demand``: the recording, once."""
     outcome = replay(demand, storage, Plain())
     agrees = abs(outcome.seconds - demand.seconds) <= AGREES * demand.seconds
-    return Check(outcome, agrees, demand.read_call_share <= AGREES)
+    return RecordingCheck(outcome, agrees, demand.read_call_share <= AGREES)
 
 
-def command_line(choice: Choice, job: Sequence[str]) -> str:
+def command_line(choice: RunConfiguration, job: Sequence[str]) -> str:
     """The shell command of a choice."""
     words = list(job) or ["COMMAND"]
     if choice.options is not None:

@@ -36,7 +36,7 @@ GOES_ON = 0.5
 
 
 @dataclass(frozen=True)
-class Stream:
+class ThreadAccesses:
     """One thread's accesses, in order: parallel columns."""
 
     rank: int
@@ -56,7 +56,7 @@ class Stream:
         return len(self.first)
 
 
-def again(stream: Stream, epochs: int) -> Stream:
+def again(stream: ThreadAccesses, epochs: int) -> ThreadAccesses:
     """The same accesses ``epochs`` times; a later epoch begins after the median think time."""
     if epochs == 1:
         return stream
@@ -68,7 +68,7 @@ def again(stream: Stream, epochs: int) -> Stream:
     down, before, after = (np.tile(column, epochs) for column in (one.down, one.before, one.after))
     goes_on = np.tile(one.goes_on, epochs)
     think_ns = np.concatenate([first, *[later] * (epochs - 1)])
-    return Stream(
+    return ThreadAccesses(
         one.rank, one.thread, file, start, end, down, before, after, goes_on, think_ns, one.tail_ns
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ class Demand:
     """A job's accesses."""
 
     files: list[File]
-    streams: list[Stream]
+    streams: list[ThreadAccesses]
     page_bytes: int
     seconds: float  # that the recorded job took
     # of the thread that waited longest: its time less all think_ns, of which minor waits are part
@@ -199,7 +199,7 @@ def read_ahead_pages(file: File, page_bytes: int) -> int:
     return max(1, (READ_AHEAD_BYTES if known is None else known) // page_bytes)
 
 
-def _streams(parts: list[_Part], begin_ns: int, end_ns: int) -> list[Stream]:
+def _streams(parts: list[_Part], begin_ns: int, end_ns: int) -> list[ThreadAccesses]:
     columns: dict[tuple[int, int], list[tuple[Array, ...]]] = {}
     for part in parts:
         for tid in np.unique(part.accesses.tid).tolist():
@@ -222,7 +222,7 @@ def _streams(parts: list[_Part], begin_ns: int, end_ns: int) -> list[Stream]:
         think = np.maximum(0, time_ns - np.r_[begin_ns, until_ns[:-1]])
         tail = max(0, end_ns - int(until_ns[-1]))
         streams.append(
-            Stream(rank, tid, file, first, end, down, before, after, goes_on, think, tail)
+            ThreadAccesses(rank, tid, file, first, end, down, before, after, goes_on, think, tail)
         )  # fmt: skip
     return streams
 
@@ -231,7 +231,7 @@ def _wanted(
     a: Accesses, before: Array, after: Array, index: RecordIndex | None
 ) -> tuple[Array, ...]:
     """(request time, completion time, first page, end, down, before, after) of one thread's
-    accesses to one file, merged by record; the columns are those of Stream."""
+    accesses to one file, merged by record; the columns are those of ThreadAccesses."""
     following = np.r_[a.page[1:], -1]
     upwards = (following > a.page) & (following <= a.high)
     down = (following >= 0) & (following < a.page) & (following >= a.low - 1)

@@ -18,9 +18,9 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import of_mask
-from uffdprefetch.sim.replay.demand import Demand, Stream
+from uffdprefetch.sim.replay.demand import Demand, ThreadAccesses
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES, EvictionPolicy
-from uffdprefetch.sim.replay.link import Link, Storage
+from uffdprefetch.sim.replay.link import StorageModel, StorageQueue
 
 #: Backlog of prefetches on the link: this many latencies, at least this long.
 DEPTH_LATENCIES, DEPTH_SECONDS = 2.0, 0.002
@@ -29,13 +29,13 @@ ABSENT = np.inf
 Range = tuple[int, int, int]
 
 
-class Policy(Protocol):
+class ReplayPolicy(Protocol):
     """Decides what is read, and when. The engine clips ranges to the file."""
 
     request_bytes: int  # of prefetches
     paced: bool  # it limits its bytes in flight itself
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         """Before the first access."""
 
     def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
@@ -83,7 +83,7 @@ class Resident:
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """Result of a policy. Bytes are of whole pages."""
 
     seconds: float
@@ -102,10 +102,14 @@ class Outcome:
 
 class _Replay:
     def __init__(
-        self, demand: Demand, storage: Storage, policy: Policy, eviction: EvictionPolicy | None
+        self,
+        demand: Demand,
+        storage: StorageModel,
+        policy: ReplayPolicy,
+        eviction: EvictionPolicy | None,
     ) -> None:
         self.demand, self.policy, self.eviction = demand, policy, eviction
-        self.link = Link(storage)
+        self.link = StorageQueue(storage)
         self.resident = Resident(demand)
         if eviction is not None:
             eviction.evicted = policy.on_evict
@@ -125,7 +129,7 @@ class _Replay:
         self.count += 1
         heapq.heappush(self.events, (when, self.count, stream))
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayOutcome:
         streams = self.demand.streams
         thinks = [(s.think_ns / 1e9).tolist() for s in streams]
         turn, place = [0] * len(streams), [self._begin(s, 0) for s in streams]
@@ -156,7 +160,7 @@ class _Replay:
                     running -= 1
             self._pump(now, number < 0)
         page = self.demand.page_bytes
-        return Outcome(
+        return ReplayOutcome(
             max(ends),
             max(stalls),
             self.misses,
@@ -166,14 +170,14 @@ class _Replay:
             self.link.requests,
         )
 
-    def _begin(self, stream: Stream, k: int) -> int:
+    def _begin(self, stream: ThreadAccesses, k: int) -> int:
         """The page at which an access begins."""
         if not stream.down[k]:
             return int(stream.first[k])
         return min(int(stream.end[k]), len(self.resident.ready[int(stream.file[k])])) - 1
 
     def _touch(
-        self, number: int, stream: Stream, k: int, place: int, now: float
+        self, number: int, stream: ThreadAccesses, k: int, place: int, now: float
     ) -> tuple[float, int] | None:
         """Continue an access at page ``place``; (time, page) to continue at if it has to wait."""
         file, down = int(stream.file[k]), bool(stream.down[k])
@@ -260,7 +264,10 @@ class _Replay:
 
 
 def replay(
-    demand: Demand, storage: Storage, policy: Policy, eviction: EvictionPolicy | None = None
-) -> Outcome:
+    demand: Demand,
+    storage: StorageModel,
+    policy: ReplayPolicy,
+    eviction: EvictionPolicy | None = None,
+) -> ReplayOutcome:
     """Play ``demand`` through ``policy``. ``eviction``: None where memory holds everything."""
     return _Replay(demand, storage, policy, eviction).run()

@@ -77,14 +77,14 @@ class EvictionPolicy(ABC):
         """It is resident no more."""
 
 
-class Lru(EvictionPolicy):
+class LruEviction(EvictionPolicy):
     """Least recently used."""
 
     def victim(self) -> int:
         return next(iter(self.resident))
 
 
-class Cyclic(EvictionPolicy):
+class CyclicEviction(EvictionPolicy):
     """The chunk just behind the last touch: readers that go round in order reach it last."""
 
     def __init__(self, demand: Demand, capacity_bytes: int) -> None:
@@ -106,7 +106,7 @@ class Cyclic(EvictionPolicy):
         return behind if behind >= 0 else self.numbers.below(self.total)
 
 
-class Belady(EvictionPolicy):
+class BeladyEviction(EvictionPolicy):
     """The chunk whose next use in the threads' recorded orders is farthest."""
 
     def __init__(self, demand: Demand, capacity_bytes: int) -> None:

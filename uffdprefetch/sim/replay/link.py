@@ -15,14 +15,14 @@ READS_LEAST, LATENCY_LEAST = 8, 1e-4
 
 
 @dataclass(frozen=True)
-class Storage:
+class StorageModel:
     """``bandwidth`` in bytes/s, ``latency`` in seconds a request."""
 
     bandwidth: float
     latency: float
 
     @classmethod
-    def fitted(cls, rates: Mapping[int, Mapping[int, float]]) -> Storage:
+    def fitted(cls, rates: Mapping[int, Mapping[int, float]]) -> StorageModel:
         """Fit to calibrate's rates: request bytes -> threads -> bytes/s.
 
         The bandwidth is the greatest rate; the latency that of a single thread's smallest requests,
@@ -37,7 +37,7 @@ class Storage:
         return cls(bandwidth, latency)
 
     @classmethod
-    def seen(cls, reads: Sequence[tuple[float, float, int]]) -> Storage | None:
+    def seen(cls, reads: Sequence[tuple[float, float, int]]) -> StorageModel | None:
         """From reads that were made: (begin, end, bytes) of each, seconds. The bandwidth is what
         came while several were under way at once: one alone waits for its latency, too. That is
         what the quickest one took beyond its bytes. None of fewer than READS_LEAST such."""
@@ -56,10 +56,10 @@ class Storage:
         return cls(bandwidth, max(LATENCY_LEAST, alone))
 
 
-class Link:
+class StorageQueue:
     """The link's queue over time."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: StorageModel) -> None:
         self.storage = storage
         self.free = 0.0  # when the queue is empty
         self.requests = 0

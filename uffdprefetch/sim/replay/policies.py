@@ -13,7 +13,7 @@ from uffdprefetch.predict.rate import Rate
 from uffdprefetch.sim.replay.demand import READ_AHEAD_BYTES, Demand, read_ahead_pages
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
-from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.link import StorageModel
 
 #: Most that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
 DEMAND_MAX_BYTES = 128 << 10
@@ -32,7 +32,7 @@ DISTANCE_BYTES = 8 << 20
 NEAR_BYTES = 1 << 20
 
 
-def measured(storage: Storage) -> window.Storage:
+def measured(storage: StorageModel) -> window.Storage:
     """As the service's meter measures it (warm/meter.py)."""
     return window.Storage(storage.bandwidth, storage.latency)
 
@@ -52,7 +52,7 @@ class Plain:
         """The kernel acts on faults only."""
         return None
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         self.resident, self.streams = resident, demand.streams
         self.around = [read_ahead_pages(file, demand.page_bytes) for file in demand.files]
         self.marks: list[dict[int, int]] = [{} for _ in demand.files]  # page -> window's end
@@ -120,7 +120,7 @@ class Windows(Plain):
         self.size_bytes, self.distance_bytes = size_bytes, distance_bytes
         self.threshold, self.request_bytes = threshold, request_bytes
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         super().begin(demand, storage, resident)
         self.page = demand.page_bytes
         self.size = max(1, self.size_bytes // self.page)
@@ -166,7 +166,7 @@ class Planned(Plain):
     def __init__(self, allowed_bytes: int = 1 << 40, request_bytes: int = 1 << 20) -> None:
         self.allowed_bytes, self.request_bytes = allowed_bytes, request_bytes
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         super().begin(demand, storage, resident)
         self.storage = measured(storage)
         self.allowed = max(1 << 20, self.allowed_bytes // len(demand.streams))
@@ -241,7 +241,7 @@ class InPool(Plain):
     def __init__(self, budget_bytes: int) -> None:
         self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
 
-    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
         super().begin(demand, storage, resident)
         self.page_bytes = demand.page_bytes
         self.demands: list[tuple[Range, int]] = [((-1, 0, 0), 0)] * len(demand.streams)
