@@ -20,7 +20,6 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <linux/sched.h>
 #include <linux/userfaultfd.h>
 #include <signal.h>
@@ -31,7 +30,6 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <errno.h>
 
 #include "job/agent.h"
@@ -43,100 +41,6 @@
 
 /* A forked child usually execs at once: do not trouble the service before this. */
 #define FORK_QUIET_NS (5 * NS_PER_MS)
-
-struct up_job up_job;
-struct agent up_agent;
-
-/* ------------------------------------------------------------------ small things */
-
-uint64_t up_now_ns(void)
-{
-	struct timespec ts;
-
-	up_sys2(SYS_clock_gettime, CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
-
-void up_futex_wake(_Atomic uint32_t *word)
-{
-	up_sys3(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff);
-}
-
-void up_close(int *fd)
-{
-	if (*fd >= 0)
-		up_sys1(SYS_close, *fd);
-	*fd = -1;
-}
-
-int up_open_again(int fd, int flags)
-{
-	char path[48] = "/proc/thread-self/fd/", digit[12];
-	int n = 0, at = 21;
-
-	do
-		digit[n++] = (char)('0' + fd % 10);
-	while (fd /= 10);
-	while (n)
-		path[at++] = digit[--n];
-	path[at] = 0;
-	return (int)up_sys4(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0);
-}
-
-/* Fault injection: the agent ends here as a crash would, or the process stands still right here
- * until somebody sends SIGCONT. */
-static void test_exit(uint32_t state)
-{
-	char digit = (char)('0' + state);
-	int fd = (int)up_sys4(SYS_openat, AT_FDCWD, up_job.test_exit_log,
-			  O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-	int tid = (int)up_sys0(SYS_gettid);
-
-	if (fd >= 0)
-		up_sys3(SYS_write, fd, &digit, 1);
-	up_close(&fd);
-	if (up_job.test_exit_stops) {
-		up_sys3(SYS_tgkill, up_job.pid, tid, SIGSTOP);
-		return;
-	}
-#ifdef UP_AGENT_PTHREAD
-	_Atomic int *own = tid == atomic_load(&up_job.agent_tid) ? &up_job.agent_tid
-								 : &up_job.responder_tid;
-#ifdef __SANITIZE_THREAD__ /* which does not see what the kernel writes */
-	atomic_store(own, 0);
-#else /* as by CLONE_CHILD_CLEARTID: cleared when the thread is gone, and not before */
-	up_sys1(SYS_set_tid_address, own);
-#endif
-#else
-	(void)tid;
-#endif
-	up_sys1(SYS_exit, 0);
-}
-
-/* Says what the agent is about to do; the campaign kills it, or the service, right there. */
-void up_step(struct agent *a, uint32_t state)
-{
-	if (a->ring)
-		__atomic_store_n(&a->ring->state, state, __ATOMIC_RELAXED);
-	if (!up_job.test_exit_after ||
-	    (up_job.test_exit_state >= 0 && (uint32_t)up_job.test_exit_state != state))
-		return;
-	/* Once, or both threads one after the other. */
-	long step = atomic_fetch_add(&a->steps, 1) + 1;
-
-	if (step == up_job.test_exit_after ||
-	    (up_job.test_exit_all && step > up_job.test_exit_after))
-		test_exit(state);
-}
-
-void up_finish_bye(struct agent *a)
-{
-	struct up_request *q = a->bye;
-
-	a->bye = NULL;
-	if (q && up_request_answer(q))
-		up_futex_wake(&q->state);
-}
 
 /* ------------------------------------------------------------------ start and end */
 
@@ -428,16 +332,6 @@ static void agent_main(void)
 	up_responder_end(a);
 	if (a->ring)
 		up_sys2(SYS_munmap, a->ring, sizeof(struct up_ring));
-}
-
-int up_agent_alive(void)
-{
-	return atomic_load(&up_job.agent_tid) != 0;
-}
-
-long up_agent_ring_bell(void)
-{
-	return up_sys3(SYS_tgkill, up_job.pid, atomic_load(&up_job.agent_tid), UP_BELL);
 }
 
 /* Start the agent: 0 or -errno. The caller holds up_job.agent_start. */

@@ -102,7 +102,7 @@ struct up_hands {
 
 #pragma GCC visibility push(hidden)
 
-/* agent.c */
+/* base.c */
 extern struct agent up_agent;
 uint64_t up_now_ns(void);
 void up_futex_wake(_Atomic uint32_t *word);
@@ -111,11 +111,13 @@ void up_close(int *fd);
 int up_open_again(int fd, int flags);
 /* Says what is about to be done; the campaign kills a thread, or the service, right there. */
 void up_step(struct agent *a, uint32_t state);
-void up_finish_bye(struct agent *a);
+/* Threads that wait there ask the kernel again. */
+void up_wake_range(int uffd, uintptr_t address, size_t length);
+/* Nothing of ours answers for checkpoints any more. What lies there holds the file's bytes, and who
+ * waits goes on: closing the userfaultfd unregisters by object, wherever the pages are now. */
+void up_close_overlays(struct agent *a);
 
 /* reply.c */
-/* What was sent to this thread, by which it was only woken. */
-void up_take_bell(struct agent *a);
 /* What the job's threads ask for. */
 void up_on_bell(struct agent *a);
 /* The region's descriptor has come, and somebody waits for its replacement. */
@@ -128,6 +130,8 @@ void up_let_go(struct agent *a, struct up_region *r);
 void up_let_left_go(struct agent *a);
 /* Whether nobody has read what waits in the checkpoints' userfaultfd. */
 int up_is_left_lying(struct agent *a);
+/* Who waits for the answer to UP_REQ_BYE goes on. */
+void up_finish_bye(struct agent *a);
 
 /* lastlook.c */
 /* Of a region that the asker of q takes away when it is answered: what has been touched of it is told before that. */
@@ -154,6 +158,8 @@ void up_wait_also(struct up_wait *w, enum up_source source, int fd, uint32_t eve
 int up_wait(struct up_wait *w, uint64_t ns, uint32_t events[UP_SOURCES]);
 /* Sleep so long, or not at all where the kernel refuses. */
 void up_pause(uint64_t ns);
+/* What was sent to this thread, by which it was only woken. */
+void up_take_bell(struct agent *a);
 
 /* thread.c */
 int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid);
@@ -161,16 +167,12 @@ int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid);
 /* respond.c */
 /* Read and answer all that waits in the userfaultfd. */
 void up_respond(struct agent *a);
-/* Nothing of ours answers for checkpoints any more. What lies there holds the file's bytes, and who
- * waits goes on: closing the userfaultfd unregisters by object, wherever the pages are now. */
-void up_close_overlays(struct agent *a);
 int up_responder_spawn(struct agent *a);
 /* What it has read and not answered comes again. */
 void up_notice_responder_end(struct agent *a);
 /* Threads that wait at a checkpoint ask again. */
 void up_wake_laid(struct agent *a);
 void up_responder_end(struct agent *a);
-void up_wake_range(int uffd, uintptr_t address, size_t length);
 
 /* checkpoint.c: 0 or -errno */
 int up_lay(struct agent *a, struct up_region *r, uint64_t page, int checkpoint_fd);
@@ -226,14 +228,14 @@ void up_pool_check_beat(struct agent *a);
 int up_pool_is_silent(const struct agent *a);
 /* Who waits in mmap() or fork() may go on. */
 void up_swap_end(struct up_region *r);
+/* Whose touch was read by a service that does not answer asks again. */
+void up_wake_pooled(struct agent *a);
 
 /* standin.c */
 /* Answer what waits in the pool's userfaultfd. */
 void up_stand_in(struct agent *a);
-/* Whose touch was read by a service that does not answer asks again. */
 /* The service is dead: what it has left in the memory of the pool is free again, and read anew when it is touched. */
 void up_pool_empty(const struct up_region *r);
-void up_wake_pooled(struct agent *a);
 
 /* link.c */
 void up_connect(struct agent *a);

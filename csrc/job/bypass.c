@@ -21,6 +21,9 @@
 
 #define ENTRY_BYTES 16
 
+/* Of mapping.c's; and their first bytes, as they were. */
+static const void *const *entries;
+static int entry_count;
 static unsigned char entry[UP_ENTRIES_MAX][ENTRY_BYTES];
 
 /* Hooks that were there before our constructor ran: a function that is built for branch protection
@@ -42,17 +45,19 @@ static int is_hook(const unsigned char *code)
 	return 0;
 }
 
-void up_remember_entries(void)
+void up_remember_entries(const void *const *list, int count)
 {
-	for (int i = 0; i < up_entry_count; i++)
+	entries = list;
+	entry_count = count;
+	for (int i = 0; i < count; i++)
 		for (int k = 0; k < ENTRY_BYTES; k++)
-			entry[i][k] = ((const unsigned char *)up_entry[i])[k];
+			entry[i][k] = ((const unsigned char *)list[i])[k];
 }
 
 int up_is_patched(void)
 {
-	for (int i = 0; i < up_entry_count; i++) {
-		const volatile unsigned char *code = up_entry[i];
+	for (int i = 0; i < entry_count; i++) {
+		const volatile unsigned char *code = entries[i];
 
 		if (is_hook(entry[i]))
 			return 1;

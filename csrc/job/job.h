@@ -183,14 +183,17 @@ struct up_job {
 	struct up_request request[UP_REQUESTS];
 };
 
+/* base.c */
 extern struct up_job up_job __attribute__((visibility("hidden")));
+int up_agent_alive(void) __attribute__((visibility("hidden")));
+/* 0 or -errno: nobody hears it. */
+long up_agent_ring_bell(void) __attribute__((visibility("hidden")));
+/* It looks whether it shall end. */
+void up_ring_responder(void) __attribute__((visibility("hidden")));
 
-/* mapping.c: the interposers that memory hooks overwrite */
+/* bypass.c: the interposers that memory hooks overwrite, before any library can have done so. The list stays. */
 #define UP_ENTRIES_MAX 8
-extern const void *const up_entry[UP_ENTRIES_MAX] __attribute__((visibility("hidden")));
-extern const int up_entry_count __attribute__((visibility("hidden")));
-/* bypass.c: before any library can have overwritten them */
-void up_remember_entries(void) __attribute__((visibility("hidden")));
+void up_remember_entries(const void *const *entries, int count) __attribute__((visibility("hidden")));
 int up_is_patched(void) __attribute__((visibility("hidden")));
 
 /* The agent's: whether the request is there and now its own. */
@@ -288,11 +291,6 @@ void up_restore_signals(struct up_mask mask) __attribute__((visibility("hidden")
 
 /* agent.c */
 int up_agent_spawn(void) __attribute__((visibility("hidden")));
-int up_agent_alive(void) __attribute__((visibility("hidden")));
-/* 0 or -errno: nobody hears it. */
-long up_agent_ring_bell(void) __attribute__((visibility("hidden")));
-/* respond.c: it looks whether it shall end */
-void up_ring_responder(void) __attribute__((visibility("hidden")));
 
 #ifdef UP_AGENT_PTHREAD
 /* thread.c */

@@ -15,6 +15,8 @@
 
 #include "job/preload.h"
 
+struct up_next up_next;
+
 /* Weak, as is all that we ask of a C library: one that lacks it leaves 0 here. */
 extern struct r_debug *_dl_debug_addr __attribute__((weak)); /* musl */
 #pragma weak _r_debug

@@ -431,3 +431,13 @@ void up_pool_check_beat(struct agent *a)
 		up_wake_pooled(a); /* whom it has read and not answered */
 	}
 }
+
+void up_wake_pooled(struct agent *a)
+{
+	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
+		struct up_region *r = &up_job.region[i];
+
+		if (atomic_load(&r->pooled))
+			up_wake_range(a->pool_uffd, r->address, r->length);
+	}
+}

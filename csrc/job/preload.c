@@ -30,7 +30,6 @@ extern const char *gnu_get_libc_version(void) __attribute__((weak));
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
 	__attribute__((weak));
 
-struct up_next up_next;
 static char **environment;
 
 static const char *variable(const char *name)
@@ -464,7 +463,7 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	(void)argc;
 	(void)argv;
 	look_up_next();
-	up_remember_entries();
+	up_remember_entries(up_entry, up_entry_count);
 	if (!getauxval || getauxval(AT_SECURE))
 		return;
 	environment = gnu_get_libc_version ? envp : &environ ? environ : NULL;

@@ -30,6 +30,7 @@ struct capability_data;
 
 #pragma GCC visibility push(hidden)
 
+/* loader.c */
 /* The next definition of each call in the chain of libraries, or NULL until the constructor has run:
  * an allocator that starts before us goes straight to the kernel. */
 struct rlimit64;
@@ -77,7 +78,6 @@ struct up_next {
 
 extern struct up_next up_next;
 
-/* loader.c */
 struct up_next_name {
 	const char *name;
 	void **call;
@@ -86,6 +86,10 @@ struct up_next_name {
 void up_load_next(const struct up_next_name *name, int count);
 /* What this program runs under that threads and mappings of ours would break. */
 enum up_left_alone up_run_time(void);
+
+/* mapping.c: the interposers that memory hooks overwrite */
+extern const void *const up_entry[UP_ENTRIES_MAX];
+extern const int up_entry_count;
 
 /* text.c */
 int up_same_text(const char *a, const char *b);

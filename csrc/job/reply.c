@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 
 #include "job/agent.h"
@@ -262,18 +261,6 @@ static void on_request(struct agent *a, struct up_request *q)
 		up_futex_wake(&q->state);
 }
 
-void up_take_bell(struct agent *a)
-{
-	struct signalfd_siginfo info;
-	long ret;
-
-	do
-		ret = up_sys3(SYS_read, a->bell_fd, &info, sizeof(info));
-	while (!up_failed(ret));
-	if (ret != -EAGAIN && ret != -EINTR) /* refused (a filter): it rings on */
-		up_pause(NS_PER_MS);
-}
-
 void up_on_bell(struct agent *a)
 {
 	up_take_bell(a);
@@ -285,4 +272,13 @@ void up_on_bell(struct agent *a)
 	up_let_left_go(a);
 	up_flush(a);
 	up_step(a, UP_STATE_IDLE);
+}
+
+void up_finish_bye(struct agent *a)
+{
+	struct up_request *q = a->bye;
+
+	a->bye = NULL;
+	if (q && up_request_answer(q))
+		up_futex_wake(&q->state);
 }

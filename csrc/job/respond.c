@@ -18,7 +18,6 @@
  */
 #include <errno.h>
 #include <linux/userfaultfd.h>
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 
@@ -42,35 +41,6 @@ struct turn {
 	uint32_t count;
 	uintptr_t dropped_low, dropped_high;
 };
-
-void up_wake_range(int uffd, uintptr_t address, size_t length)
-{
-	struct uffdio_range range = { .start = address, .len = length };
-
-	if (uffd >= 0)
-		up_sys3(SYS_ioctl, uffd, UFFDIO_WAKE, &range);
-}
-
-void up_ring_responder(void)
-{
-	int tid = atomic_load(&up_job.responder_tid);
-
-	if (tid)
-		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
-}
-
-void up_close_overlays(struct agent *a)
-{
-	int fd = atomic_exchange(&a->uffd, -1), tid;
-
-	if (fd < 0)
-		return;
-	up_close(&fd);
-	/* Nobody is told of it by epoll(7): both look. */
-	up_ring_responder();
-	if ((tid = atomic_load(&up_job.agent_tid)))
-		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
-}
 
 /* ------------------------------------------------------------------ telling the service */
 

@@ -243,13 +243,3 @@ void up_stand_in(struct agent *a)
 			answer(a, (uintptr_t)message[i].arg.pagefault.address &
 					  ~(up_job.page_bytes - 1));
 }
-
-void up_wake_pooled(struct agent *a)
-{
-	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
-		struct up_region *r = &up_job.region[i];
-
-		if (atomic_load(&r->pooled))
-			up_wake_range(a->pool_uffd, r->address, r->length);
-	}
-}

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <sys/epoll.h>
+#include <sys/signalfd.h>
 #include <time.h>
 
 #include "job/agent.h"
@@ -81,4 +82,16 @@ int up_wait(struct up_wait *w, uint64_t ns, uint32_t events[UP_SOURCES])
 	for (long i = 0; i < n; i++)
 		events[ready[i].data.u64] = ready[i].events;
 	return n > 0;
+}
+
+void up_take_bell(struct agent *a)
+{
+	struct signalfd_siginfo info;
+	long ret;
+
+	do
+		ret = up_sys3(SYS_read, a->bell_fd, &info, sizeof(info));
+	while (!up_failed(ret));
+	if (ret != -EAGAIN && ret != -EINTR) /* refused (a filter): it rings on */
+		up_pause(NS_PER_MS);
 }
