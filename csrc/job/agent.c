@@ -202,6 +202,25 @@ static int is_alone(const struct agent *a)
 	       st.st_nlink <= 2 + ours + 1 && leader_has_ended(a);
 }
 
+/* What follows from a bypass (bypass.c). */
+static void leave_bypassed(struct agent *a)
+{
+	if (!atomic_load(&up_job.bypassed) || a->bypass_told)
+		return;
+	up_close_overlays(a);
+	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t live = UP_LIVE;
+
+		if (atomic_load(&r->pooled) ||
+		    !atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
+			continue; /* a thread of the job has it: its request will come */
+		atomic_store(&r->laid, 0);
+		up_release(a, r, UP_CLOSING);
+	}
+	a->bypass_told = a->welcomed && !up_say_bypass(a);
+}
+
 static void agent_wait(struct agent *a)
 {
 	int spare = a->responds && atomic_load(&up_job.responder_tid);
@@ -241,7 +260,7 @@ static void agent_wait(struct agent *a)
 		up_finish_bye(a);
 	if (a->socket < 0 && !a->hung_up && up_now_ns() >= a->connect_at_ns)
 		up_connect(a);
-	up_leave_bypassed(a);
+	leave_bypassed(a);
 	up_pool_check_beat(a);
 	up_leases_look(a);
 	up_let_left_go(a);

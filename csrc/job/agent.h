@@ -145,7 +145,11 @@ void up_lease_take(struct agent *a, const struct up_region *r, int *fd);
 /* The region is gone: so is its file's lease with the last one. */
 void up_lease_leave(struct agent *a, const struct up_region *r);
 void up_leases_close(struct agent *a);
-/* Whether somebody waits for one, every 100 ms. */
+int up_lease_is_of(const struct up_lease *l, const struct up_region *r);
+/* Its place is the last one's then. */
+void up_lease_drop(struct agent *a, struct up_lease *l);
+
+/* leasebreak.c: whether somebody waits for one, every 100 ms. */
 void up_leases_look(struct agent *a);
 
 /* wait.c */
@@ -200,8 +204,6 @@ int up_next_copies(int pagemap_fd, uintptr_t start, uintptr_t end, struct up_cop
 /* bypass.c */
 /* From now on nothing is done by address in this process. */
 void up_note_bypass(struct agent *a, uint32_t reason);
-/* What follows from it; the agent's alone. */
-void up_leave_bypassed(struct agent *a);
 /* Before anything is done at addresses of the region: 1 it is still there. */
 int up_may_act(struct agent *a, struct up_region *r);
 /* 1: the region is what it was right after mmap(2); 0: something else lies there; -errno: the kernel
@@ -239,14 +241,24 @@ void up_pool_empty(const struct up_region *r);
 
 /* link.c */
 void up_connect(struct agent *a);
-void up_on_socket(struct agent *a);
 void up_flush(struct agent *a);
 int up_say_bye(struct agent *a);
 int up_say_bypass(struct agent *a);
-void up_free_slot(struct up_region *r);
-void up_queue(struct agent *a, struct up_region *r);
+/* What has come of a command, or of a region (sequence 0): 0 or -errno. */
+int up_acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error);
 /* The job has said something of a region: the next up_flush() tells it. */
 void up_note_statement(struct agent *a, const struct up_statement *said);
+
+/* heard.c: what waits in the socket. */
+void up_on_socket(struct agent *a);
+
+/* region.c */
+/* One that is LIVE, or NULL. */
+struct up_region *up_region_by_id(uint32_t id);
+void up_free_slot(struct up_region *r);
+/* Something is to be told of the region: its UP_ATTACH, or its UP_GONE; or nothing is any more. */
+void up_queue(struct agent *a, struct up_region *r);
+void up_unqueue(struct agent *a, struct up_region *r);
 /* The mapping is the job's own again. Only from this state, CLOSING or LEFT: a thread of the job may have
  * seized the region. */
 void up_release(struct agent *a, struct up_region *r, uint32_t state);

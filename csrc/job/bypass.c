@@ -77,24 +77,6 @@ void up_note_bypass(struct agent *a, uint32_t reason)
 	up_close_overlays(a); /* and the agent wakes, which tells the service */
 }
 
-void up_leave_bypassed(struct agent *a)
-{
-	if (!atomic_load(&up_job.bypassed) || a->bypass_told)
-		return;
-	up_close_overlays(a);
-	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
-		struct up_region *r = &up_job.region[i];
-		uint32_t live = UP_LIVE;
-
-		if (atomic_load(&r->pooled) ||
-		    !atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
-			continue; /* a thread of the job has it: its request will come */
-		atomic_store(&r->laid, 0);
-		up_release(a, r, UP_CLOSING);
-	}
-	a->bypass_told = a->welcomed && !up_say_bypass(a);
-}
-
 /* A file system whose pages go by path changes the number of an inode when another file takes its path: the mapping is
  * the same, and the descriptor that it was made by tells the number that it has now. */
 static void follow_number(struct up_region *r, const struct up_vma *seen)

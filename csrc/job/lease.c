@@ -1,33 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lease.c - the service's read lease of a file, given back by the agent where the service does not.
- *
- * Who opens the file for writing waits in open(2) until the lease is given back (or, with O_NONBLOCK,
- * fails): after some ms where the service runs, which has all mappings of the file given back first; where
- * it stands still, until the kernel takes the lease away (fs.lease-break-time, 45 s). A lease is its
- * description's (fs/locks.c, generic_delete_lease), so whoever has a descriptor of that can give it back;
- * each agent of a process that maps the file has one. All of them look, each gives its own mappings back,
- * and then the lease, once the others have had the time to do so, and the service the time that it takes
- * where one of them stands still.
+ * lease.c - descriptors of the service's read leases, one a file that is mapped here (leasebreak.c: what for).
  */
-#define _GNU_SOURCE
-#include <fcntl.h>
-
 #include "job/agent.h"
 
-/* How often it is asked whether somebody waits. */
-#define LOOK_NS (100 * NS_PER_MS)
-/* What the service does about it has come by then, unless the machine is busy. Sooner or later is the same. */
-#define GIVE_BACK_NS (200 * NS_PER_MS)
-/* The service waits a second for agents (DETACH_NS, uffdprefetch/service/serve.py). */
-#define LET_IN_NS (1050 * NS_PER_MS)
-
-static int is_of(const struct up_lease *l, const struct up_region *r)
+int up_lease_is_of(const struct up_lease *l, const struct up_region *r)
 {
 	return l->device == r->device && l->inode == r->inode;
 }
 
-static void drop(struct agent *a, struct up_lease *l)
+void up_lease_drop(struct agent *a, struct up_lease *l)
 {
 	up_close(&l->fd);
 	*l = a->lease[--a->leases];
@@ -37,7 +19,7 @@ void up_lease_take(struct agent *a, const struct up_region *r, int *fd)
 {
 	uint32_t i = 0;
 
-	while (i < a->leases && !is_of(&a->lease[i], r))
+	while (i < a->leases && !up_lease_is_of(&a->lease[i], r))
 		i++;
 	if (i == UP_LEASES) /* then the kernel bounds how long a writer waits */
 		return;
@@ -55,7 +37,7 @@ static int is_mapped(const struct agent *a, const struct up_lease *l)
 		const struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if (state != UP_FREE && state != UP_OPENING && state != UP_LEAVING && is_of(l, r))
+		if (state != UP_FREE && state != UP_OPENING && state != UP_LEAVING && up_lease_is_of(l, r))
 			return 1;
 	}
 	return 0;
@@ -65,8 +47,8 @@ void up_lease_leave(struct agent *a, const struct up_region *r)
 {
 	for (uint32_t i = 0; i < a->leases; i++)
 		/* one that somebody waits for is given back first */
-		if (is_of(&a->lease[i], r) && !a->lease[i].breaking_ns && !is_mapped(a, &a->lease[i])) {
-			drop(a, &a->lease[i]);
+		if (up_lease_is_of(&a->lease[i], r) && !a->lease[i].breaking_ns && !is_mapped(a, &a->lease[i])) {
+			up_lease_drop(a, &a->lease[i]);
 			return;
 		}
 }
@@ -74,50 +56,5 @@ void up_lease_leave(struct agent *a, const struct up_region *r)
 void up_leases_close(struct agent *a)
 {
 	while (a->leases)
-		drop(a, &a->lease[0]);
-}
-
-static void give_mappings_back(struct agent *a, const struct up_lease *l)
-{
-	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
-		struct up_region *r = &up_job.region[i];
-
-		/* Copies stay, so what has them is as far back as it comes. */
-		if (atomic_load(&r->state) == UP_LIVE && is_of(l, r) && atomic_load(&r->pooled) != UP_POOLED_COPIES)
-			up_abandon(a, r);
-	}
-	up_step(a, UP_STATE_IDLE);
-}
-
-/* Whether it stays. */
-static int look(struct agent *a, struct up_lease *l, uint64_t now)
-{
-	long type = up_sys3(SYS_fcntl, l->fd, F_GETLEASE, 0);
-
-	if (up_failed(type))
-		return 0;
-	if (type == F_RDLCK) {
-		l->breaking_ns = 0;
-		return 1;
-	}
-	if (!l->breaking_ns)
-		l->breaking_ns = now;
-	if (now - l->breaking_ns >= GIVE_BACK_NS)
-		give_mappings_back(a, l);
-	if (now - l->breaking_ns < LET_IN_NS)
-		return 1;
-	up_sys3(SYS_fcntl, l->fd, F_SETLEASE, F_UNLCK); /* fails where the service has done it */
-	return 0;
-}
-
-void up_leases_look(struct agent *a)
-{
-	uint64_t now = up_now_ns();
-
-	if (!a->leases || now < a->lease_at_ns)
-		return;
-	a->lease_at_ns = now + LOOK_NS;
-	for (uint32_t i = a->leases; i-- > 0;)
-		if (!look(a, &a->lease[i], now))
-			drop(a, &a->lease[i]);
+		up_lease_drop(a, &a->lease[0]);
 }

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * link.c - the agent's connection to the service: what it says, and the commands it obeys.
+ * link.c - the agent's connection to the service, and what it says there (heard.c: what it hears).
  *
- * No call here blocks. A command for a mapping that is gone meanwhile finds no region of its
- * number and does nothing.
+ * No call here blocks.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,21 +15,6 @@
 
 #define CONNECT_RETRY_NS (10 * NS_PER_MS)
 #define CONNECT_TRIES 200
-
-static struct up_region *region_by_id(uint32_t id)
-{
-	struct up_region *r = &up_job.region[id % UP_REGIONS];
-
-	return atomic_load(&r->state) == UP_LIVE && r->id == id ? r : NULL;
-}
-
-/* One that a thread is closing, and which lacks its descriptor for it. */
-static struct up_region *asked_by_id(uint32_t id)
-{
-	struct up_region *r = &up_job.region[id % UP_REGIONS];
-
-	return atomic_load(&r->state) == UP_CLOSING && r->asked && r->id == id ? r : NULL;
-}
 
 static int send_message(struct agent *a, uint16_t type, struct up_message *m, int fd)
 {
@@ -61,67 +44,6 @@ static int send_message(struct agent *a, uint16_t type, struct up_message *m, in
 	if (up_failed(ret))
 		a->hung_up = 1;
 	return up_failed(ret) ? (int)ret : 0;
-}
-
-void up_free_slot(struct up_region *r)
-{
-	atomic_store(&r->state, UP_FREE);
-	atomic_fetch_sub(&up_job.live, 1);
-}
-
-/* Something is to be told of the region: its UP_ATTACH, or its UP_GONE. */
-void up_queue(struct agent *a, struct up_region *r)
-{
-	a->pending += !r->queued;
-	r->queued = 1;
-}
-
-static void up_unqueue(struct agent *a, struct up_region *r)
-{
-	a->pending -= r->queued;
-	r->queued = 0;
-}
-
-void up_release(struct agent *a, struct up_region *r, uint32_t state)
-{
-	uint32_t laid;
-	uintptr_t unused;
-
-	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEAVING))
-		return;
-	laid = atomic_exchange(&r->laid, 0);
-	unused = atomic_exchange(&r->replacement, 0);
-	if (r->asked) { /* who asked does not wait any more: nothing is left to wake */
-		up_request_answer(r->asked);
-		r->asked = NULL;
-	}
-	a->overlays -= laid < a->overlays ? laid : a->overlays; /* a fork's were not counted */
-	if (unused) /* who asked for it has gone on */
-		up_sys2(SYS_munmap, unused, r->length);
-	up_unqueue(a, r);
-	up_close(&r->fd);
-	up_close(&r->pool_fd);
-	up_pool_release(r);
-	up_swap_end(r);
-	up_lease_leave(a, r);
-	if (r->sent)
-		up_queue(a, r);
-	else
-		up_free_slot(r);
-}
-
-void up_abandon(struct agent *a, struct up_region *r)
-{
-	uint32_t live = UP_LIVE, closing = UP_CLOSING;
-
-	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
-		return; /* a thread of the job has it: its request will come */
-	atomic_fetch_add(&up_job.closings, 1); /* before its advice is looked at */
-	up_detach(a, r);
-	if (atomic_load(&r->pooled)) /* it must not be given back by address: it is served on */
-		atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
-	else
-		up_release(a, r, UP_CLOSING);
 }
 
 /* The file without the job's description of it, whose locks (flock(2)) must end when the job has closed it:
@@ -176,7 +98,7 @@ static int is_of_all(const struct up_statement *said)
  * that lie apart would have read what nobody asked for. What does not fit is lost, as a hint may be. */
 void up_note_statement(struct agent *a, const struct up_statement *said)
 {
-	if (!region_by_id(said->region))
+	if (!up_region_by_id(said->region))
 		return;
 	for (uint32_t i = a->stated; i-- > 0;) {
 		struct up_statement *old = &a->statement[i];
@@ -207,7 +129,7 @@ static void send_statements(struct agent *a)
 	uint32_t sent = 0, kept = 0;
 
 	for (; sent < a->stated && !a->hung_up; sent++) {
-		struct up_region *r = region_by_id(a->statement[sent].region);
+		struct up_region *r = up_region_by_id(a->statement[sent].region);
 		struct up_message m = { .statement = a->statement[sent] };
 
 		if (r && (!r->sent || send_message(a, UP_STATED, &m, -1)))
@@ -254,7 +176,7 @@ static int send_gone(struct agent *a, struct up_region *r)
 	return 0;
 }
 
-static int acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error)
+int up_acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error)
 {
 	struct up_message m = { 0 };
 
@@ -268,7 +190,7 @@ static int acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint
 
 static int say_refused(struct agent *a, struct up_region *r)
 {
-	int ret = acknowledge(a, 0, r->id, 0, -r->refused);
+	int ret = up_acknowledge(a, 0, r->id, 0, -r->refused);
 
 	if (ret)
 		return ret;
@@ -390,225 +312,4 @@ int up_say_bypass(struct agent *a)
 
 	m.bypass.reason = atomic_load(&up_job.bypassed);
 	return send_message(a, UP_BYPASS, &m, -1);
-}
-
-/* ------------------------------------------------------------------ commands */
-
-static void on_welcome(struct agent *a, int *fd)
-{
-	void *p;
-
-	if (a->welcomed)
-		return;
-	if (fd[0] < 0 || fd[1] < 0) { /* this process may not have so many */
-		a->hung_up = 1;
-		return;
-	}
-	p = up_mmap(NULL, sizeof(struct up_ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd[0], 0);
-	if (up_failed((long)p)) {
-		a->hung_up = 1;
-		return;
-	}
-	/* A forked child makes its own; the parent's must not be written by two. */
-	up_sys3(SYS_madvise, p, sizeof(struct up_ring), MADV_DONTFORK);
-	a->ring = p;
-	a->event_fd = fd[1];
-	fd[1] = -1;
-	a->welcomed = 1;
-	up_flush(a);
-}
-
-/* Only while its reader waits in mmap() or fork(), and so cannot touch it. */
-static void on_pool(struct agent *a, struct up_region *r, int *fd)
-{
-	uint32_t waiting = UP_SWAP_WAITING;
-	int ret = -ETIMEDOUT;
-
-	if (r->inherited && r->fd < 0) {
-		r->fd = fd[1];
-		fd[1] = -1;
-	}
-	r->inherited = 0;
-	if (atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY))
-		ret = up_pool_enter(a, r, fd[0]);
-	up_swap_end(r);
-	if (ret) { /* too late, or no memory: the file is mapped there */
-		r->refused = -ret;
-		up_queue(a, r);
-		up_flush(a);
-	}
-}
-
-/* Only while its reader waits in mmap(), and so cannot touch it. */
-static void on_checkpoints(struct agent *a, struct up_region *r, const struct up_file *f, int fd)
-{
-	uint32_t waiting = UP_SWAP_WAITING, done = 0;
-	int ret = f->count ? -ETIMEDOUT : 0;
-
-	if (f->count && atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY)) {
-		ret = up_responder_spawn(a);
-		while (!ret && done < f->count && done < UP_PAGES_MAX) {
-			ret = up_hands_on(r) ? up_lay(a, r, f->page[done], fd) : -ECANCELED;
-			up_hands_off();
-			done += !ret;
-		}
-		if (ret && atomic_load(&r->laid)) { /* half of one may lie there */
-			up_detach(a, r);
-			done = 0;
-		}
-	}
-	up_swap_end(r);
-	if (f->count) /* a full socket loses it: the service then learns from its own clock */
-		acknowledge(a, 0, r->id, done, ret);
-	if (a->ring) {
-		a->ring->laid += done;
-		a->ring->failed += ret != 0;
-		a->ring->overlays = a->overlays;
-	}
-	up_step(a, UP_STATE_IDLE);
-}
-
-static void note_settled(struct agent *a, const struct up_region *r, const struct up_file *f)
-{
-	uint64_t mark = up_file_mark(r->device, r->inode, r->size, r->mtime_ns), now = 0;
-
-	if (f->settled)
-		now = mark | (f->verdict == UP_REFUSE ? UP_SETTLED_REFUSED : 0);
-	for (int i = 0; i < UP_SETTLED; i++)
-		if ((atomic_load(&up_job.settled[i]) & ~1ull) == mark) {
-			atomic_store(&up_job.settled[i], now);
-			return;
-		}
-	if (!now)
-		return;
-	atomic_store(&up_job.settled[a->settled_next], now);
-	a->settled_next = (a->settled_next + 1) % UP_SETTLED;
-}
-
-static void on_file(struct agent *a, const struct up_file *f, int *fd, int *lease)
-{
-	struct up_region *r = region_by_id(f->region);
-
-	atomic_store(&up_job.service_silent, 0);
-	if (r)
-		atomic_store(&r->unleased, !f->leased);
-	if (r && *lease >= 0)
-		up_lease_take(a, r, lease);
-	if (!r && (r = asked_by_id(f->region))) {
-		if (r->fd < 0 && f->verdict != UP_REFUSE) {
-			r->fd = fd[1];
-			fd[1] = -1;
-		}
-		up_prepare_late(a, r);
-		return;
-	}
-	if (!r || r->verdict)
-		return;
-	r->verdict = f->verdict + 1;
-	up_note_waited(a, r);
-	note_settled(a, r, f);
-	if (f->verdict == UP_POOL) {
-		on_pool(a, r, fd);
-		return;
-	}
-	if (r->inherited && fd[1] >= 0) { /* what was laid before the fork can be taken away by it */
-		r->fd = fd[1];
-		fd[1] = -1;
-	}
-	r->inherited = 0;
-	if (f->verdict == UP_CHECKPOINTS) {
-		on_checkpoints(a, r, f, fd[0]);
-		return;
-	}
-	up_swap_end(r);
-	if (f->verdict == UP_REFUSE)
-		up_abandon(a, r);
-}
-
-static void on_command(struct agent *a, uint16_t type, const struct up_command *c)
-{
-	struct up_region *r = region_by_id(c->region);
-	uint32_t done = 0;
-	int error = 0;
-
-	for (uint32_t i = 0; r && !error && type == UP_REARM && i < c->count && i < UP_PAGES_MAX; i++) {
-		int ret = up_hands_on(r) && up_may_act(a, r) ? up_rearm(a, r, c->page[i]) : -ECANCELED;
-
-		up_hands_off();
-		if (!ret)
-			done++;
-		else
-			error = ret;
-	}
-	if (a->ring) {
-		a->ring->rearmed += done;
-		a->ring->failed += error != 0;
-		a->ring->overlays = a->overlays;
-	}
-	if (type == UP_DETACH && r)
-		up_abandon(a, r);
-	up_step(a, UP_STATE_IDLE);
-	if (error || type == UP_DETACH)
-		acknowledge(a, c->sequence, c->region, done, error);
-}
-
-void up_on_socket(struct agent *a)
-{
-	for (int n = 0; n < 64 && !a->hung_up; n++) {
-		struct up_message m;
-		struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
-		union {
-			struct cmsghdr header;
-			char space[CMSG_SPACE(3 * sizeof(int))];
-		} control = { 0 };
-		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
-				      .msg_control = control.space,
-				      .msg_controllen = sizeof(control.space) };
-		int fd[3] = { -1, -1, -1 }, lease = -1;
-		size_t count = 0;
-		long ret = up_sys3(SYS_recvmsg, a->socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-
-		if (ret == -EAGAIN || ret == -EINTR)
-			return;
-		if (ret != sizeof(m) || m.header.magic != UP_MAGIC ||
-		    m.header.version != UP_VERSION) {
-			a->hung_up = 1;
-			return;
-		}
-		if (msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
-		    control.header.cmsg_type == SCM_RIGHTS) {
-			count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
-			for (size_t i = 0; i < count && i < 3; i++)
-				fd[i] = ((int *)CMSG_DATA(&control.header))[i];
-		}
-		/* All or none: where this process may not have so many, the others are as good as lost, too. */
-		if (m.header.type == UP_FILE && m.file.leased && count && !(msg.msg_flags & MSG_CTRUNC)) {
-			lease = fd[count - 1];
-			fd[count - 1] = -1;
-		}
-		switch (m.header.type) {
-		case UP_WELCOME:
-			on_welcome(a, fd);
-			break;
-		case UP_FILE:
-			on_file(a, &m.file, fd, &lease);
-			break;
-		case UP_REARM:
-		case UP_DETACH:
-			on_command(a, m.header.type, &m.command);
-			break;
-		case UP_BYE_OK:
-			up_finish_bye(a);
-			break;
-		case UP_QUIT:
-			atomic_store(&up_job.disabled, 1);
-			a->quit = 1; /* what is managed is given back on the way out */
-			break;
-		default:
-			a->hung_up = 1;
-		}
-		for (int i = 0; i < 3; i++)
-			up_close(&fd[i]);
-		up_close(&lease);
-	}
 }
