@@ -546,13 +546,6 @@ UP_EXPORT int mlock2(const void *address, size_t length, unsigned int flags)
 			   : (int)up_fail(up_sys3(SYS_mlock2, address, length, flags));
 }
 
-void up_all_is_locked(void)
-{
-	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
-	if (up_job.enabled && up_in_own_process())
-		atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
-}
-
 UP_EXPORT int mlockall(int flags)
 {
 	int saved = errno;
@@ -592,14 +585,6 @@ const void *const up_entry[UP_ENTRIES_MAX] = {
 	(const void *)own_mprotect, (const void *)own_madvise,
 };
 const int up_entry_count = 5;
-
-/* The pool's anchor takes address space as long as the mapping (pooled.c), which a job that limits its own would miss
- * later. What is mapped afterwards has a page of it. */
-UP_EARLY void up_before_limit(int resource, int is_set)
-{
-	if (resource == RLIMIT_AS && is_set && up_job.pool)
-		up_give_back_pool();
-}
 
 #define LIMIT(name, call, pid, old, sets)                                                          \
 	int saved = errno;                                                                         \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * preload.h - what the interposers' files share: preload.c (start, fork, end), mapping.c (mmap and
- * its kin), identity.c (calls after which the process is somebody else), lock.c (open), fcntl.c (leases), request.c
- * (asking the agent).
+ * its kin), syscall.c (the same by libc's syscall()), before.c (what both do before), identity.c (calls after
+ * which the process is somebody else), lock.c (open), fcntl.c (leases), request.c (asking the agent).
  *
  * Nothing in them prints, allocates or changes errno, and the job's descriptor table is never
  * touched.
@@ -135,19 +135,23 @@ int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
 int up_give_back(uintptr_t address, size_t length, uint32_t op);
 /* After the kernel has taken away what lay in [address, +length). */
 void up_settle(uintptr_t address, size_t length);
-/* Before the kernel locks, and so reads, all that is mapped, and perhaps what will be. */
-void up_all_is_locked(void);
 /* Before a child that no atfork handler sees: it would find holes where the pool lies. */
 void up_give_back_pool(void);
-/* mapping.c: a limit is to be set, of this process or of another one. */
-void up_before_limit(int resource, int is_set);
-/* syscall.c: process_madvise(2) of these ranges is to be called. */
-void up_before_process_madvise(const struct iovec *ranges, size_t count, int advice);
 /* End the agent before the job changes who it is: its thread would keep the old identity, and a
  * new user namespace is refused to a process with two threads. */
 void up_end_agent(void);
 /* Whether another library has overwritten our functions: the service is told. */
 void up_look_for_hooks(void);
+
+/* before.c */
+/* The kernel is to lock, and so to read, all that is mapped, and perhaps what will be. */
+void up_all_is_locked(void);
+/* A limit is to be set, of this process or of another one. */
+void up_before_limit(int resource, int is_set);
+/* process_madvise(2) of these ranges is to be called. */
+void up_before_process_madvise(const struct iovec *ranges, size_t count, int advice);
+/* Whether madvise(2) with it does something to what is mapped there. */
+int up_changes_a_mapping(int advice);
 
 /* apart.c */
 /* The file in the pool's place, of a region that is SEIZED: wherever the kernel says that the pool lies, and but for

@@ -11,15 +11,12 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 
-#include "common/madvise.h"
 #include "job/preload.h"
 
 #ifndef SYS_clone3
@@ -63,36 +60,6 @@ static void before_clone(unsigned long flags)
 	up_give_back_pool();
 }
 
-static int changes_a_mapping(int advice)
-{
-	return advice > MADV_DONTNEED && advice != MADV_COLD && advice != MADV_PAGEOUT && advice != MADV_POPULATE_READ;
-}
-
-/* Whose memory it is about is not looked at: of another process the kernel takes only advice that changes no mapping
- * (mm/madvise.c, process_madvise_remote_valid), or what is given back would have stayed. */
-void up_before_process_madvise(const struct iovec *ranges, size_t count, int advice)
-{
-	struct iovec found[16], here = { found, sizeof(found) }, there;
-	long n;
-
-	if (!changes_a_mapping(advice) || !atomic_load(&up_job.live) || count > IOV_MAX)
-		return;
-	for (size_t at = 0; at < count; at += (size_t)n / sizeof(found[0])) {
-		size_t bytes = (count - at) * sizeof(found[0]);
-
-		there = (struct iovec){ (void *)(ranges + at), bytes < sizeof(found) ? bytes : sizeof(found) };
-		n = up_sys6(SYS_process_vm_readv, up_sys0(SYS_getpid), (long)&here, 1, (long)&there, 1, 0);
-		if (n == -EFAULT || n == 0) /* so will the call be */
-			return;
-		if (n < (long)sizeof(found[0])) { /* refused, by a filter */
-			up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
-			return;
-		}
-		for (size_t i = 0; i < (size_t)n / sizeof(found[0]); i++)
-			up_give_back((uintptr_t)found[i].iov_base, found[i].iov_len, UP_REQ_DETACH);
-	}
-}
-
 /* Called by syscall() below. errno stays. */
 __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, long a, long b,
 								   long c, long d, long e)
@@ -128,7 +95,7 @@ __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, 
 		up_all_is_locked();
 		break;
 	case SYS_madvise:
-		if (changes_a_mapping((int)c))
+		if (up_changes_a_mapping((int)c))
 			up_give_back((uintptr_t)a, (size_t)b, UP_REQ_DETACH);
 		break;
 	case SYS_process_madvise:
