@@ -358,7 +358,7 @@ BREAKAGES = {
         "data race|unlock of an unlocked mutex",
     ),
     "the pool's books are read while they change": (
-        "tsan", POOL, "service/pool/pool.c",
+        "tsan", POOL, "service/pool/pool_main.c",
         "pthread_mutex_lock(&p->lock);\n\tused = p->used_bytes;\n\tpool_unlock(p);",
         "used = p->used_bytes;",
         "data race",

@@ -48,8 +48,6 @@
 #define SOCKET_EVENT UINT64_MAX
 #define PIDFD_EVENT (1ull << 32)
 
-struct guardian g;
-
 static void drop(int *fd)
 {
 	if (*fd >= 0)

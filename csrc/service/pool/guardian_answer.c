@@ -103,7 +103,7 @@ static void answer(uint32_t client, uint64_t address)
 		first = at.offset;
 	make_room(at.file, first, end - first);
 	__atomic_fetch_add(&g.shared->stand_ins, 1, __ATOMIC_SEQ_CST);
-	ret = at.file->fd < 0 ? -EBADF : pool_bring_by_mapping(at.file->memfd, at.file->fd, first, end - first);
+	ret = at.file->fd < 0 ? -EBADF : up_source_bring_by_mapping(at.file->memfd, at.file->fd, first, end - first);
 	if (!ret) /* the page that is waited for first */
 		ret = continue_page(uffd, address);
 	else if (!pool_poison(uffd, address, g.page_bytes))

@@ -40,11 +40,10 @@ struct guardian {
 	size_t regions, room;
 };
 
-extern struct guardian g __attribute__((visibility("hidden")));
-
 /* guardian_answer.c: what waits in a process's userfaultfd. */
 void guardian_on_faults(uint32_t client);
 /* guardian_start.c */
+extern struct guardian g __attribute__((visibility("hidden")));
 /* So that ps(1) tells it from the service: over the arguments, which are this process's own copy. Where
  * they lie. */
 uintptr_t guardian_take_name(void);

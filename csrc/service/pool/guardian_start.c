@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * guardian_start.c - what the guardian does with what it has inherited from the service.
+ * guardian_start.c - what the guardian knows, and what it does with what it has inherited from the service.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "service/pool/guardian_inside.h"
+
+struct guardian g;
 
 /* The number in a field of /proc/self/stat; 0: there is none. */
 static uintptr_t stat_field(const char *text, ssize_t length, int field)

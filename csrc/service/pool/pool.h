@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool.h - the inside of the node's page pool: pool.c (what the main thread asks), pool_files.c
- * (files), pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page
- * tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what
- * goes when room is needed), pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be
- * read for in the usual way).
+ * pool.h - the inside of the node's page pool: pool.c (clock, lock, events), pool_main.c (what the main
+ * thread asks; start and end), pool_files.c (files), pool_clients.c (processes), pool_faults.c (the thread
+ * that answers), pool_map.c (page tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that
+ * read), pool_room.c (what goes when room is needed), pool_yield.c (what it may hold beside the job),
+ * pool_rescue.c (who cannot be read for in the usual way).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -205,25 +205,48 @@ static inline uint64_t pool_chunk_bytes(const struct up_pool *p)
 	return p->options.chunk_bytes;
 }
 
+/* pool.c */
 uint64_t pool_now_ns(void);
 uint32_t pool_now_ms(const struct up_pool *p);
+/* Wake the main thread. */
+void pool_call_main(const struct up_pool *p);
 void pool_post(struct up_pool *p, const struct up_pool_event *e);
 /* Whether the main thread has still to hear of events that were not urgent; with `now` it does. */
 int pool_unsaid(struct up_pool *p, int now);
 void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns);
+/* These send the signals. */
+void pool_unlock(struct up_pool *p);
+void pool_wait(struct up_pool *p, struct up_cond *what);
+/* Until there is room, or for a moment. */
+void pool_wait_a_moment(struct up_pool *p);
+/* Whoever waits for room looks again. */
+void pool_tell_room(struct up_pool *p);
 /* Chunks of one fill, at the most and when somebody waits. */
 uint64_t pool_run_most(const struct up_pool *p);
 uint64_t pool_run_least(const struct up_pool *p);
+/* *at leaves the list of those who wait. */
+void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
+/* Have some thread look for what agents have read in our stead: pool_drop_strays(). */
+void pool_seek_strays(struct up_pool *p);
+
+/* pool_waiters.c */
 /* Somebody waits for a chunk that is ABSENT: read it before all that is only expected. */
 void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run);
 /* The same for all that is waited for and neither WANTED nor on its way. */
 void pool_want_again(struct up_pool *p);
-/* pool_map.c: map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0:
- * nobody waits), and wake who waits there. Called without the lock; what was mapped is counted in
- * *into. */
+/* A thread waits in one place at a time. 0 or -ENOMEM. */
+int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
+		    const struct uffd_msg *m, uint64_t address);
+/* The chunks [first, first + count) are there now, pinned by the caller: serve who waits for them.
+ * Called with the lock, which it leaves and takes again. */
+void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
+
+/* pool_map.c */
 struct pool_mapped {
 	uint64_t pages_bytes, huge_bytes;
 };
+/* Map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0: nobody
+ * waits), and wake who waits there. Called without the lock; what was mapped is counted in *into. */
 void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_region *r,
 		    uint64_t offset, uint64_t length, uint64_t address, struct pool_mapped *into);
 /* Whether whole huge pages of the region become one entry each. */
@@ -236,7 +259,9 @@ void pool_wake(int uffd, uint64_t address, uint64_t length);
 int pool_poison(int uffd, uint64_t address, uint64_t length);
 /* Whether nobody has the address space any more. */
 int pool_is_gone(int uffd, uint64_t page_bytes);
-/* pool_clients.c: the job has moved [from, +length) past its interposers (UFFD_EVENT_REMAP). */
+
+/* pool_clients.c */
+/* The job has moved [from, +length) past its interposers (UFFD_EVENT_REMAP). */
 void pool_move_region(struct up_pool *p, uint32_t client, uint64_t from, uint64_t to, uint64_t length);
 /* The region of an address, or of a number; NULL. */
 struct pool_region *pool_region_at(struct pool_client *c, uint64_t address);
@@ -254,56 +279,38 @@ void pool_end_mapping(struct up_pool *p, struct pool_client *c, uint32_t turn);
  * UFFDIO_CONTINUE that is late would map, without a look at its state, a page of what lies there by
  * then. The main thread's alone, with the lock, which it leaves and takes again. */
 void pool_await_mappings(struct up_pool *p, struct pool_client *c);
-/* The chunks [first, first + count) are there now, pinned by the caller: serve who waits for them.
- * Called with the lock, which it leaves and takes again. */
-void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
+void pool_count_stand_ins(struct up_pool *p, struct pool_client *c);
+/* Whether an agent may be reading for itself, between its write into the memfd and its UFFDIO_CONTINUE.
+ * With the lock. */
+int pool_is_stood_in_for(const struct up_pool *p);
 
-/* A thread waits in one place at a time. 0 or -ENOMEM. */
-int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
-		    const struct uffd_msg *m, uint64_t address);
-/* *at leaves the list of those who wait. */
-void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
+/* pool_faults.c */
 void *pool_fault_loop(void *pool);
-/* pool_rescue.c. With the lock: whether somebody has waited too long, which its thread is told. */
-void pool_look_for_stalls(struct up_pool *p);
-void *pool_rescue_loop(void *pool);
-/* [offset, +length) of the file of fd into the memfd, by a mapping, which takes no inode's lock: 0 or -errno (-EFAULT:
- * the file is shorter, or cannot be read). What was not cached before is not afterwards. */
-int pool_bring_by_mapping(int memfd, int fd, uint64_t offset, uint64_t length);
 /* Its epoll's word for: stop. */
 #define POOL_WAKE UINT64_MAX
 
-/* Wake the main thread. */
-void pool_call_main(const struct up_pool *p);
+/* pool_rescue.c */
+void *pool_rescue_loop(void *pool);
+/* With the lock: whether somebody has waited too long, which its thread is told. */
+void pool_look_for_stalls(struct up_pool *p);
 
-/* These send the signals. */
-void pool_unlock(struct up_pool *p);
-void pool_wait(struct up_pool *p, struct up_cond *what);
-/* Whoever waits for room looks again. */
-void pool_tell_room(struct up_pool *p);
-
-/* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
- * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */
+/* pool_room.c: with the lock, which they may leave and take again. */
+/* 1: something has changed, look again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main
+ * thread is thinking. */
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
 /* Some goes at once, as the policy has it or by the hand: 1, or 0 where none may go now. */
 int pool_give(struct up_pool *p);
-/* pool_yield.c: the budget is what was asked for, or what there is room for. */
-void pool_fit(struct up_pool *p);
 /* No more is kept for other nodes than so much: what goes over it may go as any other. */
 void pool_keep_most(struct up_pool *p, uint64_t bytes);
 /* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left
  * is in use just now. */
 int pool_drop_some(struct up_pool *p);
 /* What agents have read in our stead, and the books do not know, goes: whoever touches it has it
- * read again. Leaves the lock and takes it again. */
+ * read again. */
 void pool_drop_strays(struct up_pool *p);
-/* Have some thread do that. */
-void pool_seek_strays(struct up_pool *p);
-void pool_count_stand_ins(struct up_pool *p, struct pool_client *c);
 
-/* Whether an agent may be reading for itself, between its write into the memfd and its UFFDIO_CONTINUE.
- * With the lock. */
-int pool_is_stood_in_for(const struct up_pool *p);
+/* pool_yield.c: the budget is what was asked for, or what there is room for. */
+void pool_fit(struct up_pool *p);
 
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);

@@ -37,8 +37,6 @@
 #define UNIT_FREE_BYTES (16u << 20)
 /* Of bring(): up_pool_room(0) was called meanwhile. */
 #define GIVES_ALL 1
-/* Then it is looked again whether something may go. */
-#define MOMENT_NS 1000000u
 
 struct fill {
 	int file;
@@ -47,19 +45,6 @@ struct fill {
 	int for_others;       /* another node waits for it: it comes from storage */
 	int in_place;         /* read into the memfd's pages, which are zeros before */
 };
-
-uint64_t pool_run_most(const struct up_pool *p)
-{
-	uint64_t bytes = p->options.run_bytes ? p->options.run_bytes : RUN_MAX_BYTES;
-	uint64_t n = (bytes < RUN_MAX_BYTES ? bytes : RUN_MAX_BYTES) / pool_chunk_bytes(p);
-
-	return n ? n : 1;
-}
-
-uint64_t pool_run_least(const struct up_pool *p)
-{
-	return p->options.run_bytes ? pool_run_most(p) : 1;
-}
 
 /* Chunks that one request to a file's storage brings; 0: nothing to round to, or the user says. */
 static uint64_t unit_of(const struct up_pool *p, const struct pool_file *f)
@@ -136,13 +121,6 @@ static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks
 	return chunks <= most ? chunks : most ? most : 1;
 }
 
-static void wait_a_moment(struct up_pool *p)
-{
-	for (; p->signals; p->signals--)
-		up_cond_signal(&p->work);
-	up_cond_wait_until(&p->room, &p->lock, pool_now_ns() + MOMENT_NS);
-}
-
 /* What is passed over is moved up: it is no more than its file's waiting threads. */
 static void leave_demand(struct up_pool *p, uint32_t place)
 {
@@ -184,7 +162,7 @@ static int take_demand(struct up_pool *p, struct fill *out)
 			return 1;
 		}
 		if (pool_make_room(p, out->count * pool_chunk_bytes(p), 1) < 0)
-			wait_a_moment(p);
+			pool_wait_a_moment(p);
 		return -1;
 	}
 	return 0;
@@ -503,13 +481,13 @@ static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_
 	uint64_t failed = p->count.failed_fills;
 
 	if (f->state[chunk] != UP_ABSENT && f->state[chunk] != UP_WANTED) {
-		wait_a_moment(p); /* on its way, here or away */
+		pool_wait_a_moment(p); /* on its way, here or away */
 		return 1;
 	}
 	o.count = absent_run(f, chunk, bounded(p, chunk, count));
 	if (!begin(p, &o)) {
 		if (pool_make_room(p, o.count * pool_chunk_bytes(p), 1) < 0)
-			wait_a_moment(p);
+			pool_wait_a_moment(p);
 		return 1;
 	}
 	pool_unlock(p);
@@ -562,7 +540,7 @@ int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t co
 		if (pool_now_ns() >= until_ns)
 			ret = -EBUSY;
 		else if (f->state[c] == UP_PRESENT)
-			wait_a_moment(p);
+			pool_wait_a_moment(p);
 		else
 			ret = bring_for_others(p, file, c, first + count - c, buffer);
 	}
@@ -662,7 +640,7 @@ void *pool_fill_loop(void *arg)
 		if (!what) {
 			/* what must go was touched just now, or memory was short: look again */
 			if (p->used_bytes > p->budget || p->retry || p->dropping)
-				wait_a_moment(p);
+				pool_wait_a_moment(p);
 			else
 				wait_for_work(p, buffer, room + HUGE_ALIGN, &dirty);
 			if (p->retry)

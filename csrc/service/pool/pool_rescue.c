@@ -15,10 +15,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "common/madvise.h"
 #include "service/pool/pool.h"
 
 /* Storage that answers has done so by then, most of the time: a second read of the page is what an error costs. */
@@ -64,31 +62,6 @@ void pool_look_for_stalls(struct up_pool *p)
 		}
 }
 
-int pool_bring_by_mapping(int memfd, int fd, uint64_t offset, uint64_t length)
-{
-	char *m = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)offset);
-	int sensor, ret = 0;
-	uint64_t at = 0;
-	int64_t cached;
-
-	if (m == MAP_FAILED)
-		return -errno;
-	cached = up_resident_bytes(fd, offset, length, &sensor);
-	madvise(m, length, MADV_POPULATE_READ); /* else the memfd is locked while storage is read */
-	while (!ret && at < length) {
-		ssize_t n = pwrite(memfd, m + at, length - at, (off_t)(offset + at));
-
-		if (n < 0 && errno != EINTR)
-			ret = -errno; /* EFAULT: the file is shorter by now */
-		else if (n > 0)
-			at += (uint64_t)n;
-	}
-	munmap(m, length);
-	if (cached <= 0)
-		posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
-	return ret;
-}
-
 /* The first that has waited too long; copied. With the lock. */
 static struct pool_waiter *first_stalled(struct up_pool *p)
 {
@@ -123,7 +96,7 @@ static int rescue(struct up_pool *p, const struct pool_waiter *w)
 	pool_use(c);
 	turn = pool_begin_mapping(c);
 	pool_unlock(p);
-	ret = is_in_a_call(w->tid) ? pool_bring_by_mapping(f->memfd, fd, offset, length) : -EAGAIN;
+	ret = is_in_a_call(w->tid) ? up_source_bring_by_mapping(f->memfd, fd, offset, length) : -EAGAIN;
 	if (!ret)
 		pool_map_pages(p, c, &r, offset, PIECE_BYTES, w->address, &done);
 	pthread_mutex_lock(&p->lock);

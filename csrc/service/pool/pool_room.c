@@ -167,12 +167,6 @@ static uint64_t next_stray(struct up_pool *p, struct pool_file *f, uint64_t firs
 	}
 }
 
-void pool_seek_strays(struct up_pool *p)
-{
-	p->strays = 1;
-	pool_tell_room(p);
-}
-
 void pool_drop_strays(struct up_pool *p)
 {
 	uint64_t most = RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES / pool_chunk_bytes(p) : 1;

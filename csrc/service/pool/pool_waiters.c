@@ -49,17 +49,6 @@ void pool_want_again(struct up_pool *p)
 		pool_want(p, w->file, w->chunk, 1);
 }
 
-void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at)
-{
-	struct pool_waiter *w = *at;
-
-	*at = w->next;
-	p->file[w->file].waiters--;
-	p->count.waiters--;
-	w->next = p->spare;
-	p->spare = w;
-}
-
 /* A thread waits in one place at a time: what it waited for before, it does no more. (Woken all the
  * same: one that reads this process's memory from another PID namespace may have the same number.) */
 int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,

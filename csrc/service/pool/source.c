@@ -10,8 +10,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/madvise.h"
 #include "service/helper.h"
 #include "service/pool/source.h"
 
@@ -145,6 +147,31 @@ int up_source_read(struct up_source *s, char *buffer, uint64_t length, uint64_t 
 	*way = UP_BUFFERED;
 	ret = read_all(fd, buffer, length, offset, s->size);
 	if (!ret && cached <= 0)
+		posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+	return ret;
+}
+
+int up_source_bring_by_mapping(int memfd, int fd, uint64_t offset, uint64_t length)
+{
+	char *m = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)offset);
+	int sensor, ret = 0;
+	uint64_t at = 0;
+	int64_t cached;
+
+	if (m == MAP_FAILED)
+		return -errno;
+	cached = up_resident_bytes(fd, offset, length, &sensor);
+	madvise(m, length, MADV_POPULATE_READ); /* else the memfd is locked while storage is read */
+	while (!ret && at < length) {
+		ssize_t n = pwrite(memfd, m + at, length - at, (off_t)(offset + at));
+
+		if (n < 0 && errno != EINTR)
+			ret = -errno; /* EFAULT: the file is shorter by now */
+		else if (n > 0)
+			at += (uint64_t)n;
+	}
+	munmap(m, length);
+	if (cached <= 0)
 		posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
 	return ret;
 }

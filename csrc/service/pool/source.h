@@ -33,5 +33,8 @@ void up_source_close(struct up_source *source);
  * was. buffer is aligned to a page and has room up to the next page. */
 int up_source_read(struct up_source *source, char *buffer, uint64_t length, uint64_t offset,
 		   enum up_source_way *way);
+/* [offset, +length) of the file of fd into the memfd, by a mapping, which takes no inode's lock: 0 or -errno (-EFAULT:
+ * the file is shorter, or cannot be read). What was not cached before is not afterwards. */
+int up_source_bring_by_mapping(int memfd, int fd, uint64_t offset, uint64_t length);
 
 #endif
