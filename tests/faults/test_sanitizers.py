@@ -348,12 +348,12 @@ BREAKAGES = {
         "heap-buffer-overflow",
     ),
     "a transport's number of a slot is believed": (
-        "asan", NET, "service/net/net.c",
+        "asan", NET, "service/net/net_main.c",
         "\tif (m->slot >= n->layout.ask_slots)\n\t\treturn;\n", "",
         "buffer-overflow|SEGV",
     ),
     "what is known of blocks changes while it is read": (
-        "tsan", NET, "service/net/net.c",
+        "tsan", NET, "service/net/net_main.c",
         "\tpthread_mutex_lock(&n->lock);\n\tgone = n->file[file];", "\tgone = n->file[file];",
         "data race|unlock of an unlocked mutex",
     ),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * net.h - the inside of what fetches chunks from other nodes and serves them: hints.c (who has a block), fetch.c (asking
- * for it), serve.c (the threads that answer), net.c (beginning and end; the thread that listens to the transport), rates.c
- * (which source is quickest), checksum.c, ring.c.
+ * for it), serve.c (the threads that answer), net_main.c (beginning and end; the thread that listens to the transport), rates.c
+ * (which source is quickest), net.c (on which these stand), checksum.c, ring.c.
  *
  * One lock, which is never held while the pool's is taken; the other way about it may be.
  */
@@ -164,17 +164,6 @@ static inline int net_is_here(const struct up_net *n, uint32_t node, uint64_t no
 	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
 }
 
-/* hints.c, with the lock. Ask who has `block`, and those of the next ones up to `last` of which that is not known;
- * `missing_at`: whom it was asked in vain; `part`: some chunks are wanted. */
-void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part);
-/* What is known of a block by *until_ns, which may change meanwhile; when nothing was heard: that it must be read. Leaves
- * the lock. */
-uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, const uint64_t *until_ns, int part);
-/* Have homes know what is kept of a file from `block` on; with the pool's lock. How far it came. */
-uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block);
-/* Whether home has told this node to read the chunk, lately. With the lock. */
-int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk);
-
 /* With the lock. */
 static inline void net_set_word(struct up_net *n, struct net_file *f, uint64_t block, uint16_t word)
 {
@@ -185,30 +174,45 @@ static inline void net_set_word(struct up_net *n, struct net_file *f, uint64_t b
 	f->word[block] = word;
 }
 
+/* net.c, with the lock */
+/* To the transport. Whether it is on its way. */
+int net_tell(struct up_net *n, struct up_net_message *m);
+/* The number of a shared file, or -1. */
+int net_find_file(const struct up_net *n, const uint64_t id[2]);
+/* Into a queue. Whether it had room. */
+int net_queue(struct net_queue *q, const struct net_request *r);
+
+/* rates.c, with the lock */
 uint64_t net_longest(const struct net_times *t);
 /* PATIENCE_TIMES the longest, PATIENCE_MOST_NS at the most; where there is none yet PATIENCE_FIRST_NS; but never less than
  * `least_ns`. */
 uint64_t net_patience(const struct net_times *t, uint64_t least_ns);
-/* Whether what comes from a node is slow for want of processors, here or there: that says nothing of the network. */
-int net_is_short_of_cpu(const struct up_net *n, uint32_t node);
 void net_note_time(struct net_times *t, uint64_t ns);
-/* So many bytes took so long; with the lock. */
+/* So many bytes took so long. */
 void net_note_rate(struct net_rate *r, uint64_t bytes, uint64_t ns);
 /* How long so many would take, in ns; 0: not known. */
 uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
 
-/* A reader here has come to a block; with the lock. */
+/* hints.c, with the lock */
+/* Ask who has `block`, and those of the next ones up to `last` of which that is not known; `missing_at`: whom it was
+ * asked in vain; `part`: some chunks are wanted. */
+void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part);
+/* What is known of a block by *until_ns, which may change meanwhile; when nothing was heard: that it must be read. Leaves
+ * the lock. */
+uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, const uint64_t *until_ns, int part);
+/* Have homes know what is kept of a file from `block` on; with the pool's lock. How far it came. */
+uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block);
+/* Whether home has told this node to read the chunk, lately. */
+int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk);
+/* A reader here has come to a block. */
 void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block);
-
-/* Another node asks for chunks of a block, of which readers there come to more than one; with the lock. */
+/* Another node asks for chunks of a block, of which readers there come to more than one. */
 void net_note_given(struct net_file *f, uint64_t block);
 
-/* To the transport; with the lock. Whether it is on its way. */
-int net_tell(struct up_net *n, struct up_net_message *m);
-/* The number of a shared file, or -1; with the lock. */
-int net_find_file(const struct up_net *n, const uint64_t id[2]);
-/* Into a queue; with the lock. Whether it had room. */
-int net_queue(struct net_queue *q, const struct net_request *r);
+/* fetch.c: whether what comes from a node is slow for want of processors, here or there: that says nothing of the network. */
+int net_is_short_of_cpu(const struct up_net *n, uint32_t node);
+
+/* serve.c */
 void *net_serve_loop(void *net);
 
 #endif

@@ -194,7 +194,7 @@ struct up_pool {
 	pthread_t thread[];
 };
 
-/* With the lock; net.c reads it without. */
+/* With the lock; hints.c reads it without. */
 static inline void pool_count_kept(struct up_pool *p, uint64_t more_bytes)
 {
 	__atomic_store_n(&p->kept_bytes, p->kept_bytes + more_bytes, __ATOMIC_RELAXED);
@@ -341,9 +341,14 @@ void guardian_lost_file(struct up_pool *p, uint32_t file);
 void guardian_mapped(struct up_pool *p, uint32_t client, const struct pool_region *r);
 void guardian_unmapped(struct up_pool *p, uint32_t client, uint32_t region);
 
-/* net/net.c: it is not freed while it is held; taken with the pool's lock, given back without one. */
+/* net/net.c */
+/* It is not freed while it is held; taken with the pool's lock, given back without one. */
 void net_hold(struct up_net *n);
 void net_put(struct up_net *n);
+/* Chunks of one block. */
+uint64_t net_block_chunks(const struct up_net *n);
+
+/* net/fetch.c */
 /* The bytes of a range from another node, as far as one has them and they come. Ended by up_net_stop(). Without a
  * lock. */
 struct up_net_range {
@@ -354,18 +359,18 @@ struct up_net_range {
 };
 /* How many, whole chunks from its beginning on, are in `into`; the rest is to be read from storage, and kept if *keep. */
 uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
-/* A reader has come to a chunk. With the pool's lock. */
-void net_touched(struct up_net *n, int file, uint64_t chunk);
 /* Somebody waits for a chunk that is on its way. With the pool's lock. */
 void net_hurry(struct up_net *n, int file, uint64_t chunk);
 /* Some of a file was read: so much of it from storage, in so long. Asks `fd` whether it is still what other nodes call
  * so. */
 void net_was_read(struct up_net *n, int file, int fd, uint64_t bytes, uint64_t took_ns);
+
+/* net/hints.c */
+/* A reader has come to a chunk. With the pool's lock. */
+void net_touched(struct up_net *n, int file, uint64_t chunk);
 /* A chunk that others ask for here is so no longer. With the pool's lock. */
 void net_dropped(struct up_net *n, int file, uint64_t chunk);
 /* Whether a chunk that is read since another node asks for it here is kept. Without a lock. */
 int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk);
-/* Chunks of one block. */
-uint64_t net_block_chunks(const struct up_net *n);
 
 #endif
