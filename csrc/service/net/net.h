@@ -4,7 +4,8 @@
  * for it), serve.c (the threads that answer), net_main.c (beginning and end; the thread that listens to the transport), rates.c
  * (which source is quickest), net.c (on which these stand), checksum.c, ring.c.
  *
- * One lock, which is never held while the pool's is taken; the other way about it may be.
+ * One lock, which is never held while the pool's is taken; the other way about it may be. What is asked of the pool's
+ * files is asked by struct pool_calls (pool.h).
  */
 #ifndef UP_SERVICE_NET_H
 #define UP_SERVICE_NET_H
@@ -110,6 +111,7 @@ struct up_net {
 	pthread_mutex_t lock;
 	struct up_cond changed, asked, sent; /* a slot or a hint; a request; a slot for an answer is free */
 	struct up_pool *pool;
+	const struct pool_calls *calls; /* the pool's */
 	struct up_net_ring *ring;
 	struct up_net_layout layout;
 	struct up_net_options options;

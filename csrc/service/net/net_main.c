@@ -360,6 +360,7 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 	if (!n)
 		return -ENOMEM;
 	n->pool = pool;
+	n->calls = pool->calls;
 	n->ring = ring;
 	n->options = *options;
 	n->holders = 1;

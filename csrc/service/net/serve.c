@@ -113,7 +113,7 @@ static void say_reading(struct up_net *n, const struct up_net_message *m)
 static enum up_net_status fill_slot(struct up_net *n, int slot, int file, const struct up_net_message *m)
 {
 	struct up_net_header *h = up_net_slot(n->ring, (uint32_t)slot);
-	int64_t length = pool_copy_pinned(n->pool, file, m->first, m->count, (char *)(h + 1));
+	int64_t length = n->calls->copy(n->pool, file, m->first, m->count, (char *)(h + 1));
 
 	if (length < 0)
 		return UP_NET_FAILED;
@@ -147,7 +147,7 @@ static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 	pthread_mutex_unlock(&n->lock);
 	if (file < 0)
 		return THERE;
-	switch (pool_has(n->pool, file, m->first, m->count, NET_PASSING_MS)) {
+	switch (n->calls->has(n->pool, file, m->first, m->count, NET_PASSING_MS)) {
 	case POOL_HAS:
 		return THERE;
 	case POOL_HAS_SOON:
@@ -176,7 +176,7 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	pthread_mutex_unlock(&n->lock);
 	if (file < 0)
 		return UP_NET_ABSENT;
-	ret = pool_pin_for_others(n->pool, file, m->first, m->count, buffer, until);
+	ret = n->calls->pin(n->pool, file, m->first, m->count, buffer, until);
 	if (ret)
 		return ret == -ENOENT ? UP_NET_ABSENT : ret == -EBUSY ? UP_NET_BUSY : UP_NET_FAILED;
 	/* What is pinned keeps its number; before, that may have become another file's. */
@@ -194,7 +194,7 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	slot = is_it ? wait_for_slot(n, m->node) : -1;
 	status = !is_it ? UP_NET_ABSENT : slot < 0 ? UP_NET_BUSY : fill_slot(n, slot, file, m);
 	sends.length = status == UP_NET_OK ? up_net_slot(n->ring, (uint32_t)slot)->length : 0;
-	pool_unpin_for_others(n->pool, file, m->first, m->count, sends.length);
+	n->calls->unpin(n->pool, file, m->first, m->count, sends.length);
 	if (status != UP_NET_OK && slot < 0)
 		return status;
 	sends.kind = UP_NET_SEND;

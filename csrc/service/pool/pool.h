@@ -3,8 +3,8 @@
  * pool.h - the inside of the node's page pool: pool.c (clock, lock, events), pool_main.c (what the main
  * thread asks; start and end), pool_files.c (files), pool_clients.c (processes), pool_faults.c (the thread
  * that answers), pool_map.c (page tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that
- * read), pool_room.c (what goes when room is needed), pool_yield.c (what it may hold beside the job),
- * pool_rescue.c (who cannot be read for in the usual way).
+ * read), pool_others.c (what is done for other nodes), pool_room.c (what goes when room is needed),
+ * pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be read for in the usual way).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -135,6 +135,25 @@ struct pool_job {
 	int taken; /* between submit and reap */
 };
 
+enum pool_has { POOL_HAS_NOT = 0, POOL_HAS, POOL_HAS_SOON, POOL_HAD };
+
+/* What a network asks of its pool for other nodes: callbacks, handed to it at its start, since the pool's threads call
+ * the network. Each takes the pool's lock. The order of the two locks is the pool's, then the net's: none of these is
+ * called with the net's held; who holds the pool's may take the net's. */
+struct pool_calls {
+	/* Whether the chunks [first, +count) are there; what is not is on its way; or it has gone again since a reader came
+	 * to it, not longer than `had_ms` ago. */
+	enum pool_has (*has)(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
+	/* Have them there and pinned: 0; -ENOENT: the file has none; -EBUSY: there is no room, or it took longer than until
+	 * `until_ns`; -EIO: they cannot be read. What is neither there nor on its way is read from storage, into `buffer` of
+	 * RUN_MAX_BYTES. */
+	int (*pin)(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer, uint64_t until_ns);
+	/* The bytes of such chunks, up to the file's end; how many, or -errno. */
+	int64_t (*copy)(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
+	/* `given_bytes`: what of them another node was given. */
+	void (*unpin)(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
+};
+
 struct up_pool {
 	pthread_mutex_t lock;
 	/* work: for a thread that has nothing to do, signalled once for each piece of work, and whoever
@@ -152,6 +171,7 @@ struct up_pool {
 	uint64_t rescued_ns; /* when that was last so */
 	/* budget: what was asked for, or less where memory is short (pool_yield.c). used: PRESENT, FILLING and EVICTING */
 	uint64_t budget, asked_bytes, room_bytes, used_bytes, leaving_bytes;
+	const struct pool_calls *calls; /* for a network: fixed from the start */
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
 	uint64_t kept_bytes, keep_most_bytes;
@@ -314,18 +334,16 @@ void pool_fit(struct up_pool *p);
 
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);
-/* Have the chunks [first, +count) there and pinned: 0; -ENOENT: the file has none; -EBUSY: there is no room, or it
- * took longer than until `until_ns`; -EIO: they cannot be read. What is neither there nor on its way is read from
- * storage, into `buffer` of RUN_MAX_BYTES. */
+/* One chunk of those that another node waits for is not there: whether to look again (1), or -errno. With the lock,
+ * which it leaves and takes again. */
+int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char *buffer);
+
+/* pool_others.c: struct pool_calls says what each does */
+enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
 			uint64_t until_ns);
-/* Whether they are there; what is not is on its way; or it has gone again since a reader came to it, not longer than `had_ms`
- * ago. */
-enum pool_has { POOL_HAS_NOT = 0, POOL_HAS, POOL_HAS_SOON, POOL_HAD };
-enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
-void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
-/* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
+void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
 
 /* guardian_link.c, with the lock. 0 or -errno: without one the next guardian_beat() tries again. */
 int guardian_begin(struct up_pool *p);

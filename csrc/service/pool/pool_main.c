@@ -219,6 +219,14 @@ static void free_pool(struct up_pool *p)
 	free(p);
 }
 
+/* pool_others.c */
+static const struct pool_calls calls = {
+	.has = pool_has,
+	.pin = pool_pin_for_others,
+	.copy = pool_copy_pinned,
+	.unpin = pool_unpin_for_others,
+};
+
 int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 {
 	struct up_pool *p = calloc(1, sizeof(*p) + o->threads * sizeof(pthread_t));
@@ -229,6 +237,7 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 		return -ENOMEM;
 	touch(p->event, sizeof(p->event)); /* the first evictions are where memory is short */
 	p->options = *o;
+	p->calls = &calls;
 	p->asked_bytes = o->budget_bytes;
 	p->room_bytes = UINT64_MAX;
 	pool_fit(p);
