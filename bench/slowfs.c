@@ -8,9 +8,13 @@
  * byte. Transfers queue, latencies overlap. It is test equipment: it makes
  * cold reads slow in a repeatable way, and it counts them.
  *
+ * Requests for names and attributes (lookup, getattr, open, opendir, readdir)
+ * are answered at once, or after --lookup-us each, as those of a metadata
+ * server are: they overlap, and do not wait for the link.
+ *
  * The file `.slowfs` in the root of the mount (not listed) reads as JSON and
- * takes lines `bandwidth=BYTES_PER_SECOND` (0: no limit), `latency_us=N` and
- * `reset`. The source must not change while it is mounted: attributes are
+ * takes lines `bandwidth=BYTES_PER_SECOND` (0: no limit), `latency_us=N`,
+ * `lookup_us=N` and `reset`. The source must not change while it is mounted: attributes are
  * cached; a changed file is noticed when it is opened, and loses its pages.
  *
  * With --writers-behind it may change: whoever writes the source is another
@@ -31,6 +35,7 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/fuse.h>
 #include <poll.h>
 #include <pthread.h>
 #include <search.h>
@@ -41,6 +46,8 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -78,8 +85,25 @@ struct pending {
 	uint64_t due_ns;
 };
 
+/* A reply about names or attributes, on its way for one latency of such requests. */
+struct answer {
+	struct answer *next;
+	fuse_req_t req;
+	uint64_t due_ns;
+	enum answer_kind { ANSWER_ERROR, ANSWER_ENTRY, ANSWER_ATTRIBUTES, ANSWER_OPEN,
+			   ANSWER_LISTING } kind;
+	int err;
+	struct fuse_entry_param entry;
+	struct stat st;
+	struct fuse_file_info fi;
+	void (*close)(struct fuse_file_info *fi); /* where nobody takes what was opened */
+	char *data;		/* freed with it */
+	size_t data_bytes;
+};
+
 struct counters {
 	uint64_t requests, bytes, largest_request_bytes, most_in_flight, errors;
+	uint64_t lookups, getattrs, opens, opendirs, readdirs;
 };
 
 static struct {
@@ -91,8 +115,16 @@ static struct {
 	uint64_t last_due_ns;
 	uint64_t bandwidth;	/* bytes/s, 0: no limit */
 	uint64_t latency_us;
+	pthread_cond_t answered;
+	struct answer *answers, **answers_tail;
+	uint64_t last_answer_ns;
+	uint64_t lookup_us;	/* of a request for names or attributes */
 	struct counters count;
 	bool stopping;
+	double entry_seconds;	/* names and attributes are cached for so long */
+	double missing_seconds;	/* and that there is no such name */
+	bool no_keep_cache;	/* each open takes the file's pages away */
+	bool direct_io;		/* no page is kept at all */
 	bool writers_behind;	/* the source may change: attributes are not cached */
 	bool told_of_closes;
 	bool times_frozen;
@@ -104,6 +136,9 @@ static struct {
 	.arrived = PTHREAD_COND_INITIALIZER,
 	.tail = &bed.head,
 	.asked = PTHREAD_COND_INITIALIZER,
+	.answered = PTHREAD_COND_INITIALIZER,
+	.answers_tail = &bed.answers,
+	.entry_seconds = CACHE_SECONDS,
 	.going_tail = &bed.going,
 	.bandwidth = 300000000,
 	.latency_us = 1000,
@@ -122,6 +157,17 @@ static uint64_t now_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return ts.tv_sec * NS_PER_SECOND + ts.tv_nsec;
+}
+
+static void sleep_until(uint64_t due_ns)
+{
+	struct timespec due = {
+		.tv_sec = due_ns / NS_PER_SECOND,
+		.tv_nsec = due_ns % NS_PER_SECOND,
+	};
+
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
+		;
 }
 
 /* Put a read of size_bytes on the link: it leaves the pipe after everything
@@ -201,16 +247,99 @@ static void *reply_thread(void *arg)
 		if (!p)
 			return NULL;
 
-		struct timespec due = {
-			.tv_sec = p->due_ns / NS_PER_SECOND,
-			.tv_nsec = p->due_ns % NS_PER_SECOND,
-		};
-		while (!stopping && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME,
-						    &due, NULL) == EINTR)
-			;
+		if (!stopping)
+			sleep_until(p->due_ns);
 		pending_answer(p);
 	}
 }
+
+/* ---- replies about names and attributes -------------------------------- */
+
+static void answer_give(struct answer *a)
+{
+	switch (a->kind) {
+	case ANSWER_ERROR:
+		fuse_reply_err(a->req, a->err);
+		break;
+	case ANSWER_ENTRY:
+		fuse_reply_entry(a->req, &a->entry);
+		break;
+	case ANSWER_ATTRIBUTES:
+		fuse_reply_attr(a->req, &a->st, a->entry.attr_timeout);
+		break;
+	case ANSWER_OPEN:
+		if (fuse_reply_open(a->req, &a->fi))
+			a->close(&a->fi);
+		break;
+	case ANSWER_LISTING:
+		fuse_reply_buf(a->req, a->data, a->data_bytes);
+		break;
+	}
+	free(a->data);
+}
+
+/* Give the answer when its time has come, from another thread; at once where nothing delays it. */
+static void answer(struct answer a)
+{
+	struct answer *queued = bed.lookup_us ? malloc(sizeof(*queued)) : NULL;
+
+	if (!queued) {
+		answer_give(&a);
+		return;
+	}
+	a.due_ns = now_ns() + bed.lookup_us * 1000;
+	a.next = NULL;
+	*queued = a;
+	pthread_mutex_lock(&bed.lock);
+	/* A latency lowered live must not let an answer overtake, as on the link. */
+	if (queued->due_ns < bed.last_answer_ns)
+		queued->due_ns = bed.last_answer_ns;
+	bed.last_answer_ns = queued->due_ns;
+	*bed.answers_tail = queued;
+	bed.answers_tail = &queued->next;
+	pthread_cond_signal(&bed.answered);
+	pthread_mutex_unlock(&bed.lock);
+}
+
+static void answer_error(fuse_req_t req, int err)
+{
+	answer((struct answer){ .req = req, .kind = ANSWER_ERROR, .err = err });
+}
+
+static void *answer_thread(void *arg)
+{
+	(void)arg;
+	prctl(PR_SET_TIMERSLACK, 1ul);
+
+	for (;;) {
+		pthread_mutex_lock(&bed.lock);
+		while (!bed.answers && !bed.stopping)
+			pthread_cond_wait(&bed.answered, &bed.lock);
+		struct answer *a = bed.answers;
+		bool stopping = bed.stopping;
+		if (a) {
+			bed.answers = a->next;
+			if (!bed.answers)
+				bed.answers_tail = &bed.answers;
+		}
+		pthread_mutex_unlock(&bed.lock);
+		if (!a)
+			return NULL;
+		if (!stopping)
+			sleep_until(a->due_ns);
+		answer_give(a);
+		free(a);
+	}
+}
+
+static void count_one(uint64_t *counter)
+{
+	pthread_mutex_lock(&bed.lock);
+	(*counter)++;
+	pthread_mutex_unlock(&bed.lock);
+}
+
+/* ---- pages that are taken away ----------------------------------------- */
 
 static void *invalidate_thread(void *arg)
 {
@@ -254,10 +383,15 @@ static int control_render(char **text)
 		"\"bandwidth_bytes_per_second\": %" PRIu64 ", \"latency_us\": %" PRIu64 ", "
 		"\"max_background\": %d, \"requests\": %" PRIu64 ", \"bytes\": %" PRIu64 ", "
 		"\"largest_request_bytes\": %" PRIu64 ", \"most_in_flight\": %" PRIu64 ", "
-		"\"in_flight\": %" PRIu64 ", \"errors\": %" PRIu64 "}\n",
+		"\"in_flight\": %" PRIu64 ", \"errors\": %" PRIu64 ", "
+		"\"lookup_us\": %" PRIu64 ", \"lookups\": %" PRIu64 ", "
+		"\"getattrs\": %" PRIu64 ", \"opens\": %" PRIu64 ", "
+		"\"opendirs\": %" PRIu64 ", \"readdirs\": %" PRIu64 "}\n",
 		bed.bandwidth, bed.latency_us, MAX_BACKGROUND, bed.count.requests,
 		bed.count.bytes, bed.count.largest_request_bytes,
-		bed.count.most_in_flight, bed.in_flight, bed.count.errors);
+		bed.count.most_in_flight, bed.in_flight, bed.count.errors, bed.lookup_us,
+		bed.count.lookups, bed.count.getattrs, bed.count.opens, bed.count.opendirs,
+		bed.count.readdirs);
 	pthread_mutex_unlock(&bed.lock);
 	return len < 0 ? -ENOMEM : 0;
 }
@@ -271,6 +405,15 @@ static int parse_u64(const char *text, uint64_t *value)
 	return errno || end == text || *end || *text == '-' ? -EINVAL : 0;
 }
 
+static int parse_seconds(const char *text, double *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtod(text, &end);
+	return errno || end == text || *end || !(*value >= 0) ? -EINVAL : 0;
+}
+
 static int control_line(const char *line)
 {
 	uint64_t value;
@@ -281,6 +424,8 @@ static int control_line(const char *line)
 		bed.bandwidth = value;
 	else if (!strncmp(line, "latency_us=", 11) && !parse_u64(line + 11, &value))
 		bed.latency_us = value;
+	else if (!strncmp(line, "lookup_us=", 10) && !parse_u64(line + 10, &value))
+		bed.lookup_us = value;
 	else if (!strcmp(line, "reset"))
 		bed.count = (struct counters){ .most_in_flight = bed.in_flight };
 	else if (bed.writers_behind && !strcmp(line, "times=frozen"))
@@ -389,6 +534,29 @@ static void invalidate_line(fuse_req_t req, const char *line, size_t line_bytes)
 	pthread_mutex_unlock(&bed.lock);
 }
 
+/* ---- the session ------------------------------------------------------- */
+
+/* libfuse's own call comes here. libfuse 3.14 knows FUSE_CAP_PARALLEL_DIROPS and
+ * does not pass it on in its reply to FUSE_INIT, the first of a session: the
+ * kernel would ask for the names of a directory one by one. */
+ssize_t writev(int fd, const struct iovec *iov, int count)
+{
+	static bool begun;
+	struct iovec copy[2];
+	struct fuse_init_out init = { 0 };
+
+	if (begun || !bed.session || fd != fuse_session_fd(bed.session))
+		return syscall(SYS_writev, fd, iov, count);
+	begun = true;
+	if (count != 2 || iov[1].iov_len > sizeof(init))
+		return syscall(SYS_writev, fd, iov, count);
+	memcpy(copy, iov, sizeof(copy));
+	memcpy(&init, iov[1].iov_base, iov[1].iov_len);
+	init.flags |= FUSE_PARALLEL_DIROPS;
+	copy[1].iov_base = &init;
+	return syscall(SYS_writev, fd, copy, count);
+}
+
 /* ---- FUSE operations --------------------------------------------------- */
 
 static void op_init(void *data, struct fuse_conn_info *conn)
@@ -400,35 +568,48 @@ static void op_init(void *data, struct fuse_conn_info *conn)
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	double cached = bed.writers_behind ? 0 : CACHE_SECONDS;
-	struct fuse_entry_param e = { .attr_timeout = cached, .entry_timeout = cached };
+	struct fuse_entry_param e = { .attr_timeout = bed.entry_seconds,
+				      .entry_timeout = bed.entry_seconds };
 	struct node *n = &control;
 	int err;
 
-	if (parent != FUSE_ROOT_ID || strcmp(name, CONTROL_NAME))
-		err = node_find(node_of(parent), name, &e.attr, &n);
-	else
-		err = node_stat(n, &e.attr);
-	if (err) {
-		fuse_reply_err(req, -err);
+	if (parent == FUSE_ROOT_ID && !strcmp(name, CONTROL_NAME)) {
+		node_stat(n, &e.attr);
+		e.ino = (uintptr_t)n;
+		fuse_reply_entry(req, &e);
 		return;
 	}
-	e.ino = (uintptr_t)n;
-	fuse_reply_entry(req, &e);
+	count_one(&bed.count.lookups);
+	err = node_find(node_of(parent), name, &e.attr, &n);
+	if (err == -ENOENT && bed.missing_seconds > 0)
+		/* number 0: the kernel remembers that there is no such name */
+		e = (struct fuse_entry_param){ .entry_timeout = bed.missing_seconds };
+	else if (err) {
+		answer_error(req, -err);
+		return;
+	} else
+		e.ino = (uintptr_t)n;
+	answer((struct answer){ .req = req, .kind = ANSWER_ENTRY, .entry = e });
 }
 
 static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	struct stat st;
-	int err = node_stat(node_of(ino), &st);
+	struct answer a = { .req = req, .kind = ANSWER_ATTRIBUTES,
+			    .entry.attr_timeout = bed.entry_seconds };
+	int err = node_stat(node_of(ino), &a.st);
 
 	(void)fi;
-	if (err) {
-		fuse_reply_err(req, -err);
+	if (node_of(ino) == &control) {
+		answer_give(&a);
 		return;
 	}
-	node_times(node_of(ino), &st);
-	fuse_reply_attr(req, &st, bed.writers_behind ? 0 : CACHE_SECONDS);
+	count_one(&bed.count.getattrs);
+	if (err) {
+		answer_error(req, -err);
+		return;
+	}
+	node_times(node_of(ino), &a.st);
+	answer(a);
 }
 
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *st, int which,
@@ -455,6 +636,16 @@ static void op_readlink(fuse_req_t req, fuse_ino_t ino)
 	fuse_reply_readlink(req, target);
 }
 
+static void close_file(struct fuse_file_info *fi)
+{
+	close(fi->fh);
+}
+
+static void close_directory(struct fuse_file_info *fi)
+{
+	closedir((DIR *)(uintptr_t)fi->fh);
+}
+
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct node *n = node_of(ino);
@@ -475,25 +666,27 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 			free(text);
 		return;
 	}
+	count_one(&bed.count.opens);
 	if ((fi->flags & O_ACCMODE) != O_RDONLY) {
-		fuse_reply_err(req, EROFS);
+		answer_error(req, EROFS);
 		return;
 	}
 	fd = openat(source_fd, n->path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &st)) {
-		fuse_reply_err(req, errno);
+		answer_error(req, errno);
 		if (fd >= 0)
 			close(fd);
 		return;
 	}
 	fi->fh = fd;
 	node_times(n, &st);
-	fi->keep_cache = n->size == st.st_size && n->mtime.tv_sec == st.st_mtim.tv_sec &&
+	fi->direct_io = bed.direct_io;
+	fi->keep_cache = !bed.no_keep_cache && n->size == st.st_size &&
+			 n->mtime.tv_sec == st.st_mtim.tv_sec &&
 			 n->mtime.tv_nsec == st.st_mtim.tv_nsec;
 	n->size = st.st_size;
 	n->mtime = st.st_mtim;
-	if (fuse_reply_open(req, fi))
-		close(fd);
+	answer((struct answer){ .req = req, .kind = ANSWER_OPEN, .fi = *fi, .close = close_file });
 }
 
 static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
@@ -562,7 +755,7 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	if (node_of(ino) == &control)
 		free((char *)(uintptr_t)fi->fh);
 	else
-		close(fi->fh);
+		close_file(fi);
 	fuse_reply_err(req, 0);
 }
 
@@ -578,15 +771,16 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	int fd = openat(source_fd, node_of(ino)->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 
+	count_one(&bed.count.opendirs);
 	if (!dir) {
-		fuse_reply_err(req, errno);
+		answer_error(req, errno);
 		if (fd >= 0)
 			close(fd);
 		return;
 	}
 	fi->fh = (uintptr_t)dir;
-	if (fuse_reply_open(req, fi))
-		closedir(dir);
+	answer((struct answer){ .req = req, .kind = ANSWER_OPEN, .fi = *fi,
+				.close = close_directory });
 }
 
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
@@ -597,8 +791,9 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 	size_t used = 0;
 
 	(void)ino;
+	count_one(&bed.count.readdirs);
 	if (!data) {
-		fuse_reply_err(req, ENOMEM);
+		answer_error(req, ENOMEM);
 		return;
 	}
 	seekdir(dir, offset);
@@ -611,14 +806,14 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset
 			break;
 		used += len;
 	}
-	fuse_reply_buf(req, data, used);
-	free(data);
+	answer((struct answer){ .req = req, .kind = ANSWER_LISTING, .data = data,
+				.data_bytes = used });
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	(void)ino;
-	closedir((DIR *)(uintptr_t)fi->fh);
+	close_directory(fi);
 	fuse_reply_err(req, 0);
 }
 
@@ -662,8 +857,8 @@ static void *parent_thread(void *arg)
 
 static int serve(struct fuse_session *session, const char *mountpoint, bool with_parent)
 {
-	pthread_t replier[REPLY_THREADS], parent, invalidator;
-	bool invalidates = false;
+	pthread_t replier[REPLY_THREADS], parent, invalidator, answerer;
+	bool invalidates = false, answers = false;
 	sigset_t all, old;
 	int err = 0, started = 0;
 
@@ -673,6 +868,10 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 	while (!err && started < REPLY_THREADS) {
 		err = -pthread_create(&replier[started], NULL, reply_thread, NULL);
 		started += !err;
+	}
+	if (!err) {
+		err = -pthread_create(&answerer, NULL, answer_thread, NULL);
+		answers = !err;
 	}
 	if (!err && bed.writers_behind) {
 		err = -pthread_create(&invalidator, NULL, invalidate_thread, NULL);
@@ -687,7 +886,7 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 	if (!err) {
 		printf("slowfs: ready %s\n", mountpoint);
 		fflush(stdout);
-		/* One receiver: no operation waits, reads are only queued. */
+		/* One receiver: no operation waits, reads and answers are only queued. */
 		err = fuse_session_loop(session);
 		err = err < 0 ? err : 0;	/* > 0: ended by a signal */
 	}
@@ -695,7 +894,10 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 	bed.stopping = true;
 	pthread_cond_broadcast(&bed.arrived);
 	pthread_cond_broadcast(&bed.asked);
+	pthread_cond_broadcast(&bed.answered);
 	pthread_mutex_unlock(&bed.lock);
+	if (answers)
+		pthread_join(answerer, NULL);
 	if (invalidates)
 		pthread_join(invalidator, NULL);
 	while (started)
@@ -706,10 +908,16 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 static int usage(FILE *to)
 {
 	fprintf(to,
-		"usage: slowfs [--bandwidth B/S] [--latency-us N] [--exit-with-stdin] "
-		"[--writers-behind] [--told-of-closes] SOURCE MOUNTPOINT\n"
+		"usage: slowfs [--bandwidth B/S] [--latency-us N] [--lookup-us N] "
+		"[--entry-seconds S] [--missing-seconds S] [--no-keep-cache] [--direct-io] "
+		"[--exit-with-stdin] [--writers-behind] [--told-of-closes] SOURCE MOUNTPOINT\n"
 		"Shows the directory SOURCE, read-only, behind a link of B bytes per second\n"
 		"(default 300000000, 0: no limit) and N microseconds (default 1000).\n"
+		"--lookup-us: of each lookup, getattr, open, opendir and readdir (default 0).\n"
+		"--entry-seconds: names and attributes are cached for so long (default 86400).\n"
+		"--missing-seconds: that a name does not exist is cached for so long (default 0).\n"
+		"--no-keep-cache: each open takes the file's pages from the page cache.\n"
+		"--direct-io: no page is kept in the page cache.\n"
 		"--writers-behind: SOURCE may be written; attributes are not cached.\n"
 		"--told-of-closes: close(2) of a file waits for an answer.\n"
 		"Stays in the foreground; `cat MOUNTPOINT/" CONTROL_NAME "` for counters.\n");
@@ -721,6 +929,11 @@ int main(int argc, char **argv)
 	static const struct option options[] = {
 		{ "bandwidth", required_argument, NULL, 'b' },
 		{ "latency-us", required_argument, NULL, 'l' },
+		{ "lookup-us", required_argument, NULL, 'L' },
+		{ "entry-seconds", required_argument, NULL, 'E' },
+		{ "missing-seconds", required_argument, NULL, 'M' },
+		{ "no-keep-cache", no_argument, NULL, 'k' },
+		{ "direct-io", no_argument, NULL, 'd' },
 		{ "exit-with-stdin", no_argument, NULL, 'e' },
 		{ "writers-behind", no_argument, NULL, 'w' },
 		{ "told-of-closes", no_argument, NULL, 'c' },
@@ -735,6 +948,16 @@ int main(int argc, char **argv)
 			err = err ? err : parse_u64(optarg, &bed.bandwidth);
 		else if (opt == 'l')
 			err = err ? err : parse_u64(optarg, &bed.latency_us);
+		else if (opt == 'L')
+			err = err ? err : parse_u64(optarg, &bed.lookup_us);
+		else if (opt == 'E')
+			err = err ? err : parse_seconds(optarg, &bed.entry_seconds);
+		else if (opt == 'M')
+			err = err ? err : parse_seconds(optarg, &bed.missing_seconds);
+		else if (opt == 'k')
+			bed.no_keep_cache = true;
+		else if (opt == 'd')
+			bed.direct_io = true;
 		else if (opt == 'e')
 			with_parent = true;
 		else if (opt == 'w')
@@ -746,6 +969,8 @@ int main(int argc, char **argv)
 	}
 	if (err || argc - optind != 2)
 		return usage(stderr);
+	if (bed.writers_behind)
+		bed.entry_seconds = 0;
 	const char *source = argv[optind], *mountpoint = argv[optind + 1];
 
 	/* Held open, so that SOURCE may lie under MOUNTPOINT or be it. */

@@ -191,7 +191,9 @@ def test_settings_change_live_and_one_by_one(bed: SlowBed) -> None:
     assert bed.settings()["max_background"] == 64
 
 
-@pytest.mark.parametrize("line", ["bandwidth=-1", "latency_us=", "latency_us=1ms", "colour=red"])
+@pytest.mark.parametrize(
+    "line", ["bandwidth=-1", "latency_us=", "latency_us=1ms", "lookup_us=-1", "colour=red"]
+)
 def test_a_wrong_setting_is_refused_and_changes_nothing(bed: SlowBed, line: str) -> None:
     before = bed.counters()
     with pytest.raises(OSError) as caught:
@@ -212,6 +214,87 @@ def test_read_ahead_is_the_kernels_default_until_root_sets_it(bed: SlowBed) -> N
         return
     bed.read_ahead_kb = 256
     assert bed.settings()["read_ahead_kb"] == 256
+
+
+# ---- names and attributes ---------------------------------------------------------------------
+
+
+def test_each_kind_of_request_is_counted(bed: SlowBed) -> None:
+    bed.reset()
+    names = sorted(os.listdir(bed.path("deep/er")))
+    listed = bed.counters()
+    assert (listed["lookups"], listed["opendirs"], listed["opens"]) == (2, 1, 0)
+    assert listed["readdirs"] >= 2  # the last one is empty
+    for name in names:
+        bed.path(f"deep/er/{name}").read_bytes()
+    read = bed.counters()
+    assert read["lookups"] - listed["lookups"] == len(names)
+    assert read["opens"] == len(names)
+    assert read["requests"] == len(names)
+    bed.path("deep/er/absent").exists()
+    bed.path("deep/er/absent").exists()
+    assert bed.counters()["lookups"] == read["lookups"] + 2  # nobody remembers that it is missing
+    bed.reset()
+    assert bed.counters()["lookups"] == 0
+
+
+def test_requests_for_names_overlap_and_keep_no_read_waiting(bed: SlowBed) -> None:
+    names = sorted(os.listdir(bed.path("deep/er")))[:8]
+    with open(bed.path("a.bin"), "rb", buffering=0) as file:
+        drop_cache(bed.path("a.bin"))
+        bed.set(lookup_us=3_000_000)
+        bed.reset()
+        threads = [threading.Thread(target=bed.path(f"deep/er/{name}").stat) for name in names]
+        try:
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: bed.counters()["lookups"] == len(names), "eight lookups at once")
+            assert os.pread(file.fileno(), 4096, 0)
+            assert all(thread.is_alive() for thread in threads)
+        finally:
+            for thread in threads:
+                thread.join()
+    assert bed.counters()["lookup_us"] == 3_000_000
+
+
+def test_answers_that_are_late_are_right(bed: SlowBed, source: Path) -> None:
+    bed.set(lookup_us=500)
+    assert bed.path("deep/er/a file with a longer name 3").read_text() == "3"
+    assert len(os.listdir(bed.path("deep/er"))) == 30
+    assert bed.path("a.bin").stat().st_size == SIZE_BYTES
+    with pytest.raises(FileNotFoundError):
+        bed.path("deep/absent").stat()
+    with pytest.raises(OSError) as caught:
+        os.open(bed.path("a.bin"), os.O_RDWR)
+    assert caught.value.errno == errno.EROFS
+
+
+def test_names_and_their_absence_are_cached_as_long_as_it_says(source: Path) -> None:
+    skip_or_fail(why_no_bed())
+    with SlowBed(
+        source, bandwidth=0, latency_us=0, entry_seconds=0, missing_seconds=3600
+    ) as mounted:
+        for path in (mounted.path("a.bin"), mounted.path("absent")):
+            mounted.reset()
+            path.exists()
+            path.exists()
+            assert mounted.counters()["lookups"] == (2 if path.name == "a.bin" else 1)
+
+
+@pytest.mark.parametrize("options", [{"keep_cache": False}, {"direct_io": True}])
+def test_a_mount_that_keeps_nothing_reads_a_file_anew(
+    source: Path, options: dict[str, bool]
+) -> None:
+    skip_or_fail(why_no_bed())
+    with SlowBed(source, bandwidth=0, latency_us=0, **options) as mounted:
+        for _ in range(2):
+            mounted.reset()
+            with open(mounted.path("a.bin"), "rb", buffering=0) as file:
+                first = os.pread(file.fileno(), 4096, 0)
+                assert os.pread(file.fileno(), 4096, 0) == first
+            # within one open the page cache serves the second, unless no page is kept at all
+            expected = 2 if "direct_io" in options else 1
+            assert mounted.counters()["requests"] == expected
 
 
 # ---- writers behind the client ----------------------------------------------------------------

@@ -178,6 +178,12 @@ class SlowBed:
             client": see write_behind() and freeze_times().
         told_of_closes: close(2) of a file waits for the bed's answer, as with most file systems in
             user space.
+        lookup_us: microseconds of each lookup, getattr, open, opendir and readdir; they overlap.
+        entry_seconds: names and attributes are cached for so long; None: as long as it is mounted.
+        missing_seconds: that a name does not exist is cached for so long.
+        keep_cache: False: each open takes the file's pages away, as with many file systems in user
+            space.
+        direct_io: no page is kept in the page cache.
     """
 
     def __init__(
@@ -190,16 +196,28 @@ class SlowBed:
         read_ahead_kb: int | None = None,
         writers_behind: bool = False,
         told_of_closes: bool = False,
+        lookup_us: int = 0,
+        entry_seconds: float | None = None,
+        missing_seconds: float = 0.0,
+        keep_cache: bool = True,
+        direct_io: bool = False,
     ) -> None:
         self.source = Path(source)
         self._own_mountpoint = mountpoint is None
         self._wanted_mountpoint = None if mountpoint is None else Path(mountpoint)
         self._mountpoint: Path | None = None
-        self._first_bandwidth = bandwidth
-        self._first_latency_us = latency_us
         self._first_read_ahead_kb = read_ahead_kb
-        self._writers_behind = writers_behind
-        self._told_of_closes = told_of_closes
+        self._options = [
+            f"--bandwidth={bandwidth}",
+            f"--latency-us={latency_us}",
+            f"--lookup-us={lookup_us}",
+            *([] if entry_seconds is None else [f"--entry-seconds={entry_seconds}"]),
+            f"--missing-seconds={missing_seconds}",
+            *([] if keep_cache else ["--no-keep-cache"]),
+            *(["--direct-io"] if direct_io else []),
+            *(["--writers-behind"] if writers_behind else []),
+            *(["--told-of-closes"] if told_of_closes else []),
+        ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SlowBed:
@@ -247,10 +265,7 @@ class SlowBed:
             [
                 str(find_slowfs()),
                 "--exit-with-stdin",
-                f"--bandwidth={self._first_bandwidth}",
-                f"--latency-us={self._first_latency_us}",
-                *(["--writers-behind"] if self._writers_behind else []),
-                *(["--told-of-closes"] if self._told_of_closes else []),
+                *self._options,
                 str(self.source),
                 str(where),
             ],
@@ -318,13 +333,16 @@ class SlowBed:
         finally:
             os.close(fd)
 
-    def set(self, *, bandwidth: int | None = None, latency_us: int | None = None) -> None:
+    def set(
+        self,
+        *,
+        bandwidth: int | None = None,
+        latency_us: int | None = None,
+        lookup_us: int | None = None,
+    ) -> None:
         """Change the link while it runs: bytes/s (0: no limit) and microseconds."""
-        lines = []
-        if bandwidth is not None:
-            lines.append(f"bandwidth={int(bandwidth)}")
-        if latency_us is not None:
-            lines.append(f"latency_us={int(latency_us)}")
+        new = {"bandwidth": bandwidth, "latency_us": latency_us, "lookup_us": lookup_us}
+        lines = [f"{name}={int(value)}" for name, value in new.items() if value is not None]
         if lines:
             self._command(*lines)
 
@@ -367,8 +385,9 @@ class SlowBed:
     def counters(self) -> dict[str, Any]:
         """Counters since the mount or the last reset, and the settings.
 
-        Keys: requests, bytes, largest_request_bytes, most_in_flight, in_flight, errors,
-        bandwidth_bytes_per_second, latency_us, max_background.
+        Keys: requests, bytes, largest_request_bytes, most_in_flight, in_flight, errors, of read
+        requests; lookups, getattrs, opens, opendirs, readdirs; bandwidth_bytes_per_second,
+        latency_us, lookup_us, max_background.
         """
         text = self.path(CONTROL_NAME).read_text()
         return dict(json.loads(text))
