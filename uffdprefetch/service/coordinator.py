@@ -34,9 +34,9 @@ from uffdprefetch.readers.tensor_starts import TensorStarts
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
-from uffdprefetch.service import pool_bridge
 from uffdprefetch.service.brief import BriefKinds
 from uffdprefetch.service.offers import Offers
+from uffdprefetch.service.pool_bridge import PoolBridge
 from uffdprefetch.service.serving import Serving, by_page_tables, serving_of
 from uffdprefetch.state.admission import REUSED, FileTable
 from uffdprefetch.state.client import Client
@@ -136,6 +136,7 @@ class Coordinator:
         )  # fmt: skip
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
+        self._bridge: PoolBridge | None = None
         self.known_orders: KnownOrders | None = None
         self._offers = Offers(scheduler, ledger, clock)
         self._places_due_ns = 0
@@ -162,6 +163,7 @@ class Coordinator:
     def use_pool(self, pool: NodePool) -> None:
         """`--engine pool`: mappings that can be are served from there."""
         self.pool = self._table.pool = pool
+        self._bridge = PoolBridge(pool, self, self.arbiter, self.layout, self.ledger, self.tap)
         self.scheduler.pool = pool.pool
         self.layout.pool = pool
 
@@ -243,12 +245,12 @@ class Coordinator:
             self.writer_came(file)
         serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
-        pool = self.pool if serving.mode == wire.ServingMode.CHECKPOINTS else None
+        bridge = self._bridge if serving.mode == wire.ServingMode.CHECKPOINTS else None
         is_new = file.pooled is None and self.config.cluster is None  # no other node can have it
-        if pool and is_new and self._brief.has(file.path):
+        if bridge and is_new and self._brief.has(file.path):
             serving = by_page_tables(client, Coarse.BRIEF)
-        elif pool:
-            fds, told = pool_bridge.accept(self, pool, client, a, file)
+        elif bridge:
+            fds, told = bridge.accept(client, file)
             if fds:
                 serving = Serving(wire.ServingMode.POOL, told)
             elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
@@ -509,8 +511,8 @@ class Coordinator:
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
-        if self.pool is not None:
-            pool_bridge.take_events(self, self.pool)
+        if self._bridge is not None:
+            self._bridge.take_events()
 
     def _mapped(self, region: Region, start: int, end: int, at_ns: int) -> None:
         """A scan has found pages that are mapped between two places, and booked each of them."""
@@ -601,8 +603,8 @@ class Coordinator:
 
     def plan_evictions(self) -> None:
         """Have blocks ready to leave the pool, if there is one."""
-        if self.pool is not None:
-            pool_bridge.plan_evictions(self, self.pool)
+        if self._bridge is not None:
+            self._bridge.plan_evictions(self.clock.now_ns(), self.known_orders, self.next_shard)
 
     def refresh_all(self) -> None:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
