@@ -3,7 +3,9 @@
 
 What whoever maintains it has to keep in mind: circles of imports (those for types included),
 classes with many fields, attributes that others plug in after construction, class names borne
-twice, long decisions, and numbers that decide what is read (docs/architecture.md).
+twice, long decisions, and numbers that decide what is read (docs/architecture.md). A number is one
+that a statement at the top of a module gives a name in capitals; one of a unit (base/units.py) does
+not decide, nor do names that are only told apart (_enumerates()).
 """
 
 from __future__ import annotations
@@ -151,6 +153,12 @@ def complexity(function: Function) -> int:
     return ways
 
 
+def _enumerates(names: list[str], values: list[object]) -> bool:
+    """Whether a statement numbers things, or gives each a bit: 0, 1, 2 or 1, 2, 4."""
+    counted, bits = list(range(len(names))), [1 << k for k in range(len(names))]
+    return len(names) > 2 and values in (counted, bits)
+
+
 def numbers(module: Module) -> Iterator[tuple[str, bool]]:
     """Constants that are numbers: (name, whether a comment of its own says what it is for)."""
     for node in module.tree.body:
@@ -160,7 +168,7 @@ def numbers(module: Module) -> Iterator[tuple[str, bool]]:
         names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
         values = [n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)]
         kinds = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Tuple)
-        if not isinstance(node.value, kinds) or not values:
+        if not isinstance(node.value, kinds) or not values or _enumerates(names, values):
             continue
         if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
             continue
@@ -170,6 +178,14 @@ def numbers(module: Module) -> Iterator[tuple[str, bool]]:
         for name in names:
             if _CONSTANT.fullmatch(name):
                 yield name, said
+
+
+def deciding(all_: list[Module]) -> Iterator[tuple[Module, str, bool]]:
+    """Those that decide what is read, and when: (module, name, see numbers())."""
+    for module in all_:
+        if module.name.split(".")[1:2] and module.name.split(".")[1] in DECIDING:
+            for name, said in numbers(module):
+                yield module, name, said
 
 
 def count(checkout: Path) -> dict[str, str]:
@@ -186,12 +202,7 @@ def count(checkout: Path) -> dict[str, str]:
         for node in ast.walk(module.tree):
             if isinstance(node, Function):
                 ways[f"{module.name}.{node.name}"] = complexity(node)
-    deciding = [
-        one
-        for module in all_
-        if module.name.split(".")[1:2] and module.name.split(".")[1] in DECIDING
-        for one in numbers(module)
-    ]
+    found = list(deciding(all_))
     return {
         "files; lines": f"{len(all_)}; {sum(len(module.lines) for module in all_):,}",
         "circles of imports": f"{len(around)} ({', '.join(sizes) or '-'})",
@@ -202,8 +213,8 @@ def count(checkout: Path) -> dict[str, str]:
         f"functions above {COMPLEXITY_MOST} ways": str(
             sum(n > COMPLEXITY_MOST for n in ways.values())
         ),
-        "numbers that decide": str(len(deciding)),
-        "... with a comment of their own": str(sum(said for _, said in deciding)),
+        "numbers that decide": str(len(found)),
+        "... with a comment of their own": str(sum(said for *_, said in found)),
         "all numbers": str(sum(len(list(numbers(module))) for module in all_)),
     }
 

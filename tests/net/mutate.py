@@ -1,59 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which thresholds of the predictors does the net hold? `python -m tests.net.mutate [NAME...]`
+"""Which numbers that decide are held? `python -m tests.net.mutate [NAME...] [--write]`
 
-Each constant of predict/ is doubled, then halved, and the drawn scenarios and the tapes are played
-until a decision differs. A constant that nothing holds is printed, and status is 1; NAME: those
-only.
+Each number that tools/house.py counts is doubled, then halved: the drawn scenarios and the tapes
+are played until a decision differs, and where none does the unit tests of its package run until
+one fails. A number that nothing holds is printed so, and status is 1. NAME: those only, numbers
+(``SHY``, ``predict.price.SHY``) or modules (``predict.price``). --write: docs/constants.md says it
+from now on.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import importlib
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.net import drawn, seams, tape
 from tests.net.replay import compare, replay
+from tools import house
 
-PACKAGE = Path(__file__).resolve().parents[2] / "uffdprefetch"
-#: What decides, by the rule that it asks nobody (docs/architecture.md).
-PREDICTORS = [
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    for path in sorted((PACKAGE / "predict").rglob("*.py"))
-    if path.name != "__init__.py"
-]
-
-
-#: Bounds of memory and of what arithmetic holds: no decision hangs on them before a file is larger
-#: than any that can be played.
-BOUNDS = {
-    "PIECES_MAX", "_PAIRS", "_BLOCKS_MAX", "_TOTAL_MAX", "STRAYS_MAX", "EMPTY_MAX", "_OCTAVES",
-    "BINS", "_LARGE", "_CERTAIN", "_LITTLE",
-}  # fmt: skip
-#: Names of states, not numbers; and what another number is made of when the module is imported.
-STATES = {"_NEW", "_TOUCHED", "_READ", "TOUCHED", "ASKED", "USED", "LOST", "MEMORY"}
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "docs" / "constants.md"
+#: For a run of unit tests: which number is another, MODULE.NAME=FACTOR.
+MUTANT = "UFFDPREFETCH_TEST_MUTANT"
+FACTORS = (2, 0.5)
+NOTHING = "nothing"
 
 
-def constants(module_name: str) -> Iterator[str]:
-    """The numbers that a module gives names at its top."""
-    module = importlib.import_module(f"uffdprefetch.{module_name}")
-    with open(str(module.__file__), encoding="utf-8") as source:
-        tree = ast.parse(source.read())
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
-            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
-                value = getattr(module, one.id, None) if isinstance(one, ast.Name) else None
-                if (
-                    type(value) in (int, float)
-                    and value
-                    and one.id not in BOUNDS | STATES | {"MIB", "MS"}
-                ):
-                    yield one.id  # type: ignore[union-attr]
+def constants() -> Iterator[tuple[str, str]]:
+    """(module, name) of each number that can be doubled: 0 is none."""
+    for module, name, _ in house.deciding(house.modules(ROOT)):
+        short = module.name.partition(".")[2]
+        value = getattr(importlib.import_module(module.name), name)
+        if type(value) in (int, float) and value:
+            yield short, name
 
 
 @contextlib.contextmanager
@@ -70,21 +55,28 @@ def mutated(module_name: str, constant: str, factor: float) -> Iterator[None]:
         yield
 
 
+def pytest_configure() -> None:
+    """As a plugin of pytest: one number is another before anybody imports it."""
+    where, _, factor = os.environ[MUTANT].partition("=")
+    module_name, _, constant = where.rpartition(".")
+    mutated(module_name, constant, float(factor)).__enter__()
+
+
+def scenarios(module_name: str) -> list[str]:
+    """The drawn ones that ask a module; beside predict/ that is the simulated service."""
+    package, _, rest = module_name.partition(".")
+    return drawn.BY_MODULE.get(rest.split(".")[0], []) if package == "predict" else ["replayed"]
+
+
 def caught(module_name: str, constant: str, names: list[str]) -> str | None:
     """The first scenario or tape that tells a mutant from the original; None: none does."""
-    for factor in (2, 0.5):
-        for name in drawn.BY_MODULE.get(module_name.split(".")[1], []):
+    slow = [name for name in scenarios(module_name) if name == "replayed"]
+    quick = [name for name in scenarios(module_name) if name != "replayed"]
+    for name in (*quick, *names, *slow):
+        for factor in FACTORS:
             with mutated(module_name, constant, factor):
                 try:
-                    if drawn.differs(name) is not None:
-                        return name
-                except Exception as error:  # a mutant may do anything
-                    return f"{name} ({type(error).__name__})"
-    for name in names:
-        for factor in (2, 0.5):
-            with mutated(module_name, constant, factor):
-                try:
-                    differs = compare(name, replay(name))
+                    differs = compare(name, replay(name)) if name in names else drawn.differs(name)
                 except Exception as error:  # a mutant may do anything
                     return f"{name} ({type(error).__name__})"
                 if differs is not None:
@@ -92,26 +84,58 @@ def caught(module_name: str, constant: str, names: list[str]) -> str | None:
     return None
 
 
+def failed(module_name: str, constant: str) -> str | None:
+    """The first unit test of its package that fails; None: none does."""
+    where = f"tests/unit/{module_name.partition('.')[0]}"
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", __spec__.name, where]
+    for factor in FACTORS:
+        mutant = {MUTANT: f"{module_name}.{constant}={factor}"}
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **mutant}
+        )
+        if done.returncode:
+            found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+)", done.stdout, re.MULTILINE)
+            return found[1].partition("[")[0] if found else "its unit tests"
+    return None
+
+
+def record(found: dict[tuple[str, str], str]) -> None:
+    """In docs/constants.md, below what people say there: what was found, and of the others that
+    are still there what was found before."""
+    said, _, table = RECORD.read_text().partition("\n| module")
+    row = re.compile(r"\| `(.*?)` \| `(.*?)` \| (.*?) \|")
+    before = {(module, name): by for module, name, by in row.findall(table)}
+    rows = ["| module | number | held by |", "|---|---|---|"]
+    for one in constants():
+        rows.append(
+            f"| `{one[0]}` | `{one[1]}` | {found.get(one) or before.get(one, 'not asked')} |"
+        )
+    RECORD.write_text("\n".join([said.rstrip(), "", *rows, ""]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="of constants; all of them")
-    wanted = parser.parse_args().names
+    parser.add_argument("names", nargs="*", help="of numbers or modules; all of them")
+    parser.add_argument("--write", action="store_true", help="record it in docs/constants.md")
+    args = parser.parse_args()
     for name in seams.MODULES:
         importlib.import_module(f"uffdprefetch.{name}")
-    alive, total = 0, 0
     # the tapes of the most decisions first: they tell most mutants
     tapes = sorted(tape.scenarios(), key=lambda n: -(tape.TAPES / f"{n}.tape.gz").stat().st_size)
     tapes.sort(key=lambda n: n in ("pool-hook", "shuffled-plan"))  # ... but the slow ones last
-    for module_name in PREDICTORS:
-        for constant in constants(module_name):
-            if wanted and constant not in wanted:
-                continue
-            total += 1
-            by = caught(module_name, constant, tapes)
-            alive += by is None
-            print(f"{module_name}.{constant}: {by or 'NOTHING'}", flush=True)
-    print(f"{alive} of {total} are held by no tape")
-    return alive > 0
+    found: dict[tuple[str, str], str] = {}
+    for module_name, constant in constants():
+        full = f"{module_name}.{constant}"
+        if args.names and not {module_name, constant, full} & set(args.names):
+            continue
+        by = caught(module_name, constant, tapes) or failed(module_name, constant) or NOTHING
+        found[module_name, constant] = by
+        print(f"{full}: {by}", flush=True)
+        if args.write:
+            record(found)
+    answers = list(found.values())
+    print(f"{answers.count(NOTHING)} of {len(answers)} are held by nothing")
+    return NOTHING in answers
 
 
 if __name__ == "__main__":

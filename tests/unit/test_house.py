@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: What it is for.
 LIMIT = 7
 OTHER = 1.5 * 3
+NEW, SEEN, READ = 0, 1, 2
+SOME, OTHERS, LAST = 1, 2, 4
 NAME = "no number"
 class Reader:
     when: "Callable[[], int] | None" = None
@@ -55,5 +57,6 @@ def test_what_is_counted(counted: dict[str, str]) -> None:
     assert counted["hooks that others plug in"] == "1"
     assert counted["class names borne twice"] == "1"
     assert counted["functions above 25 ways"] == "1"
-    assert counted["numbers that decide"] == "2" and counted["all numbers"] == "2"
+    decide = counted["numbers that decide"], counted["all numbers"]
+    assert decide == ("2", "2"), "names that are only told apart are none"
     assert counted["... with a comment of their own"] == "1"

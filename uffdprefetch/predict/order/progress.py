@@ -61,10 +61,9 @@ READING = 64
 #: Places that no single touch explains.
 SEVERAL = 2
 
-# What is known of a unit:
-_NEW = 0  # nothing
-_TOUCHED = 1  # its pages were touched, perhaps for another one
-_READ = 2  # a reader was there
+#: What is known of a unit: nothing; its pages were touched, perhaps for another one; a reader was
+#: there.
+_NEW, _TOUCHED, _READ = 0, 1, 2
 
 
 class OrderPosition(NamedTuple):
