@@ -13,10 +13,9 @@ from planned_readers import SIZE, Notes, order
 from walked_orders import PAGE
 
 from tests.support.untold_cache import UNTOLD
-from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.clock import MS, Clock
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.readers.known_order import KnownOrders
-from uffdprefetch.readers.order_sources import MS
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, reader_of
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uffdprefetch.base.file_systems import PREAD, PROBE, READAHEAD, known
+from uffdprefetch.base.units import KIB, MIB
 
-KIB, MIB = 1 << 10, 1 << 20
 #: Largest request: the scheduler's extents are no longer.
 CHUNK_MAX_BYTES = 4 * MIB
 #: VM_READAHEAD_PAGES (include/linux/pagemap.h): what a readahead(2) always brings where it works.

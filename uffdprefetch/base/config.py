@@ -12,15 +12,13 @@ import zlib
 from uffdprefetch.base import jsontext
 from uffdprefetch.base.errors import usage_error
 from uffdprefetch.base.record import field, record
-from uffdprefetch.base.units import format_size_exact
+from uffdprefetch.base.units import MIB, PAGE_BYTES, format_size_exact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-MIB = 1 << 20
-PAGE_BYTES = 4096
 ENGINES = ("cache", "pool", "off")
 EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")

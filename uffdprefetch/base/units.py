@@ -13,6 +13,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+#: The smallest page of what this runs on.
+PAGE_BYTES = 4096
+
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PREFIXES = "kmgtp"
 #: The largest off_t; more is a typing error.

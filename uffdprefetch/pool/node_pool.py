@@ -18,7 +18,7 @@ import numpy.typing as npt
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.base.units import parse_size
+from uffdprefetch.base.units import MIB, parse_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.pool import workingset
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from uffdprefetch.native.memory import Pressure
     from uffdprefetch.readers.known_order import PlannedReader
 
-MIB = 1 << 20
 #: Fill threads.
 THREADS = 16
 #: Fill threads where memory is short: two for demand alone, and two.

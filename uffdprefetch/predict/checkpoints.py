@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from uffdprefetch.base.config import SPACING_BYTES
+from uffdprefetch.base.units import MIB
 
-MIB = 1 << 20
 #: The grid where none is chosen, and what a window moves by.
 DISTANCE_MIN_BYTES = 4 * MIB
 #: The first bytes of any format are a header that every access reads: never a checkpoint there.

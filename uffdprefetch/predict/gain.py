@@ -23,9 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from uffdprefetch.base.units import PAGE_BYTES
+
 #: The unit of the books: what one fault maps of the page cache (state/files.py).
 BLOCK_BYTES = 65536
-PAGE_BYTES = 4096
 
 
 #: Of looks at a reader that goes back by slices one in so many finds a gap at the least.

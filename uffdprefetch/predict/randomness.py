@@ -18,9 +18,9 @@ from itertools import pairwise, starmap
 from math import comb, log2
 from operator import mul
 
+from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.sequences import longest_monotone_length
 
-MIB = 1 << 20
 #: Window of touches that is judged. JUMPS_RANDOM jumps among them make a reader random (a record of
 #: 192 KiB is one jump and up to three touches in order), JUMPS_ORDERLY in the later half end it.
 TOUCHES = 64

@@ -14,9 +14,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.rate import Feedback, Rate
 
-MIB = 1 << 20
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
 #: ranks' records, smaller than the distance between two readers of one process.
 REACH_BYTES = 32 * MIB

@@ -18,12 +18,12 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import Ranges, covered, union
+from uffdprefetch.base.units import PAGE_BYTES
 
 if TYPE_CHECKING:
     from uffdprefetch.formats.index import RecordIndex
 
 
-PAGE_BYTES = 4096
 #: What the kernel maps around a fault (fault_around_bytes in mm/memory.c).
 AROUND_BYTES = 64 << 10
 #: Periods that a sequence must have been seen for. More where records are so small that neighbours

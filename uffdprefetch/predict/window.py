@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.streams import Stream
 
-MIB = 1 << 20
 #: Never less ahead of a known order than this: two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from uffdprefetch.base.units import format_size
+from uffdprefetch.base.units import PAGE_BYTES, format_size
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
@@ -55,7 +55,6 @@ from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
 
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
-PAGE_BYTES = 4 << 10
 #: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
 UNKNOWN = Link(bandwidth=SLOW_BYTES_PER_SECOND, latency=1e-3)
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.

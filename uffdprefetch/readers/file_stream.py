@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
@@ -26,7 +28,6 @@ from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, busy_bytes
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
 
-MIB, MS = 1 << 20, 1_000_000
 #: Bytes asked for at once, and the backlog below which more is asked for. What is under way is the
 #: scheduler's.
 PIECE_BYTES = 32 * MIB

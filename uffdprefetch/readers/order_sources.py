@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("uffdprefetch.serve")
 
-MS = 1_000_000
 #: Interval at which a job's own progress is read.
 LOOK_NS = 10 * MS
 #: What could not be told is asked again after this, some times, and after twice as much each time.

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
-from uffdprefetch.readers.file_stream import MEMORY_NS, MS, FileStream, Room, Stage
+from uffdprefetch.readers.file_stream import MEMORY_NS, FileStream, Room, Stage
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region

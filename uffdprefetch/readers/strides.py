@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.predict.stride import Seen
     from uffdprefetch.readers.stride_order import StridedReader
 
-MS = 1_000_000
 #: --policy auto: how far a walk must have skipped. To ask for an index starts the helper
 #: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
 #: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.

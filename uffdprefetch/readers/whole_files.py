@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uffdprefetch.base.units import format_size
+from uffdprefetch.base.clock import MS
+from uffdprefetch.base.units import MIB, format_size
 from uffdprefetch.predict.fronts import BLOCK_BYTES, FileFronts
 from uffdprefetch.predict.price import MISS_BYTES, PIECE_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
     GONE_NS,
     MEMORY_NS,
-    MIB,
-    MS,
     FileStream,
     Room,
     Stage,

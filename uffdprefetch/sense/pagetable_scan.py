@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
@@ -15,7 +15,6 @@ from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.placement import CheckpointPlacer
 
-MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely: a reader that begins late is
 #: seen late by one part in LOOKS_WHILE_QUIET of how long it has waited.
 LOOK_FIRST_NS = 2 * MS

@@ -9,7 +9,8 @@ behind what is under way, hence the bound in seconds.
 
 from __future__ import annotations
 
-MIB = 1 << 20
+from uffdprefetch.base.units import MIB
+
 MIN_BYTES = 4 * MIB
 MAX_BYTES = 64 * MIB
 #: Never more under way than storage brings in this time.

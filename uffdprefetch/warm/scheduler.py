@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.cache_call import corrected, probed
 from uffdprefetch.base.file_systems import cells
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.state.files import FileState
@@ -28,7 +29,6 @@ from uffdprefetch.warm.meter import Meter
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
 
-MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
 #: readahead(2) works, half of that: a demand miss waits behind what is under way. (Of what yields
 #: only a window is.)

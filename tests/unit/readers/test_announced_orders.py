@@ -20,10 +20,11 @@ from asked_orders import Job, only
 from conftest import warnings_fail
 from planned_readers import SIZE, place, reads
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.job.channel import ENDED, SCHEMA
 from uffdprefetch.orders.announcement import AnnounceError
 from uffdprefetch.readers import order_sources
-from uffdprefetch.readers.order_sources import AGAIN_NS, AGAIN_TIMES, LOOK_NS, MS, Announcements
+from uffdprefetch.readers.order_sources import AGAIN_NS, AGAIN_TIMES, LOOK_NS, Announcements
 
 pytestmark = warnings_fail
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-MIB = 1 << 20
+from uffdprefetch.base.units import MIB
+
 #: One range of what was handed out is watched for each of these bytes of the order, ...
 SAMPLE_BYTES = 256 << 10
 #: ... and so many are judged together: those of 64 MiB, what a wrong order may cost.

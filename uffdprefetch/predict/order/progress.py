@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.rate import Rate
 from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-MIB = 1 << 20
 #: A touch this far ahead of the foremost one (or of what was handed out) is the reader's, and the
 #: position may follow. A stray one can skip no more.
 NEAR_BYTES = 16 * MIB

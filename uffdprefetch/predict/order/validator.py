@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 
-MIB = 1 << 20
 #: Records judged at a time; fewer than half of them expected: wrong.
 JUDGED = 32
 #: A touch within this many units after a recently judged one is a worker going on in its batch.
