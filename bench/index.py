@@ -37,7 +37,7 @@ def one(path: str, wanted: str, record_bytes: int, latency_seconds: float, threa
     """Index one file and print its cost as JSON; runs in the child."""
     from uffdprefetch.formats import arrow, cache, reader, tfrecord
     from uffdprefetch.formats.detect import load, read_index
-    from uffdprefetch.formats.index import Options
+    from uffdprefetch.formats.index import FormatOptions
 
     load(wanted)
     if wanted == "arrow":
@@ -59,7 +59,7 @@ def one(path: str, wanted: str, record_bytes: int, latency_seconds: float, threa
                 time.sleep(latency_seconds)
             return super().read(offset, length)
 
-    options = Options(record_bytes if wanted == "raw" else None)
+    options = FormatOptions(record_bytes if wanted == "raw" else None)
     before = memory_bytes("VmRSS")
     with Counting(path) as file:
         began = time.perf_counter()

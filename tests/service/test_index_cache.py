@@ -23,7 +23,7 @@ from uffdprefetch import __version__
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import cache, stored
 from uffdprefetch.formats.detect import open_index
-from uffdprefetch.formats.index import Options, RecordIndex, describe
+from uffdprefetch.formats.index import FormatOptions, RecordIndex, describe
 from uffdprefetch.formats.reader import FormatError
 
 LONG_AGO_NS = 1_500_000_000_000_000_000
@@ -114,7 +114,7 @@ def test_what_was_made_of_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     cache.open_cached(file, environ=environ)
-    wanted, options = None, Options()
+    wanted, options = None, FormatOptions()
     if change == "mtime":
         os.utime(file, ns=(LONG_AGO_NS, LONG_AGO_NS + 1))
     elif change == "size":
@@ -124,7 +124,7 @@ def test_what_was_made_of_something_else_is_not_used(
     elif change == "another file":
         os.rename(make(file.with_name("b"), 1), file)
     elif change == "options":
-        options = Options(record_bytes=10)
+        options = FormatOptions(record_bytes=10)
     elif change == "format":
         wanted = "tfrecord"
     else:
@@ -152,7 +152,7 @@ def test_to_verify_is_to_read(file: Path, environ: dict[str, str]) -> None:
     file.write_bytes(data)
     os.utime(file, ns=(LONG_AGO_NS, LONG_AGO_NS))
     with pytest.raises(FormatError, match="wrong CRC of data"):
-        cache.open_cached(file, options=Options(verify=True), environ=environ)
+        cache.open_cached(file, options=FormatOptions(verify=True), environ=environ)
 
 
 def test_what_is_wrong_with_the_file_is_told(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -217,7 +217,7 @@ def test_a_bad_file_is_made_anew(
 def test_no_changed_byte_of_the_header_is_believed(file: Path, environ: dict[str, str]) -> None:
     cache.open_cached(file, environ=environ)
     (path,) = kept(environ)
-    key = cache._key(_stamp(file), None, Options())
+    key = cache._key(_stamp(file), None, FormatOptions())
     good = path.read_bytes()
     assert stored.read(str(path), key) is not None
     header_bytes = int.from_bytes(good[8:16], sys.byteorder)
@@ -367,7 +367,7 @@ def test_short_writes_are_continued(
     cache.open_cached(file, environ=environ)
     monkeypatch.undo()
     (path,) = kept(environ)
-    found = stored.read(str(path), cache._key(_stamp(file), None, Options()))
+    found = stored.read(str(path), cache._key(_stamp(file), None, FormatOptions()))
     assert found is not None and same(found, open_index(file))
 
 

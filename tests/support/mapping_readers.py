@@ -11,7 +11,7 @@ import numpy as np
 
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.keys import Keys
-from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 from uffdprefetch.job.channel import packed
 from uffdprefetch.orders.mapping import KeyList
 
@@ -46,7 +46,7 @@ def lmdb_index(records: Sequence[tuple[bytes, int]]) -> RecordIndex:
         start[record] = at
         at += int(size[record])
     end = -(-at // PAGE) * PAGE
-    places = Places(one_part(len(order)), [Listed(start, size.astype(np.uint32))])
+    places = RecordPlaces(one_part(len(order)), [Listed(start, size.astype(np.uint32))])
     return RecordIndex("lmdb", end, places, keys_of([records[i][0] for i in order]))
 
 
@@ -54,7 +54,7 @@ def plain_index(sizes: Sequence[int]) -> RecordIndex:
     """Records without keys, one after the other."""
     length = np.array(sizes, np.int64)
     start = np.cumsum(length) - length
-    places = Places(one_part(len(length)), [Listed(start, length.astype(np.uint32))])
+    places = RecordPlaces(one_part(len(length)), [Listed(start, length.astype(np.uint32))])
     return RecordIndex("raw", int(length.sum()), places)
 
 

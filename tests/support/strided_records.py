@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = 4 * KIB
@@ -28,7 +28,7 @@ def index_of(sizes: Iterable[int]) -> RecordIndex:
         lengths.append(size)
         at += -(-(size + 16) // PAGE) * PAGE
     column = Listed(np.array(starts, np.int64), np.array(lengths, np.uint32))
-    return RecordIndex("lmdb", at, Places(one_part(len(starts)), [column]))
+    return RecordIndex("lmdb", at, RecordPlaces(one_part(len(starts)), [column]))
 
 
 def uneven(count: int, seed: int = 0) -> list[int]:

@@ -52,11 +52,11 @@ class Command:
         record_bytes, header_bytes = _sizes(args.record_size, args.header_size)
         key = None if args.key is None else _key(args.key)
         from uffdprefetch.formats.detect import data_file, open_index
-        from uffdprefetch.formats.index import Options
+        from uffdprefetch.formats.index import FormatOptions
         from uffdprefetch.report import index as report
 
         began = time.perf_counter()
-        options = Options(record_bytes, header_bytes, args.verify)
+        options = FormatOptions(record_bytes, header_bytes, args.verify)
         index = open_index(args.file, args.format, options)
         seconds = time.perf_counter() - began
         name = data_file(args.file)

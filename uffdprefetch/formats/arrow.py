@@ -21,14 +21,21 @@ from uffdprefetch.formats.arrow_layout import (
     PIECES_MAX,
     BatchTraversal,
     Filled,
-    Node,
     Slot,
+    TypeLayout,
     slots,
     units,
 )
-from uffdprefetch.formats.arrow_messages import Batch, Message, Table
-from uffdprefetch.formats.index import Options, RecordIndex
-from uffdprefetch.formats.places import Column, Listed, Parts, Places, Stride, small_lengths
+from uffdprefetch.formats.arrow_messages import ArrowMessage, FlatTable, RecordBatch
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
+from uffdprefetch.formats.places import (
+    Column,
+    Listed,
+    Parts,
+    RecordPlaces,
+    Strided,
+    small_lengths,
+)
 from uffdprefetch.formats.reader import THREADS, Array, FormatError, RangeReader
 
 #: pyarrow's own limit of nesting (ipc::kMaxNestingDepth).
@@ -50,7 +57,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def node_of(kind: Any, depth: int = 0) -> Node | None:
+def layout_of(kind: Any, depth: int = 0) -> TypeLayout | None:
     """The buffers of a pyarrow.DataType; None: a type whose layout is not supported.
 
     Raises ValueError beyond _DEPTH_MAX.
@@ -61,40 +68,40 @@ def node_of(kind: Any, depth: int = 0) -> Node | None:
     while hasattr(kind, "storage_type"):  # an extension
         kind = kind.storage_type
     if types.is_null(kind):
-        return Node("null")
+        return TypeLayout("null")
     if types.is_dictionary(kind):
-        return Node("fixed", kind.index_type.bit_width)
+        return TypeLayout("fixed", kind.index_type.bit_width)
     if types.is_binary(kind) or types.is_string(kind):
-        return Node("binary", 32)
+        return TypeLayout("binary", 32)
     if types.is_large_binary(kind) or types.is_large_string(kind):
-        return Node("binary", 64)
+        return TypeLayout("binary", 64)
     if types.is_struct(kind):
-        below = [node_of(kind.field(i).type, depth + 1) for i in range(kind.num_fields)]
+        below = [layout_of(kind.field(i).type, depth + 1) for i in range(kind.num_fields)]
         children = tuple(node for node in below if node is not None)
-        return Node("struct", children=children) if len(children) == len(below) else None
+        return TypeLayout("struct", children=children) if len(children) == len(below) else None
     if types.is_map(kind):
-        pair = [node_of(part, depth + 2) for part in (kind.key_type, kind.item_type)]
+        pair = [layout_of(part, depth + 2) for part in (kind.key_type, kind.item_type)]
         children = tuple(node for node in pair if node is not None)
-        entries = Node("struct", children=children)
-        return Node("list", 32, children=(entries,)) if len(children) == 2 else None
+        entries = TypeLayout("struct", children=children)
+        return TypeLayout("list", 32, children=(entries,)) if len(children) == 2 else None
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        child = node_of(kind.value_type, depth + 1)
+        child = layout_of(kind.value_type, depth + 1)
         if child is None:
             return None
         if types.is_fixed_size_list(kind):
             if kind.list_size < 0:
                 raise ValueError(f"lists of {kind.list_size} elements")
-            return Node("fixed_list", each=kind.list_size, children=(child,))
-        return Node("list", 64 if types.is_large_list(kind) else 32, children=(child,))
+            return TypeLayout("fixed_list", each=kind.list_size, children=(child,))
+        return TypeLayout("list", 64 if types.is_large_list(kind) else 32, children=(child,))
     fixed = types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
     if fixed or types.is_interval(kind):
         if kind.bit_width < 0:
             raise ValueError(f"values of {kind.bit_width} bits")
-        return Node("fixed", kind.bit_width)
+        return TypeLayout("fixed", kind.bit_width)
     return None  # unions, run-end encoded, views
 
 
-def _schema(message: Message) -> tuple[list[str], tuple[Node, ...] | None]:
+def _schema(message: ArrowMessage) -> tuple[list[str], tuple[TypeLayout, ...] | None]:
     """The columns' names and types; None: of some column the rows are in no order that is known.
 
     Raises FormatError.
@@ -103,7 +110,7 @@ def _schema(message: Message) -> tuple[list[str], tuple[Node, ...] | None]:
     packed = struct.pack("<Ii", 0xFFFFFFFF, len(message.metadata)) + message.metadata
     try:
         schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(packed))
-        found = [node_of(field.type) for field in schema]
+        found = [layout_of(field.type) for field in schema]
         names = list(schema.names)
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         detail = " ".join(str(error).split())[:80]
@@ -115,8 +122,8 @@ def _schema(message: Message) -> tuple[list[str], tuple[Node, ...] | None]:
 # ---- batches ------------------------------------------------------------------------------------
 
 
-def _of_file(reader: RangeReader, pool: ThreadPoolExecutor) -> list[Batch]:
-    def read(block: Any) -> Batch:
+def _of_file(reader: RangeReader, pool: ThreadPoolExecutor) -> list[RecordBatch]:
+    def read(block: Any) -> RecordBatch:
         at = int(block["offset"])
         end = at + int(block["metadata_bytes"]) + int(block["body_bytes"])
         message = messages.read_message(reader, at, end)
@@ -127,7 +134,7 @@ def _of_file(reader: RangeReader, pool: ThreadPoolExecutor) -> list[Batch]:
     return list(pool.map(read, messages.file_blocks(reader)))
 
 
-def _of_stream(reader: RangeReader, at: int) -> list[Batch]:
+def _of_stream(reader: RangeReader, at: int) -> list[RecordBatch]:
     found = []
     for message in messages.stream_messages(reader, at):
         if message.kind == messages.RECORD_BATCH:
@@ -138,12 +145,12 @@ def _of_stream(reader: RangeReader, at: int) -> list[Batch]:
 
 
 def _fill(
-    reader: RangeReader, batches: Sequence[Batch], columns: tuple[Node, ...],
+    reader: RangeReader, batches: Sequence[RecordBatch], columns: tuple[TypeLayout, ...],
     pool: ThreadPoolExecutor,
 ) -> list[list[Filled] | None]:  # fmt: skip
     """Each batch's values of the slots; None: it is compressed."""
 
-    def fill_batch(batch: Batch) -> list[Filled] | None:
+    def fill_batch(batch: RecordBatch) -> list[Filled] | None:
         if batch.codec is not None:
             return None
         return BatchTraversal(batch, lambda at, n: messages.read_whole(reader, at, n)).fill(columns)
@@ -152,9 +159,9 @@ def _fill(
 
 
 def _places(
-    batches: Sequence[Batch], filled: Sequence[list[Filled] | None], shape: Sequence[Slot],
+    batches: Sequence[RecordBatch], filled: Sequence[list[Filled] | None], shape: Sequence[Slot],
     groups: Sequence[int],
-) -> tuple[Places, list[int]]:  # fmt: skip
+) -> tuple[RecordPlaces, list[int]]:  # fmt: skip
     """All batches' pieces, and which of ``groups``, numbers of the slots, those of a column are of.
     The whole body of a batch without values is every row's, and of a group of its own."""
     rows: Array = np.array([batch.rows for batch in batches], np.int64)
@@ -167,7 +174,7 @@ def _places(
             base: Array = np.array([-1 if one is None else one for one in mine], np.int64)
             if (base >= 0).any():
                 extra: Array = np.full(len(base), slot.extra_bytes, np.int64)
-                columns.append(Stride(slot.bits, base, extra))
+                columns.append(Strided(slot.bits, base, extra))
                 group_of.append(groups[number])
         else:
             column = _listed(mine, rows)
@@ -179,9 +186,9 @@ def _places(
         body = np.array(
             [(one.message.body_at, one.message.body_bytes) for one in batches], np.int64
         )
-        columns.append(Stride(0, np.where(whole, body[:, 0], -1), body[:, 1]))
+        columns.append(Strided(0, np.where(whole, body[:, 0], -1), body[:, 1]))
         group_of.append(-1)
-    return Places(parts, columns), group_of
+    return RecordPlaces(parts, columns), group_of
 
 
 def _listed(filled: Sequence[Any], rows: Array) -> Listed:
@@ -195,7 +202,7 @@ def _listed(filled: Sequence[Any], rows: Array) -> Listed:
     return Listed(starts, small_lengths(lengths))
 
 
-def _check_size(batches: Sequence[Batch], shape: Sequence[Slot]) -> None:
+def _check_size(batches: Sequence[RecordBatch], shape: Sequence[Slot]) -> None:
     """Raises FormatError when the index would be too large: columns may have no bytes a row."""
     each = 1 + sum(slot.bits < 0 for slot in shape)
     rows = 0
@@ -216,12 +223,12 @@ class Arrow:
             return False
         (length,) = struct.unpack_from("<i", head, 4)
         try:
-            message = Table(head[8 : 8 + max(length, 0)], 8)
+            message = FlatTable(head[8 : 8 + max(length, 0)], 8)
             return message.number(1, "<B") == messages.SCHEMA and length <= size_bytes - 8
         except FormatError:
             return False
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         is_file = reader.read(0, 8) == messages.FILE_MAGIC + b"\0\0"
         first = messages.read_schema_message(reader, messages.FILE_BEGINS if is_file else 0)
         names, columns = _schema(first)

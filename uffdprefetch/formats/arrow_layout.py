@@ -2,7 +2,7 @@
 """Which bytes of a record batch's buffers belong to which row. A type is known by its buffers.
 
 arrow.apache.org/docs/format/Columnar.html, "Physical Memory Layout". The rows of a buffer have
-fixed strides (Stride) unless a list's or string's offsets say otherwise (Listed). A slot is one
+fixed strides (Strided) unless a list's or string's offsets say otherwise (Listed). A slot is one
 such column of pieces; every batch has the same slots.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uffdprefetch.formats.arrow_messages import Batch
+from uffdprefetch.formats.arrow_messages import RecordBatch
 from uffdprefetch.formats.reader import Array, FormatError
 
 #: Rows times columns of a file: bounds the index's memory (12 bytes each).
@@ -24,18 +24,18 @@ ELEMENTS_MAX = 1 << 48
 
 
 @dataclass(frozen=True)
-class Node:
+class TypeLayout:
     """A type. kind: "null"; "fixed", ``bits`` an element; "binary", with offsets of ``bits``;
     "list", with offsets of ``bits``; "fixed_list" of ``each`` elements; "struct"."""
 
     kind: str
     bits: int = 0
     each: int = 0
-    children: tuple[Node, ...] = ()
+    children: tuple[TypeLayout, ...] = ()
 
 
 class Slot(NamedTuple):
-    """``bits``: of a Stride, -1 for a Listed. ``extra_bytes``: of the Stride."""
+    """``bits``: of a Strided, -1 for a Listed. ``extra_bytes``: of the Strided."""
 
     bits: int
     extra_bytes: int
@@ -44,7 +44,7 @@ class Slot(NamedTuple):
 _LISTED = Slot(-1, 0)
 
 
-def slots(node: Node, each: int | None = 1) -> list[Slot]:
+def slots(node: TypeLayout, each: int | None = 1) -> list[Slot]:
     """The slots of a column with ``each`` elements a row; None: a variable number, of a list."""
     if node.kind == "null":
         return []
@@ -65,7 +65,7 @@ def slots(node: Node, each: int | None = 1) -> list[Slot]:
     return found + [one for child in node.children for one in slots(child, below)]
 
 
-def units(node: Node) -> list[int]:
+def units(node: TypeLayout) -> list[int]:
     """A column's slots in groups: how many belong to each thing that has a place for every row, the
     column or, of a struct, its validity and each field."""
     if node.kind != "struct":
@@ -89,7 +89,7 @@ class Range(NamedTuple):
         return int(self.high[-1]) if self.rows else 0
 
 
-#: A batch's value of a slot: a Stride's base (-1: none), or a Listed's starts and lengths.
+#: A batch's value of a slot: a Strided's base (-1: none), or a Listed's starts and lengths.
 Filled = int | tuple[Array, Array]
 
 
@@ -99,13 +99,13 @@ class BatchTraversal:
     ``read(offset, length)`` gives bytes of the file.
     """
 
-    def __init__(self, batch: Batch, read: Callable[[int, int], bytes]) -> None:
+    def __init__(self, batch: RecordBatch, read: Callable[[int, int], bytes]) -> None:
         self._batch = batch
         self._read = read
         self._nodes: Iterator[int] = iter(batch.nodes["first"].tolist())
         self._buffers = iter(batch.buffers.tolist())
 
-    def fill(self, columns: tuple[Node, ...]) -> list[Filled]:
+    def fill(self, columns: tuple[TypeLayout, ...]) -> list[Filled]:
         """The values of these columns' slots. Raises FormatError."""
         found: list[Filled] = []
         for column in columns:
@@ -123,7 +123,7 @@ class BatchTraversal:
             raise self._wrong("fewer buffers than its schema has") from None
         return self._batch.message.body_at + offset, length
 
-    def _column(self, node: Node, rows: Range) -> list[Filled]:
+    def _column(self, node: TypeLayout, rows: Range) -> list[Filled]:
         length = next(self._nodes, -1)
         if length < rows.end:
             raise self._wrong(f"a column of {length} elements, {rows.end} are needed")

@@ -35,7 +35,7 @@ BLOCK: np.dtype[Any] = np.dtype(
 PAIR: np.dtype[Any] = np.dtype([("first", "<i8"), ("second", "<i8")])
 
 
-class Table:
+class FlatTable:
     """A FlatBuffers table in ``data``, which begins at byte ``where`` of the file."""
 
     def __init__(self, data: bytes, where: int, at: int | None = None) -> None:
@@ -65,9 +65,11 @@ class Table:
         at = self._place(field)
         return 0 if at is None else self._number(how, at)
 
-    def table(self, field: int) -> Table | None:
+    def table(self, field: int) -> FlatTable | None:
         at = self._place(field)
-        return None if at is None else Table(self._data, self._where, at + self._number("<I", at))
+        return (
+            None if at is None else FlatTable(self._data, self._where, at + self._number("<I", at))
+        )
 
     def vector(self, field: int, kind: np.dtype[Any]) -> Array:
         """A vector of structs; empty when absent."""
@@ -82,13 +84,13 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Message:
+class ArrowMessage:
     """A message that begins at byte ``at``: FlatBuffers ``metadata``, then its body."""
 
     at: int
     metadata: bytes
     kind: int
-    header: Table
+    header: FlatTable
     body_at: int
     body_bytes: int
 
@@ -97,7 +99,7 @@ class Message:
         return self.body_at + self.body_bytes
 
 
-def read_message(reader: RangeReader, at: int, end: int) -> Message | None:
+def read_message(reader: RangeReader, at: int, end: int) -> ArrowMessage | None:
     """The message at byte ``at``, which must end before ``end``; None: end of the stream."""
     data = reader.read(at, min(_AT_ONCE_BYTES, end - at))
     if not data or data[:_PREFIX_BYTES] == _CONTINUATION + bytes(4):
@@ -115,7 +117,7 @@ def read_message(reader: RangeReader, at: int, end: int) -> Message | None:
     metadata = data[_PREFIX_BYTES : _PREFIX_BYTES + length]
     if len(metadata) < length:
         metadata += read_whole(reader, begins + len(metadata), length - len(metadata))
-    message = Table(metadata, begins)
+    message = FlatTable(metadata, begins)
     header = message.table(2)
     if header is None:
         raise message.wrong("a message without a header")
@@ -123,7 +125,7 @@ def read_message(reader: RangeReader, at: int, end: int) -> Message | None:
     if not 0 <= body_bytes <= end - begins - length:
         raise FormatError("file cut short", end, f"an Arrow body of {body_bytes} bytes")
     kind = message.number(1, "<B")
-    return Message(at, metadata, kind, header, begins + length, body_bytes)
+    return ArrowMessage(at, metadata, kind, header, begins + length, body_bytes)
 
 
 def read_whole(reader: RangeReader, offset: int, length: int) -> bytes:
@@ -133,7 +135,7 @@ def read_whole(reader: RangeReader, offset: int, length: int) -> bytes:
     return data
 
 
-def read_schema_message(reader: RangeReader, at: int) -> Message:
+def read_schema_message(reader: RangeReader, at: int) -> ArrowMessage:
     """The schema with which a stream begins. Raises FormatError."""
     message = read_message(reader, at, reader.size_bytes)
     if message is None or message.kind != SCHEMA:
@@ -143,7 +145,7 @@ def read_schema_message(reader: RangeReader, at: int) -> Message:
     return message
 
 
-def stream_messages(reader: RangeReader, at: int) -> Iterator[Message]:
+def stream_messages(reader: RangeReader, at: int) -> Iterator[ArrowMessage]:
     """All messages from byte ``at`` to the end of the stream."""
     while message := read_message(reader, at, reader.size_bytes):
         yield message
@@ -164,7 +166,7 @@ def file_blocks(reader: RangeReader) -> Array:
     begins = size_bytes - tail_bytes - length
     if not 0 < length <= METADATA_MAX_BYTES or begins < FILE_BEGINS:
         raise FormatError("impossible Arrow footer", size_bytes - tail_bytes, f"{length} bytes")
-    footer = Table(read_whole(reader, begins, length), begins)
+    footer = FlatTable(read_whole(reader, begins, length), begins)
     blocks = footer.vector(3, BLOCK)
     starts = blocks["offset"]
     lengths: Array = blocks["metadata_bytes"].astype(np.int64)
@@ -181,11 +183,11 @@ def file_blocks(reader: RangeReader) -> Array:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RecordBatch:
     """A record batch: rows, (length, nulls) of each field, (offset in the body, bytes) of each
     buffer; PAIR. ``codec`` is None or the compression's name."""
 
-    message: Message
+    message: ArrowMessage
     rows: int
     nodes: Array
     buffers: Array
@@ -195,7 +197,7 @@ class Batch:
 _CODECS = {0: "lz4", 1: "zstd"}
 
 
-def parse_batch(message: Message) -> Batch:
+def parse_batch(message: ArrowMessage) -> RecordBatch:
     """The record batch of a message. Raises FormatError: a buffer that is not in its body."""
     header = message.header
     rows = header.number(0, "<q")
@@ -209,4 +211,4 @@ def parse_batch(message: Message) -> Batch:
     inside &= np.where(inside, offset, 0) <= message.body_bytes - np.where(inside, length, 0)
     if rows < 0 or (nodes["first"] < 0).any() or not inside.all():
         raise header.wrong("a record batch whose buffers are not in its body")
-    return Batch(message, rows, nodes, buffers, codec)
+    return RecordBatch(message, rows, nodes, buffers, codec)

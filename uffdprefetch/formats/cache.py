@@ -23,7 +23,7 @@ from uffdprefetch.base import rundir
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import stored
 from uffdprefetch.formats.detect import data_file, open_index, read_steady
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.reader import FileReader
 
 DIRECTORY = "index"
@@ -41,7 +41,7 @@ _LOCKS = 64
 def open_cached(
     path: str | os.PathLike[str],
     wanted: str | None = None,
-    options: Options | None = None,
+    options: FormatOptions | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     budget_bytes: int = BUDGET_BYTES,
@@ -51,7 +51,7 @@ def open_cached(
 
     Raises as open_index(). With ``options.verify`` it is read again and not shared.
     """
-    options = options or Options()
+    options = options or FormatOptions()
     if options.verify:
         return open_index(path, wanted, options)
     name = data_file(path)
@@ -76,7 +76,9 @@ def open_cached(
             return index
 
 
-def _key(stamp: tuple[int, int, int, int], wanted: str | None, options: Options) -> dict[str, Any]:
+def _key(
+    stamp: tuple[int, int, int, int], wanted: str | None, options: FormatOptions
+) -> dict[str, Any]:
     device, inode, size_bytes, mtime_ns = stamp
     return {
         "version": __version__,

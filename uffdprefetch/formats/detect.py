@@ -8,7 +8,7 @@ import os
 from typing import Protocol
 
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError, usage_error
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.reader import FileReader, FormatError, RangeReader
 
 
@@ -20,7 +20,7 @@ class Format(Protocol):
         file) is of this format. No false positives: the first match is taken."""
         ...
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         """Index what ``reader`` reads, reading no more than needed, whatever the content.
 
         Raises FormatError with the byte offset of the error; the reader's errors propagate.
@@ -81,7 +81,7 @@ def data_file(path: str | os.PathLike[str]) -> str:
     return inside
 
 
-def choose(reader: RangeReader, name: str, wanted: str | None, options: Options) -> str:
+def choose(reader: RangeReader, name: str, wanted: str | None, options: FormatOptions) -> str:
     """The format's name: ``wanted``, else by the options, else by the file."""
     if options.record_bytes is not None and wanted not in (None, "raw"):
         raise usage_error(f"--record-size is for raw records, not for {wanted}")
@@ -94,14 +94,14 @@ def choose(reader: RangeReader, name: str, wanted: str | None, options: Options)
 
 
 def read_index(
-    reader: RangeReader, name: str, wanted: str | None = None, options: Options | None = None
+    reader: RangeReader, name: str, wanted: str | None = None, options: FormatOptions | None = None
 ) -> RecordIndex:
     """Index what ``reader`` reads; ``name`` is the file's in messages.
 
     Raises FormatError, and UffdPrefetchError (exit 2) when it cannot be read or is of no known
     format.
     """
-    options = options or Options()
+    options = options or FormatOptions()
     try:
         return load(choose(reader, name, wanted, options)).read(reader, options)
     except FormatError as error:
@@ -113,7 +113,7 @@ def read_index(
 
 
 def read_steady(
-    reader: FileReader, name: str, wanted: str | None, options: Options | None
+    reader: FileReader, name: str, wanted: str | None, options: FormatOptions | None
 ) -> RecordIndex:
     """As read_index(); also raises UffdPrefetchError when the file changed meanwhile."""
     before = reader.stamp()
@@ -126,7 +126,7 @@ def read_steady(
 
 
 def open_index(
-    path: str | os.PathLike[str], wanted: str | None = None, options: Options | None = None
+    path: str | os.PathLike[str], wanted: str | None = None, options: FormatOptions | None = None
 ) -> RecordIndex:
     """The index of a record file (or of an LMDB's directory), read now; see read_index().
 

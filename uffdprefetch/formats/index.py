@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.formats.keys import Keys
-from uffdprefetch.formats.places import Pair, Places
+from uffdprefetch.formats.places import Pair, RecordPlaces
 from uffdprefetch.formats.reader import Array
 
 
 @dataclass(frozen=True)
-class Options:
+class FormatOptions:
     """Options of formats. ``record_bytes``, ``header_bytes``: of raw records. ``verify``: check the
     data too where possible, which reads all of it."""
 
@@ -36,7 +36,7 @@ class RecordIndex:
 
     format: str
     file_bytes: int
-    places: Places
+    places: RecordPlaces
     keys: Keys | None = None
     granularity: str = "record"
     outside_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class RecordIndex:
     def only(self, columns: Sequence[int]) -> RecordIndex:
         """The same records, of which these columns of ``places`` alone are read."""
         some = [self.places.columns[number] for number in columns]
-        return replace(self, places=Places(self.places.parts, some))
+        return replace(self, places=RecordPlaces(self.places.parts, some))
 
     def extents(self, records: Any) -> Pair:
         """(starts, ends) in the file, int64, of these records (a number or an array of numbers).
@@ -128,7 +128,7 @@ def rebuild(described: Mapping[str, Any], arrays: Mapping[str, Array]) -> Record
     return RecordIndex(
         str(described["format"]),
         int(described["file_bytes"]),
-        Places.from_arrays(described["shape"], by_kind["places"]),
+        RecordPlaces.from_arrays(described["shape"], by_kind["places"]),
         keys,
         str(described["granularity"]),
         dict(described["outside_bytes"]),

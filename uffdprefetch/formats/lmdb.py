@@ -15,7 +15,7 @@ import numpy as np
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import lmdb_pages as pages
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.lmdb_pages import Meta, looks_like_lmdb
 from uffdprefetch.formats.lmdb_tree import (
@@ -28,10 +28,10 @@ from uffdprefetch.formats.lmdb_tree import (
     OVERFLOW,
     PAGE_TYPE_NAMES,
     Database,
-    Records,
+    RecordPieces,
     TreeTraversal,
 )
-from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 from uffdprefetch.formats.reader import Array, FileReader, FormatError, RangeReader
 
 __all__ = [
@@ -87,9 +87,9 @@ class Index:
         return self.keys[at : at + int(self.key_length[record])]
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> RecordPlaces:
         """The same values, for records_at() and records_in()."""
-        return Places(one_part(len(self)), [Listed(self.offset, self.length)])
+        return RecordPlaces(one_part(len(self)), [Listed(self.offset, self.length)])
 
     def records_at(self, offsets: Array) -> Array:
         """For each byte offset the record whose value holds it, -1 where none does."""
@@ -138,7 +138,7 @@ def read_index(reader: RangeReader) -> Index:
     try:
         free_at, main_at = meta.trees_at
         traversal.free_list(meta.free, free_at)
-        found = Records()
+        found = RecordPieces()
         databases: list[Database] = []
         for named in traversal.database(b"", meta.main, main_at, found, databases):
             traversal.database(*named, found, databases)
@@ -235,5 +235,5 @@ class Lmdb:
     def sniff(self, head: bytes, size_bytes: int, name: str) -> bool:
         return looks_like_lmdb(head)
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         return as_record_index(read_index(reader))

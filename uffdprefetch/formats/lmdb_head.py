@@ -19,7 +19,7 @@ import numpy as np
 
 from uffdprefetch.formats import lmdb_pages as pages
 from uffdprefetch.formats.lmdb import newest_meta
-from uffdprefetch.formats.lmdb_pages import Batch, Layout, Meta, Nodes, Tree
+from uffdprefetch.formats.lmdb_pages import Meta, Nodes, PageBatch, PageLayout, Tree
 from uffdprefetch.formats.reader import Array, FormatError, PageReader, RangeReader
 
 #: Branch pages read at most: 16 MiB, for about 50 M records.
@@ -91,7 +91,7 @@ class Leaves:
 # ---- pure ---------------------------------------------------------------------------------------
 
 
-def keys_of(batch: Batch, found: Nodes) -> list[bytes]:
+def keys_of(batch: PageBatch, found: Nodes) -> list[bytes]:
     """The key of each node."""
     data = batch.pieces(found.key_at, found.key_size).tobytes()
     ends = np.cumsum(found.key_size).tolist()
@@ -99,13 +99,15 @@ def keys_of(batch: Batch, found: Nodes) -> list[bytes]:
     return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def leaf_nodes(batch: Batch) -> Nodes:
+def leaf_nodes(batch: PageBatch) -> Nodes:
     """The nodes of leaf pages; raises FormatError."""
     batch.check_kind(pages.LEAF)
     return pages.nodes(batch, batch.starts, np.full_like(batch.starts, batch.page_bytes))
 
 
-def extents_of(batch: Batch, found: Nodes, layout: Layout, known_pages: int) -> tuple[Array, Array]:
+def extents_of(
+    batch: PageBatch, found: Nodes, layout: PageLayout, known_pages: int
+) -> tuple[Array, Array]:
     """(starts, ends) of the nodes' values in the file; -1 for duplicates and databases.
 
     Raises FormatError for a value outside of the file's ``known_pages``.
@@ -184,12 +186,12 @@ class HeadReader:
     def close(self) -> None:
         self._pages.close()
 
-    def _batch(self, numbers: Array) -> Batch:
+    def _batch(self, numbers: Array) -> PageBatch:
         bad = (numbers < 2) | (numbers >= self._known)
         if bad.any():
             detail = f"page {int(numbers[bad][0])} of {self._known}"
             raise FormatError("tree page not in the file", 0, detail)
-        batch = Batch(numbers, self._meta.page_bytes, self._layout)
+        batch = PageBatch(numbers, self._meta.page_bytes, self._layout)
         self._pages.read(batch.numbers, batch.rows)
         return batch
 

@@ -51,8 +51,8 @@ DATABASE_BYTES = 48
 assert DATABASE.itemsize == DATABASE_BYTES
 
 
-class Layout(NamedTuple):
-    """Layout of a page; the header ends with pad, flags, lower, upper."""
+class PageLayout(NamedTuple):
+    """Of a page; the header ends with pad, flags, lower, upper."""
 
     header_bytes: int
     base: int  # origin of the offsets in a page
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
     aligned: int  # alignment of a value after the node's header
 
 
-LAYOUTS = {1: Layout(16, 0, 8, 1), 3: Layout(24, 24, 24, 2)}
+LAYOUTS = {1: PageLayout(16, 0, 8, 1), 3: PageLayout(24, 24, 24, 2)}
 
 
 class Tree(NamedTuple):
@@ -91,7 +91,7 @@ class Meta:
     main: Tree
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> PageLayout:
         return LAYOUTS[self.version]
 
     @property
@@ -108,7 +108,7 @@ _META = struct.Struct("<IIQQ" + 2 * "IHHQQQQQ" + "QQ")
 META_BYTES = 24 + _META.size
 
 
-def _layout_of(data: bytes) -> tuple[int, Layout] | None:
+def _layout_of(data: bytes) -> tuple[int, PageLayout] | None:
     """Version and layout of the meta page that ``data`` begins with, None if it is none."""
     for version, layout in LAYOUTS.items():
         at = layout.header_bytes
@@ -159,10 +159,10 @@ def _what_else(data: bytes) -> str:
 # ---- batches of pages ---------------------------------------------------------------------------
 
 
-class Batch:
+class PageBatch:
     """Whole pages side by side: ``numbers[i]`` lies at i * page_bytes of ``data``."""
 
-    def __init__(self, numbers: Array, page_bytes: int, layout: Layout) -> None:
+    def __init__(self, numbers: Array, page_bytes: int, layout: PageLayout) -> None:
         # 8 bytes more, so that a word may be read at any byte of the last page
         self._all: Array = np.zeros(len(numbers) * page_bytes + 8, np.uint8)
         self.data = self._all[: len(numbers) * page_bytes]
@@ -234,7 +234,7 @@ class Nodes:
         return self.at + NODE_BYTES
 
 
-def nodes(batch: Batch, at: Array, length: Array, *, branch: bool = False) -> Nodes:
+def nodes(batch: PageBatch, at: Array, length: Array, *, branch: bool = False) -> Nodes:
     """The nodes of the pages (or sub-pages) [at, +length), which lie within the batch.
 
     Every node of the result lies within its page, key and value too, and no two share a byte.
@@ -272,7 +272,7 @@ def nodes(batch: Batch, at: Array, length: Array, *, branch: bool = False) -> No
     return found
 
 
-def children(batch: Batch) -> tuple[Array, Array, Array]:
+def children(batch: PageBatch) -> tuple[Array, Array, Array]:
     """The children of branch pages, in order; each one's parent (an index), and the file offset of
     the pointer."""
     found = nodes(batch, batch.starts, np.full_like(batch.starts, batch.page_bytes), branch=True)
@@ -281,7 +281,7 @@ def children(batch: Batch) -> tuple[Array, Array, Array]:
     return found.low | found.flags << 32, found.page, batch.offset(found.at)
 
 
-def values(batch: Batch, at: Array, length: Array) -> tuple[Array, Array, Array]:
+def values(batch: PageBatch, at: Array, length: Array) -> tuple[Array, Array, Array]:
     """(page index, position, size) of each value of duplicates' leaf pages (or sub-pages), where
     they are stored as keys, in order. Raises FormatError."""
     layout = batch.layout

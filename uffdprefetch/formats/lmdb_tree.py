@@ -16,7 +16,7 @@ import numpy as np
 
 from uffdprefetch.base.ranges import spread
 from uffdprefetch.formats import lmdb_pages as pages
-from uffdprefetch.formats.lmdb_pages import Batch, Meta, Tree
+from uffdprefetch.formats.lmdb_pages import Meta, PageBatch, Tree
 from uffdprefetch.formats.reader import Array, FormatError, PageReader, RangeReader
 
 #: Codes of Index.page_types(). A page of no tree is free, or was never written.
@@ -72,7 +72,7 @@ _COLUMNS = {
 }
 
 
-class Records:
+class RecordPieces:
     """Records collected in pieces."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Records:
         self._keys: list[bytes] = []
         self._key_bytes = 0
 
-    def add_keys(self, batch: Batch, found: pages.Nodes) -> tuple[Array, Array]:
+    def add_keys(self, batch: PageBatch, found: pages.Nodes) -> tuple[Array, Array]:
         """Take the nodes' keys; returns offset and length of each among all keys."""
         data = batch.pieces(found.key_at, found.key_size).tobytes()
         ends = self._key_bytes + np.cumsum(found.key_size)
@@ -186,18 +186,18 @@ class TreeTraversal:
             self.types[visited] = kind
             at = upto
 
-    def _batches(self, numbers: Array, *kinds: int) -> Iterator[tuple[Batch, slice, Array]]:
+    def _batches(self, numbers: Array, *kinds: int) -> Iterator[tuple[PageBatch, slice, Array]]:
         """Read pages in this order, in batches: (batch, which of ``numbers``, kinds)."""
         most = max(BATCH_BYTES // self._page_bytes, 1)
         for at in range(0, len(numbers), most):
             which = slice(at, min(at + most, len(numbers)))
-            batch = Batch(numbers[which], self._page_bytes, self._meta.layout)
+            batch = PageBatch(numbers[which], self._page_bytes, self._meta.layout)
             self._reader.read(batch.numbers, batch.rows)
             yield batch, which, batch.check_kind(*kinds)
 
     def _leaves(
         self, roots: Array, refs: Array, depth: int, *kinds: int
-    ) -> Iterator[tuple[Batch, Array]]:
+    ) -> Iterator[tuple[PageBatch, Array]]:
         """The leaf pages of trees of one depth, in key order: (batch, each page's tree)."""
         tree: Array = np.arange(len(roots), dtype=np.int64)
         numbers = roots
@@ -239,7 +239,7 @@ class TreeTraversal:
             self._overflow(batch, found, found.flags & pages.BIG != 0)
 
     def database(
-        self, name: bytes, tree: Tree, at: int, records: Records, databases: list[Database]
+        self, name: bytes, tree: Tree, at: int, records: RecordPieces, databases: list[Database]
     ) -> list[_Named]:
         """Take the records of a database, whose MDB_db is at byte ``at``; returns the named
         databases in it (of the main one)."""
@@ -262,7 +262,7 @@ class TreeTraversal:
         databases.append(Database(name, tree, first, records.count - first))
         return named
 
-    def _overflow(self, batch: Batch, found: pages.Nodes, big: Array) -> Array:
+    def _overflow(self, batch: PageBatch, found: pages.Nodes, big: Array) -> Array:
         """Mark the overflow runs of the nodes that are ``big``; returns their first pages."""
         first = batch.word(found.value_at[big])
         offset, size = batch.offset(found.value_at[big]), found.low[big]
@@ -274,7 +274,12 @@ class TreeTraversal:
         return first
 
     def _records_of(
-        self, batch: Batch, found: pages.Nodes, owner: Array, records: Records, below: _SubTrees
+        self,
+        batch: PageBatch,
+        found: pages.Nodes,
+        owner: Array,
+        records: RecordPieces,
+        below: _SubTrees,
     ) -> None:
         """Take the records of a batch of ordinary leaves, duplicates last; note sub-trees."""
         kind = found.flags & (pages.BIG | pages.SUBDATA | pages.DUPDATA)
@@ -310,14 +315,14 @@ class TreeTraversal:
             below.key_length.append(key_length[deep])
 
     @staticmethod
-    def _trees(batch: Batch, found: pages.Nodes, which: Array) -> Array:
+    def _trees(batch: PageBatch, found: pages.Nodes, which: Array) -> Array:
         """The MDB_db that each of these nodes holds, as pages.DATABASE."""
         size = found.low[which]
         whole = size == pages.DATABASE_BYTES
         batch.check(whole, found.at[which], "no database of 48 bytes: bytes", size)
         return batch.pieces(found.value_at[which], size).view(pages.DATABASE)
 
-    def _named(self, batch: Batch, found: pages.Nodes, inside: bytes) -> list[_Named]:
+    def _named(self, batch: PageBatch, found: pages.Nodes, inside: bytes) -> list[_Named]:
         """The named databases among the nodes of the main database."""
         kind = found.flags & (pages.SUBDATA | pages.DUPDATA)
         which = np.flatnonzero(kind == pages.SUBDATA)
@@ -337,7 +342,7 @@ class TreeTraversal:
             for a, b, tree, at in zip(starts, ends, trees, at, strict=True)
         ]
 
-    def _sub_trees(self, below: _SubTrees, records: Records) -> None:
+    def _sub_trees(self, below: _SubTrees, records: RecordPieces) -> None:
         """Take the records of trees of duplicates, all of a depth at once."""
         if not below.owner:
             return

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.lib import format as npy_format
 
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.raw import uniform
 from uffdprefetch.formats.reader import FormatError, RangeReader
 
@@ -68,7 +68,7 @@ class Npy:
     def sniff(self, head: bytes, size_bytes: int, name: str) -> bool:
         return head.startswith(MAGIC)
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         version, begins, text = _header(reader)
         try:
             shape, fortran, dtype = _parse(version, text)

@@ -2,7 +2,7 @@
 """Extents of a file's records: columns of pieces, at fixed strides or listed. Pure.
 
 A file's records are in parts (an Arrow file's batches; most files are one part). In each part a
-record has a piece in each column: a Stride is computed, a Listed takes 12 bytes a record. Offsets
+record has a piece in each column: a Strided is computed, a Listed takes 12 bytes a record. Offsets
 and lengths are in bytes of the file; ranges are half-open.
 """
 
@@ -75,7 +75,7 @@ def one_part(records: int) -> Parts:
 
 
 @dataclass(frozen=True, eq=False)
-class Stride:
+class Strided:
     """The piece of record i of part p is [base[p] + floor(i * bits / 8), base[p] + ceil((i + 1) *
     bits / 8) + extra[p]). ``base`` -1: that part has none. int64, one element a part.
 
@@ -217,10 +217,10 @@ class Listed:
         return int((high - low).sum() - shared)
 
 
-Column = Stride | Listed
+Column = Strided | Listed
 
 
-class Places:
+class RecordPlaces:
     """The records' pieces, one in each column, in this order."""
 
     def __init__(self, parts: Parts, columns: Sequence[Column]) -> None:
@@ -234,23 +234,23 @@ class Places:
         """All arrays, by name; from_arrays() takes them."""
         found = {"first": self.parts.first}
         for number, column in enumerate(self.columns):
-            kinds = ("base", "extra") if isinstance(column, Stride) else ("start", "length")
+            kinds = ("base", "extra") if isinstance(column, Strided) else ("start", "length")
             found |= {f"{number}.{kind}": getattr(column, kind) for kind in kinds}
         return found
 
     def shape(self) -> list[int]:
-        """The bits of each Stride, -1 for a Listed."""
-        return [column.bits if isinstance(column, Stride) else -1 for column in self.columns]
+        """The bits of each Strided, -1 for a Listed."""
+        return [column.bits if isinstance(column, Strided) else -1 for column in self.columns]
 
     @classmethod
-    def from_arrays(cls, shape: Sequence[int], arrays: dict[str, Array]) -> Places:
+    def from_arrays(cls, shape: Sequence[int], arrays: dict[str, Array]) -> RecordPlaces:
         """The inverse of shape() and arrays(). Raises KeyError."""
         columns: list[Column] = []
         for number, bits in enumerate(shape):
             if bits < 0:
                 columns.append(Listed(arrays[f"{number}.start"], arrays[f"{number}.length"]))
             else:
-                columns.append(Stride(bits, arrays[f"{number}.base"], arrays[f"{number}.extra"]))
+                columns.append(Strided(bits, arrays[f"{number}.base"], arrays[f"{number}.extra"]))
         return cls(Parts(arrays["first"]), columns)
 
     def _pieces(self, records: Any) -> tuple[Array, Array, Array]:
@@ -263,7 +263,7 @@ class Places:
         ends: Array = np.empty_like(starts)
         there: Array = np.empty(starts.shape, bool)
         for i, column in enumerate(self.columns):
-            which = inner if isinstance(column, Stride) else numbers
+            which = inner if isinstance(column, Strided) else numbers
             starts[:, i], ends[:, i], there[:, i] = column.extents(part, which)
         return starts, ends, there
 
@@ -281,7 +281,7 @@ class Places:
         low, high = within_a_file(starts, ends)
         found = [
             expanded(*column.ranges_in(self.parts, low, high))
-            if isinstance(column, Stride)
+            if isinstance(column, Strided)
             else column.records_in(low, high)
             for column in self.columns
         ]
@@ -294,7 +294,7 @@ class Places:
         low, high = within_a_file(starts, ends)
         found = [
             column.ranges_in(self.parts, low, high)
-            if isinstance(column, Stride)
+            if isinstance(column, Strided)
             else column.ranges_in(low, high)
             for column in self.columns
         ]
@@ -307,7 +307,7 @@ class Places:
         [starts[i], ends[i]), by the last column with one; -1: none."""
         found: Array = np.full((2, len(starts)), -1, np.int64)
         for column in self.columns:
-            if isinstance(column, Stride):
+            if isinstance(column, Strided):
                 here = column.bounds_in(self.parts, starts, ends)
             else:
                 here = column.bounds_in(starts, ends)
@@ -319,7 +319,7 @@ class Places:
         wanted = np.clip(np.asarray(offsets).astype(np.int64), -1, OFFSET_MAX)
         found: Array = np.full(wanted.shape, -1, np.int64)
         for column in self.columns:
-            if isinstance(column, Stride):
+            if isinstance(column, Strided):
                 here = column.records_at(self.parts, wanted)
             else:
                 here = column.records_at(wanted)
@@ -330,7 +330,7 @@ class Places:
         """Bytes of any record. (Different columns do not overlap.)"""
         return sum(
             column.covered_bytes(self.parts)
-            if isinstance(column, Stride)
+            if isinstance(column, Strided)
             else column.covered_bytes()
             for column in self.columns
         )
@@ -341,7 +341,7 @@ class Places:
         alike: Array = np.zeros(len(self.parts), np.int64)
         apart: list[Column] = []
         for column in self.columns:
-            sizes = column.sizes(self.parts) if isinstance(column, Stride) else None
+            sizes = column.sizes(self.parts) if isinstance(column, Strided) else None
             if sizes is None:
                 apart.append(column)
             else:

@@ -6,15 +6,15 @@ from __future__ import annotations
 import numpy as np
 
 from uffdprefetch.base.errors import usage_error
-from uffdprefetch.formats.index import Options, RecordIndex
-from uffdprefetch.formats.places import Places, Stride, one_part
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
+from uffdprefetch.formats.places import RecordPlaces, Strided, one_part
 from uffdprefetch.formats.reader import Array, FormatError, RangeReader
 
 
-def uniform(records: int, record_bytes: int, header_bytes: int) -> Places:
+def uniform(records: int, record_bytes: int, header_bytes: int) -> RecordPlaces:
     """Records of one size, one after the other, after the header."""
     base: Array = np.array([header_bytes], np.int64)
-    return Places(one_part(records), [Stride(8 * record_bytes, base, np.zeros_like(base))])
+    return RecordPlaces(one_part(records), [Strided(8 * record_bytes, base, np.zeros_like(base))])
 
 
 class Raw:
@@ -23,7 +23,7 @@ class Raw:
     def sniff(self, head: bytes, size_bytes: int, name: str) -> bool:
         return False  # any bytes could be raw records
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         size, header = options.record_bytes, options.header_bytes
         if size is None:
             raise usage_error("raw records: how long is one? give --record-size")

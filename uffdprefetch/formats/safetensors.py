@@ -11,10 +11,10 @@ import itertools
 
 import numpy as np
 
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.parts import LENGTH_BYTES, safetensors_header_bytes, safetensors_of
-from uffdprefetch.formats.places import Listed, Places, one_part, small_lengths
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part, small_lengths
 from uffdprefetch.formats.reader import Array, FormatError, RangeReader
 
 #: The library's own limit (MAX_HEADER_SIZE).
@@ -29,7 +29,7 @@ class Safetensors:
         # an object: a name, or nothing; blanks only behind it, says the format
         return length is not None and head[LENGTH_BYTES + 1 : LENGTH_BYTES + 2] in (b'"', b"}")
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         length = safetensors_header_bytes(reader.read(0, LENGTH_BYTES + 1), reader.size_bytes)
         if length is None:
             raise FormatError("no safetensors header", 0, "a length and a { are expected")
@@ -46,7 +46,7 @@ class Safetensors:
         return RecordIndex(
             "safetensors",
             reader.size_bytes,
-            Places(one_part(len(tensors)), [Listed(start, small_lengths(end - start))]),
+            RecordPlaces(one_part(len(tensors)), [Listed(start, small_lengths(end - start))]),
             _keys([one.name.encode("utf-8", "surrogatepass") for one in tensors]),
             outside_bytes={"header": LENGTH_BYTES + length},
             facts={"dtypes": ", ".join(sorted({one.dtype[:16] for one in tensors}))},

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from uffdprefetch.formats import crc32c
-from uffdprefetch.formats.index import Options, RecordIndex
-from uffdprefetch.formats.places import Listed, Places, one_part, small_lengths
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part, small_lengths
 from uffdprefetch.formats.reader import READ_MAX_BYTES, THREADS, Array, FormatError, RangeReader
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
@@ -271,7 +271,7 @@ class TFRecord:
             return False
         return bool(_right(np.frombuffer(head[:HEADER_BYTES], np.uint8)[None])[0])
 
-    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+    def read(self, reader: RangeReader, options: FormatOptions) -> RecordIndex:
         chain = scan(reader)
         if options.verify:
             verify(reader, chain)
@@ -279,7 +279,7 @@ class TFRecord:
         return RecordIndex(
             "tfrecord",
             reader.size_bytes,
-            Places(one_part(records), [Listed(chain.starts, small_lengths(chain.lengths))]),
+            RecordPlaces(one_part(records), [Listed(chain.starts, small_lengths(chain.lengths))]),
             outside_bytes={"lengths and CRCs": FRAME_BYTES * records},
             facts={"verified": options.verify},
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.formats.places import Stride
+from uffdprefetch.formats.places import Strided
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.stretches import Stretches, rows_of
 from uffdprefetch.predict.order.order import Order
@@ -109,7 +109,7 @@ def _buffer_at(index: RecordIndex, offsets: Array) -> tuple[Array, Array]:
     column: Array = np.full(len(offsets), -1, np.int64)
     part: Array = np.zeros(len(offsets), np.int64)
     for number, each in enumerate(index.places.columns):
-        if not isinstance(each, Stride):
+        if not isinstance(each, Strided):
             continue
         parts, low, high = each.regions(index.places.parts)
         if not len(parts):

@@ -18,7 +18,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.keys import Keys
-from uffdprefetch.formats.places import Column, Parts, Places
+from uffdprefetch.formats.places import Column, Parts, RecordPlaces
 from uffdprefetch.orders.residency_evidence import AROUND_BYTES
 from uffdprefetch.orders.stretches import in_the_whole
 from uffdprefetch.predict.order.order import Order
@@ -27,7 +27,7 @@ from uffdprefetch.predict.order.order import Order
 SEQUENCES_MAX = 8
 
 
-class _JoinedPlaces(Places):
+class _JoinedPlaces(RecordPlaces):
     """The extents of the records of several files, at their places in the sequence."""
 
     def __init__(self, indices: Sequence[RecordIndex], bases: Array) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.formats.detect import data_file
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.orders import stated
 
 #: Key of the order of ranks that are not named.
@@ -32,7 +32,7 @@ class FilePlan:
     is_glob: bool
     unit: str
     format: str | None
-    options: Options
+    options: FormatOptions
     epochs: Sequence[Mapping[str, stated.Spec]]  # rank, or ANY_RANK -> its order
     repeat: bool  # the last epoch's orders go on
 

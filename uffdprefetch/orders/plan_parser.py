@@ -18,7 +18,7 @@ import numpy as np
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.formats.detect import FORMATS
-from uffdprefetch.formats.index import Options
+from uffdprefetch.formats.index import FormatOptions
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.plan_of_file import ANY_RANK, FilePlan
 
@@ -90,7 +90,7 @@ class Parser:
         is_glob = glob.has_magic(name) and not os.path.lexists(full)
         return FilePlan(where, full, is_glob, unit, format_name, options, tuple(epochs), repeat)
 
-    def _format(self, where: str, entry: dict[str, Any]) -> tuple[str | None, Options]:
+    def _format(self, where: str, entry: dict[str, Any]) -> tuple[str | None, FormatOptions]:
         name = entry.get("format")
         if name is not None and name not in FORMATS:
             detail = repr(name)[:40] if isinstance(name, str) else _kind(name)
@@ -103,7 +103,7 @@ class Parser:
             raise usage_error(f"{where}.record_size: of raw records, not of {name}")
         if name == "raw" and record is None:
             raise usage_error(f"{where}.format: raw records: how long is one? give record_size")
-        return name, Options(record, header or 0)
+        return name, FormatOptions(record, header or 0)
 
     def _size(self, where: str, value: Any, least: int) -> int | None:
         if isinstance(value, str):

@@ -15,7 +15,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.npy import Npy
 from uffdprefetch.formats.reader import FileReader, FormatError
 from uffdprefetch.orders.key_table import KeyTable
@@ -71,7 +71,7 @@ class Stored:
         self._where, self._path, self._columns = where, path, columns
         try:
             with FileReader(path) as reader:
-                index = Npy().read(reader, Options())
+                index = Npy().read(reader, FormatOptions())
         except FormatError as error:
             raise usage_error(f"{where}: {path}: {error.message}") from None
         except UffdPrefetchError as error:  # it has the path in it

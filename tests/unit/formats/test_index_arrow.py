@@ -363,13 +363,15 @@ def test_big_endian_numbers_are_refused() -> None:
 
 def test_lists_that_claim_more_than_memory_holds_are_refused() -> None:
     """In a file of holes they could: the inner list's offsets would be read."""
-    inner = arrow_layout.Node("list", 32, children=(arrow_layout.Node("null"),))
-    outer = arrow_layout.Node("list", 64, children=(inner,))
+    inner = arrow_layout.TypeLayout("list", 32, children=(arrow_layout.TypeLayout("null"),))
+    outer = arrow_layout.TypeLayout("list", 64, children=(inner,))
     huge = 1 << 40
-    message = arrow_messages.Message(0, b"", 3, None, 0, 8 * huge)  # type: ignore[arg-type]
+    message = arrow_messages.ArrowMessage(0, b"", 3, None, 0, 8 * huge)  # type: ignore[arg-type]
     nodes = np.array([(1, 0), (huge, 0), (0, 0)], arrow_messages.PAIR)
     buffers = [(0, 0), (0, 16), (0, 0), (16, 4 * huge + 4), (0, 0)]
-    batch = arrow_messages.Batch(message, 1, nodes, np.array(buffers, arrow_messages.PAIR), None)
+    batch = arrow_messages.RecordBatch(
+        message, 1, nodes, np.array(buffers, arrow_messages.PAIR), None
+    )
     reads = []
 
     def read(offset: int, length: int) -> bytes:

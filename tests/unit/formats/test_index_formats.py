@@ -34,7 +34,7 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import crc32c as ours
 from uffdprefetch.formats import tfrecord as fmt
 from uffdprefetch.formats.detect import FORMATS, detect, load, open_index, read_index
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.lmdb import open_index as open_lmdb
 from uffdprefetch.formats.reader import FormatError
 
@@ -42,7 +42,7 @@ GIB = 1 << 30
 
 
 def index_of(data: bytes, wanted: str | None = None, **options: object) -> RecordIndex:
-    return read_index(Memory(data), "f", wanted, Options(**options))  # type: ignore[arg-type]
+    return read_index(Memory(data), "f", wanted, FormatOptions(**options))  # type: ignore[arg-type]
 
 
 def refused(data: bytes, wanted: str | None, saw: str, **options: object) -> FormatError:
@@ -72,7 +72,7 @@ def test_raw_records_are_cut_where_they_are_said_to_be(size: int, before: int) -
 def test_raw_records_behind_4_gib(tmp_path: Path) -> None:
     path = tmp_path / "raw"
     sparse(path, 9 * GIB, {6 * GIB: b"record"})
-    index = open_index(path, options=Options(record_bytes=4096))
+    index = open_index(path, options=FormatOptions(record_bytes=4096))
     record = 6 * GIB // 4096
     assert index.extents(record)[0].tolist() == [6 * GIB]
     assert index.records_at([6 * GIB + 4095, 9 * GIB]).tolist() == [record, -1]
@@ -496,7 +496,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 
     monkeypatch.setattr(type(raw), "read", read)
     with pytest.raises(UffdPrefetchError, match="changed while it was indexed"):
-        open_index(path, options=Options(record_bytes=10))
+        open_index(path, options=FormatOptions(record_bytes=10))
 
 
 def test_a_new_format_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +504,7 @@ def test_a_new_format_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
         def sniff(self, head: bytes, size_bytes: int, name: str) -> bool:
             return name.endswith(".lines")
 
-        def read(self, reader: Memory, options: Options) -> RecordIndex:
+        def read(self, reader: Memory, options: FormatOptions) -> RecordIndex:
             from uffdprefetch.formats.raw import uniform
 
             return RecordIndex("lines", reader.size_bytes, uniform(2, 3, 0))

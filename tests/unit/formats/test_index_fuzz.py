@@ -24,7 +24,7 @@ from record_files import Memory, header, some_records, tfrecord
 
 from uffdprefetch.formats import tfrecord as tfrecord_format
 from uffdprefetch.formats.detect import detect, open_index, read_index
-from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.index import FormatOptions, RecordIndex
 from uffdprefetch.formats.reader import FormatError
 
 ROUNDS = int(os.environ.get("UFFDPREFETCH_FUZZ_ROUNDS", "300"))
@@ -243,7 +243,7 @@ def test_a_file_of_holes_costs_nothing(tmp_path: Path) -> None:
             else:
                 assert len(index) <= 40
     with little_memory():
-        assert len(open_index(path, options=Options(record_bytes=1))) == 1 << 40
+        assert len(open_index(path, options=FormatOptions(record_bytes=1))) == 1 << 40
 
 
 def test_what_detects_a_format_never_fails() -> None:

@@ -14,14 +14,14 @@ from uffdprefetch.formats.places import (
     Column,
     Listed,
     Parts,
-    Places,
-    Stride,
+    RecordPlaces,
+    Strided,
     one_part,
     small_lengths,
 )
 
 
-def some_places(source: random.Random) -> Places:
+def some_places(source: random.Random) -> RecordPlaces:
     """Parts with strides of bits and bytes, pieces that are not in every part, and a list."""
     counts = [source.choice([0, 1, 3, 20]) for _ in range(source.randrange(1, 5))]
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -39,7 +39,7 @@ def some_places(source: random.Random) -> Places:
             starts[record], lengths[record] = at, source.choice([0, 1, 7])
             at += int(lengths[record]) + source.choice([0, 2])
     columns: list[Column] = [
-        Stride(
+        Strided(
             bits,
             np.array([regions[part, number] for part in range(len(counts))], np.int64),
             np.full(len(counts), extra, np.int64),
@@ -47,10 +47,10 @@ def some_places(source: random.Random) -> Places:
         for number, (bits, extra) in enumerate(shapes)
     ]
     columns.insert(source.randrange(4), Listed(starts, small_lengths(lengths)))
-    return Places(Parts(first), columns)
+    return RecordPlaces(Parts(first), columns)
 
 
-def holders(places: Places) -> dict[int, set[int]]:
+def holders(places: RecordPlaces) -> dict[int, set[int]]:
     """byte -> records, one extent at a time."""
     found: dict[int, set[int]] = {}
     for record in range(len(places)):
@@ -86,7 +86,7 @@ def test_records_and_bytes_agree_both_ways(seed: int) -> None:
 def test_the_first_and_the_last_record_of_ranges(seed: int) -> None:
     source = random.Random(seed)
     places = some_places(source)
-    columns = [holders(Places(places.parts, [column])) for column in places.columns]
+    columns = [holders(RecordPlaces(places.parts, [column])) for column in places.columns]
     end = max((byte for held in columns for byte in held), default=0) + 4
     starts = np.array([source.randrange(end) for _ in range(200)])
     ends = starts + np.array([source.choice([1, 2, 30, 500]) for _ in range(200)])
@@ -119,7 +119,7 @@ def test_extents_of_many_are_those_of_each(seed: int) -> None:
 
 @pytest.mark.parametrize("record", [-1, 3, 1 << 40])
 def test_a_record_that_is_not_there_is_refused(record: int) -> None:
-    places = Places(one_part(3), [Listed(np.zeros(3, np.int64), np.ones(3, np.uint32))])
+    places = RecordPlaces(one_part(3), [Listed(np.zeros(3, np.int64), np.ones(3, np.uint32))])
     with pytest.raises(IndexError, match="there are 3"):
         places.extents(record)
     assert places.extents([])[0].tolist() == []
@@ -127,7 +127,7 @@ def test_a_record_that_is_not_there_is_refused(record: int) -> None:
 
 def test_regular_records_cost_nothing_however_many() -> None:
     records = 10**12
-    places = Places(one_part(records), [Stride(8 << 10, np.array([128]), np.array([0]))])
+    places = RecordPlaces(one_part(records), [Strided(8 << 10, np.array([128]), np.array([0]))])
     starts, ends = places.extents([0, records - 1])
     assert starts.tolist() == [128, 128 + (records - 1) * 1024]
     assert (ends - starts).tolist() == [1024, 1024]
@@ -138,7 +138,9 @@ def test_regular_records_cost_nothing_however_many() -> None:
 
 def test_bytes_that_neighbours_share_count_once() -> None:
     """The offsets of lists in lists, and bits: each record ends where the next one has begun."""
-    places = Places(one_part(3), [Listed(np.array([10, 14, 18]), np.array([8, 8, 5], np.uint32))])
+    places = RecordPlaces(
+        one_part(3), [Listed(np.array([10, 14, 18]), np.array([8, 8, 5], np.uint32))]
+    )
     assert places.covered_bytes() == 13
     assert places.records_in([14], [15]).tolist() == [0, 1]
 

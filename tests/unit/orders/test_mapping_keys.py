@@ -18,7 +18,7 @@ from mapping_readers import byte_keys, ints, keys_of, lmdb_index, plain_index, t
 
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.keys import Keys
-from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 from uffdprefetch.orders import key_table
 from uffdprefetch.orders.key_forms import Binary, Decimal, forms
 from uffdprefetch.orders.key_table import KeyTable
@@ -301,7 +301,7 @@ def test_a_key_with_several_records_gives_all_of_them_and_with_too_many_none() -
     many = key_table.DUPLICATES_MAX + 1
     keys = [b"a", b"b", b"b", *[b"c"] * many, b"d"]
     size = np.full(len(keys), 10)
-    places = Places(one_part(len(keys)), [Listed(np.arange(len(keys)) * 10, size)])
+    places = RecordPlaces(one_part(len(keys)), [Listed(np.arange(len(keys)) * 10, size)])
     index = RecordIndex("lmdb", 10 * len(keys), places, keys_of(keys))
     records, which = KeyTable(index).find([b"d", b"c", b"b", b"x", b"", b"a"])
     assert records.tolist() == [len(keys) - 1, 1, 2, 0] and which.tolist() == [0, 2, 2, 5]
@@ -315,7 +315,7 @@ def test_keys_are_found_at_once_as_one_by_one(seed: int, ascending: bool) -> Non
     if rng.random() < 0.5:
         made = [key.ljust(4, b"\0") for key in made]
     keys = sorted(made) if ascending else made
-    index = RecordIndex("lmdb", 10, Places(one_part(0), []), keys_of(keys, ascending))
+    index = RecordIndex("lmdb", 10, RecordPlaces(one_part(0), []), keys_of(keys, ascending))
     asked = rng.choices(made, k=50) + [rng.randbytes(2) for _ in range(50)]
     records, which = KeyTable(index).find(asked)
     for number, key in enumerate(asked):
@@ -325,7 +325,7 @@ def test_keys_are_found_at_once_as_one_by_one(seed: int, ascending: bool) -> Non
 def test_keys_in_several_databases_are_all_found() -> None:
     keys = keys_of([b"a", b"b", b"a", b"b"])
     keys = Keys(keys.offset, keys.length, keys.data, ((0, 2, True), (2, 4, True)))
-    index = RecordIndex("lmdb", 10, Places(one_part(0), []), keys)
+    index = RecordIndex("lmdb", 10, RecordPlaces(one_part(0), []), keys)
     records, which = KeyTable(index).find([b"b", b"a"])
     assert records.tolist() == [1, 3, 0, 2] and which.tolist() == [0, 0, 1, 1]
 

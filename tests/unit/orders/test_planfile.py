@@ -24,7 +24,7 @@ from conftest import HANG_SECONDS, warnings_fail
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.formats.detect import FORMATS, open_index
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.formats.places import Listed, Parts, Places, Stride
+from uffdprefetch.formats.places import Listed, Parts, RecordPlaces, Strided
 from uffdprefetch.orders import plan_file, stated
 from uffdprefetch.orders.plan_file import Plan, load
 
@@ -234,15 +234,15 @@ def test_the_index_is_made_once_and_again_when_the_file_changes(data: Path) -> N
 def test_records_in_several_pieces_and_records_packed_together() -> None:
     parts = Parts(np.array([0, 4], np.int64))
     zero = np.zeros(1, np.int64)
-    column = Stride(8 * 10, np.array([100]), zero)
+    column = Strided(8 * 10, np.array([100]), zero)
     listed = Listed(np.array([500, 510, 520, 530]), np.array([4, 0, 3, 2], np.uint32))
-    index = RecordIndex("arrow", 1000, Places(parts, [column, listed]))
+    index = RecordIndex("arrow", 1000, RecordPlaces(parts, [column, listed]))
     order = stated.of_records("here", np.array([2, 0]), index)
     assert order.starts.tolist() == [120, 520, 100, 500]
     assert order.ends.tolist() == [130, 523, 110, 504]
     assert order.item.tolist() == [0, 0, 1, 1]
     packed = Listed(np.array([0, 0, 0, 300]), np.array([300, 300, 300, 300], np.uint32))
-    index = RecordIndex("arrow", 1000, Places(parts, [packed]), granularity="batch")
+    index = RecordIndex("arrow", 1000, RecordPlaces(parts, [packed]), granularity="batch")
     order = stated.of_records("here", np.array([0, 1, 3, 3, 2, 1]), index)
     assert (order.items, order.item.tolist()) == (6, [0, 2, 4])
     assert order.starts.tolist() == [0, 300, 0]

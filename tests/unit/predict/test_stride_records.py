@@ -12,7 +12,7 @@ from conftest import warnings_fail
 from strided_records import KIB, MIB, PAGE, index_of, mapped_by, uneven
 
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 from uffdprefetch.predict.stride import AROUND_BYTES, Skipping, fits, infer, look
 
 pytestmark = warnings_fail
@@ -162,9 +162,11 @@ def test_records_that_do_not_lie_in_the_order_of_their_numbers_are_left_alone() 
     assert isinstance(column, Listed)
     runs = mapped_by(index, range(3, 300, 8))
     swapped = Listed(column.start[::-1].copy(), column.length)
-    assert look(RecordIndex("lmdb", index.file_bytes, Places(one_part(300), [swapped])),
+    assert look(RecordIndex("lmdb", index.file_bytes, RecordPlaces(one_part(300), [swapped])),
                 runs, 0, index.file_bytes) is None  # fmt: skip
-    twice = Places(one_part(300), [column, Listed(column.start + 4096, column.length * 0 + 8)])
+    twice = RecordPlaces(
+        one_part(300), [column, Listed(column.start + 4096, column.length * 0 + 8)]
+    )
     assert look(RecordIndex("arrow", index.file_bytes, twice), runs, 0, index.file_bytes) is None
 
 

@@ -17,7 +17,7 @@ from uffdprefetch.base.ranges import Ranges, overlapping, total, union
 from uffdprefetch.formats import index as formats
 from uffdprefetch.formats import lmdb
 from uffdprefetch.formats.cache import open_cached
-from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.trace.analyse.runs import AROUND_PAGES, below_resolution
 from uffdprefetch.trace.analyse.streams import StreamPattern
@@ -130,7 +130,9 @@ class LmdbIndex(RecordIndex):
     def __init__(self, index: lmdb.Index, page_bytes: int) -> None:
         some = np.flatnonzero(index.length)
         order = some[np.argsort(index.offset[some], kind="stable")]
-        places = Places(one_part(len(order)), [Listed(index.offset[order], index.length[order])])
+        places = RecordPlaces(
+            one_part(len(order)), [Listed(index.offset[order], index.length[order])]
+        )
         super().__init__(formats.RecordIndex("lmdb", index.file_bytes, places), page_bytes)
         self._types = index.page_types()
         self._type_bytes = int(index.page_bytes)
