@@ -36,13 +36,13 @@ from cluster_predict import MB, predicted, rates  # noqa: E402
 from uffdprefetch.sim.execute import execute  # noqa: E402
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training  # noqa: E402
 from uffdprefetch.sim.plan import CannotRun  # noqa: E402
-from uffdprefetch.sim.policies import Policy  # noqa: E402
+from uffdprefetch.sim.policies import LoadingPolicy  # noqa: E402
 from uffdprefetch.sim.policies.cluster import ClusterPool  # noqa: E402
 from uffdprefetch.sim.policies.hdmlp import Frequency  # noqa: E402
 from uffdprefetch.sim.policies.preloading import Lbann  # noqa: E402
 from uffdprefetch.sim.workload import Workload  # noqa: E402
 
-POLICIES: dict[str, Policy] = {
+POLICIES: dict[str, LoadingPolicy] = {
     "--cluster": ClusterPool(), "FanStore": Lbann(preloading=True), "HDMLP": Frequency(),
 }  # fmt: skip
 SCALES, EPOCHS = (16, 64, 128, 256, 512), 5
@@ -61,7 +61,7 @@ def measured(rows: list[dict[str, Any]], nodes: int, mode: str, pattern: str) ->
     return f"{read:.2f}, {statistics.median(sum(r['epoch_seconds']) for r in runs) - ideal:.1f}"
 
 
-def simulated(rows: list[dict[str, Any]], nodes: int, policy: Policy) -> str:
+def simulated(rows: list[dict[str, Any]], nodes: int, policy: LoadingPolicy) -> str:
     """The same."""
     row = next(r for r in rows if r["nodes"] == nodes and r.get("pattern") == "planned")
     compute, network = rates(rows, nodes)
@@ -72,7 +72,7 @@ def simulated(rows: list[dict[str, Any]], nodes: int, policy: Policy) -> str:
     return f"{one.pfs_mb / (row['size_bytes'] / MB):.2f}, {one.stall:.1f}"
 
 
-def efficiency(nodes: int, policy: Policy) -> float:
+def efficiency(nodes: int, policy: LoadingPolicy) -> float:
     """What computing takes of the time of all epochs, at scale."""
     memory, storage = Curve.flat(20_000.0), 20_000.0
     system = System(

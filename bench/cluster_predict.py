@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT)]
 
 from uffdprefetch.sim.execute import Outcome, execute  # noqa: E402
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training  # noqa: E402
-from uffdprefetch.sim.policies import Policy  # noqa: E402
+from uffdprefetch.sim.policies import LoadingPolicy  # noqa: E402
 from uffdprefetch.sim.policies.cluster import ClusterPool  # noqa: E402
 from uffdprefetch.sim.workload import Workload  # noqa: E402
 
@@ -41,7 +41,11 @@ SCHEMES = {"shard": ("uniform", "sequential"), "all": ("whole", "sequential"),
 
 
 def predicted(
-    row: dict[str, Any], compute: float, network: float, epochs: int, policy: Policy | None = None
+    row: dict[str, Any],
+    compute: float,
+    network: float,
+    epochs: int,
+    policy: LoadingPolicy | None = None,
 ) -> Outcome:
     """Of so many epochs; ``policy``: None is our own."""
     scheme, order = SCHEMES[row["pattern"]]

@@ -35,7 +35,7 @@ from uffdprefetch.native.uffd import resident_bytes
 from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MAX, RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import median, ranks
-from uffdprefetch.sim.measure.reads import Reader
+from uffdprefetch.sim.measure.reads import ReadBenchmark
 from uffdprefetch.sim.scenario import load
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_nothing_is_read_beyond_the_budget(disk: Path) -> None:
     path = disk / "data"
     path.write_bytes(os.urandom(1 << 20))
     budget = Budget(60.0, 3 << 16)
-    with Reader(str(path)) as reader:
+    with ReadBenchmark(str(path)) as reader:
         reader.run(1, 4096, budget)
         left = budget.size_bytes
         assert left == (3 << 16) - 4 * 4096
@@ -237,7 +237,7 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
     bed.set(bandwidth=400_000_000, latency_us=0)
     budget = Budget(60, 1 << 40)
     bed.reset()
-    with Reader(str(bed.path("data"))) as reader:
+    with ReadBenchmark(str(bed.path("data"))) as reader:
         for _ in range(3):
             reader.run(4, 256 << 10, budget)
     assert bed.counters()["bytes"] >= (1 << 40) - budget.size_bytes
@@ -440,10 +440,10 @@ def test_a_file_without_a_name_is_read_past_the_page_cache(disk: Path) -> None:
     fd = scratch.made(str(disk), 1 << 20, 0, 60.0)
     os.pread(fd, 1 << 20, 0)
     assert resident_bytes(fd, 0, 1 << 20)[0] == 1 << 20
-    with Reader(str(disk), False, 0, os.dup(fd)) as reader:
+    with ReadBenchmark(str(disk), False, 0, os.dup(fd)) as reader:
         assert reader.size_bytes == 1 << 20 and reader.run(1, 4096, Budget(60.0, 1 << 30))
         assert resident_bytes(fd, 0, 1 << 20)[0] == 0
-    with Reader(str(disk), True, 0, fd) as reader:
+    with ReadBenchmark(str(disk), True, 0, fd) as reader:
         assert reader.run(2, 65536, Budget(60.0, 1 << 30))
         assert resident_bytes(fd, 0, 1 << 20)[0] == 0
 
@@ -525,14 +525,14 @@ def test_of_two_disks_the_one_that_fails_is_named(
 ) -> None:
     local = disk / "local"
     local.mkdir()
-    run = Reader.run
+    run = ReadBenchmark.run
 
-    def fails(reader: Reader, *given: Any) -> float | None:
+    def fails(reader: ReadBenchmark, *given: Any) -> float | None:
         if reader.path == str(local):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return run(reader, *given)
 
-    monkeypatch.setattr(Reader, "run", fails)
+    monkeypatch.setattr(ReadBenchmark, "run", fails)
     words = [
         "calibrate",
         str(disk),

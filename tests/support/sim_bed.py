@@ -7,7 +7,7 @@ import numpy as np
 
 from uffdprefetch.sim.execute import Outcome, execute
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training
-from uffdprefetch.sim.policies.base import Policy
+from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.workload import Workload
 
 #: [HDMLP] listing 4.1.
@@ -54,7 +54,9 @@ def workload(
     return Workload(sizes, Training(E, B, seed=seed, **training))  # type: ignore[arg-type]
 
 
-def outcome(policy: Policy, at: System, work: Workload, write: str = "overlapped") -> Outcome:
+def outcome(
+    policy: LoadingPolicy, at: System, work: Workload, write: str = "overlapped"
+) -> Outcome:
     return execute(at, Readings(write), work.with_zero(), policy.plan(at, work))
 
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from uffdprefetch.sim.model import Readings, System
-from uffdprefetch.sim.plan import Holdings, Phase, Plan
+from uffdprefetch.sim.plan import Holdings, LoadingPlan, Phase
 
 PFS = 0
 #: Samples of batches simulated in parallel: keeps the arrays below some 100 MB.
@@ -54,7 +54,7 @@ class Outcome:
         return float(self.read_mb[PFS]) + self.fill_mb + self.useless_mb
 
 
-def execute(system: System, readings: Readings, sizes: np.ndarray, plan: Plan) -> Outcome:
+def execute(system: System, readings: Readings, sizes: np.ndarray, plan: LoadingPlan) -> Outcome:
     """The outcome of ``plan``; ``sizes`` is (F + 1,) with a last 0 (Workload.with_zero)."""
     sources = 2 * system.J + 1
     out = Outcome(read_mb=np.zeros(sources), stall_seconds=np.zeros(sources))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy's plan: which node reads which samples in which order, and where they are kept. Pure.
 
-A policy (policies/) makes a :class:`Plan`; :mod:`uffdprefetch.sim.execute` times it.
+A policy (policies/) makes a :class:`LoadingPlan`; :mod:`uffdprefetch.sim.execute` times it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Phase:
 
 
 @dataclass
-class Plan:
+class LoadingPlan:
     """All decisions of a policy."""
 
     phases: Sequence[Phase]

@@ -16,7 +16,7 @@ import numpy as np
 from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, pip_install, usage_error
 
 if TYPE_CHECKING:
-    from uffdprefetch.sim.table import Table
+    from uffdprefetch.sim.table import TomlTable
 
 MB = 1e6
 #: Samples at most: their sizes alone are 8 GB; more is a typing error.
@@ -73,7 +73,7 @@ class DataSet:
         return np.asarray(drawn, float)
 
     @classmethod
-    def parse(cls, table: Table) -> DataSet:
+    def parse(cls, table: TomlTable) -> DataSet:
         """The [dataset] table of a scenario."""
         from uffdprefetch.sim import quantities as q
 

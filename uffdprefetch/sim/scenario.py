@@ -19,9 +19,9 @@ from uffdprefetch.base.sources import load_toml
 from uffdprefetch.sim import quantities as q
 from uffdprefetch.sim.model import RATES, WRITES, Readings, StorageClass, System, Training
 from uffdprefetch.sim.policies import POLICIES
-from uffdprefetch.sim.policies.base import Policy
+from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.samples import DataSet
-from uffdprefetch.sim.table import Table
+from uffdprefetch.sim.table import TomlTable
 from uffdprefetch.sim.workload import SCHEMES
 
 #: Nodes at most: more is a typing error.
@@ -33,7 +33,7 @@ class NamedPolicy:
     """A policy of a scenario."""
 
     name: str
-    policy: Policy
+    policy: LoadingPolicy
     #: Published seconds to compare with, or None.
     published: float | None = None
     #: This policy's own interpretation of the model, and storage classes.
@@ -59,7 +59,7 @@ class Scenario:
 def _classes(values: Any, where: str, place: str) -> list[StorageClass]:
     classes = []
     for number, each in enumerate(values):
-        one = Table(each, where, f"{place}[{number}]")
+        one = TomlTable(each, where, f"{place}[{number}]")
         reads = one.take("r", q.curve)
         classes.append(
             StorageClass(
@@ -83,7 +83,7 @@ def _classes(values: Any, where: str, place: str) -> list[StorageClass]:
 _LIST = q.kind(list, "a list of tables")
 
 
-def _system(table: Table) -> System:
+def _system(table: TomlTable) -> System:
     system = System(
         N=table.take("N", q.whole(1, N_MAX)),
         c=table.take("c", q.rate_mb),
@@ -99,7 +99,7 @@ def _system(table: Table) -> System:
     return system
 
 
-def _training(table: Table) -> Training:
+def _training(table: TomlTable) -> Training:
     training = Training(
         E=table.take("E", q.whole(1)),
         B=table.take("B", q.whole(1)),
@@ -119,7 +119,7 @@ def _option(default: Any, name: str) -> Any:
     return q.size_mb if name.endswith("_mb") else q.text
 
 
-def _policy(table: Table, place: str) -> NamedPolicy:
+def _policy(table: TomlTable, place: str) -> NamedPolicy:
     kind = table.take("policy", q.one_of(sorted(POLICIES)))
     made = POLICIES[kind]
     name = table.take("name", q.text, kind)
@@ -150,7 +150,7 @@ def _policies(values: Any, where: str) -> list[NamedPolicy]:
     named = []
     for number, one in enumerate(values):
         place = f"policies[{number}]"
-        named.append(_policy(Table(one, where, place), place))
+        named.append(_policy(TomlTable(one, where, place), place))
     names = [one.name for one in named]
     for name in names:
         if names.count(name) > 1:
@@ -160,7 +160,7 @@ def _policies(values: Any, where: str) -> list[NamedPolicy]:
 
 def parse(values: Mapping[str, Any], where: str) -> Scenario:
     """A scenario from a TOML file's values; raises UffdPrefetchError (exit 2)."""
-    table = Table(values, where)
+    table = TomlTable(values, where)
     title = table.take("title", q.text, where)
     source = table.take("source", q.text, "")
     measured = table.take("measured", q.kind(dict, "a table"), {})

@@ -11,7 +11,7 @@ from typing import Any
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 
 
-class Table:
+class TomlTable:
     """A TOML table whose keys are consumed one by one, with its place for messages."""
 
     def __init__(self, values: Any, where: str, place: str = "") -> None:
@@ -37,12 +37,12 @@ class Table:
         except ValueError as error:
             raise self.error(key, str(error)) from None
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> TomlTable:
         self.known.append(key)
         if key not in self.values:
             raise self.error(key, "missing")
         place = f"{self.place}.{key}" if self.place else key
-        return Table(self.values.pop(key), self.where, place)
+        return TomlTable(self.values.pop(key), self.where, place)
 
     def done(self) -> None:
         """Raise for keys that have not been taken."""

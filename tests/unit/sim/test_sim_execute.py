@@ -16,16 +16,16 @@ from sim_bed import FAST, RAM, T, outcome, storage, system, workload
 from uffdprefetch.cluster.homes import BLOCK_BYTES
 from uffdprefetch.sim.execute import Outcome, _Staged, execute
 from uffdprefetch.sim.model import RATES, Curve, Readings, System
-from uffdprefetch.sim.plan import CannotRun, Phase, Plan
+from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
 from uffdprefetch.sim.policies import POLICIES
-from uffdprefetch.sim.policies.base import Policy
+from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.policies.cluster import ClusterPool, keepers
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
-from uffdprefetch.sim.policies.ours import NodePool, Planned, Window
+from uffdprefetch.sim.policies.ours import KnownOrder, KnownOrderPool, Window
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 from uffdprefetch.sim.workload import Workload
 
-EVERY: list[Policy] = [
+EVERY: list[LoadingPolicy] = [
     Perfect(),
     Naive(),
     StagingPool(),
@@ -40,10 +40,10 @@ EVERY: list[Policy] = [
     Frequency(in_order=False),
     Frequency(cleanup_read=True),
     Window(),
-    Planned(),
-    NodePool("lru"),
-    NodePool("cyclic"),
-    NodePool("belady"),
+    KnownOrder(),
+    KnownOrderPool("lru"),
+    KnownOrderPool("cyclic"),
+    KnownOrderPool("belady"),
     ClusterPool(),
     ClusterPool("frequency", "sample"),
 ]
@@ -166,7 +166,7 @@ def test_staging_agrees_with_samples_one_after_the_other(staging: float, batch: 
     order = work.epoch(0, 1)
     local = (np.arange(400) // 25 % 2 == 0).reshape(order.shape)
     phase = Phase(order, "staged", source=local.astype(np.int8))
-    plan = Plan([phase])
+    plan = LoadingPlan([phase])
     out = execute(at, Readings(), work.with_zero(), plan)
     flat = local.ravel()
     reference = staged_by_samples(at, work.sizes, order.ravel(), flat)
@@ -181,7 +181,7 @@ def test_staging_agrees_with_samples_one_after_the_other(staging: float, batch: 
 
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
 @pytest.mark.parametrize("scheme", ["uniform", "whole", "imbalanced"])
-def test_bytes_are_conserved_and_nothing_beats_perfect(policy: Policy, scheme: str) -> None:
+def test_bytes_are_conserved_and_nothing_beats_perfect(policy: LoadingPolicy, scheme: str) -> None:
     work = workload(F=410, E=3, B=20, spread=0.3, scheme=scheme, drop_last=False)
     at = system(ram=130.0, ssd=500.0)
     if scheme == "whole" and isinstance(policy, LocalityAware):
@@ -205,7 +205,7 @@ def test_bytes_are_conserved_and_nothing_beats_perfect(policy: Policy, scheme: s
 
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
 @pytest.mark.parametrize("nodes", [1, 7, 33])
-def test_any_number_of_nodes_will_do(policy: Policy, nodes: int) -> None:
+def test_any_number_of_nodes_will_do(policy: LoadingPolicy, nodes: int) -> None:
     # 20 samples a batch: of 33 nodes 13 get none.
     work = workload(F=205, E=2, B=20, drop_last=False)
     at = system(N=nodes, ram=300.0)
@@ -218,7 +218,7 @@ def test_any_number_of_nodes_will_do(policy: Policy, nodes: int) -> None:
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
 @pytest.mark.parametrize("scheme", ["uniform", "imbalanced"])
 def test_where_rates_are_a_nodes_hardware_delivers_no_more_than_it_can(
-    policy: Policy, scheme: str
+    policy: LoadingPolicy, scheme: str
 ) -> None:
     """Of the file system, and of each node's own classes; however many threads there are."""
     work = workload(F=510, E=4, B=20, scheme=scheme)
@@ -246,7 +246,7 @@ def test_nodes_that_come_at_once_get_no_more_than_there_is() -> None:
         rates="node",
         t=Curve.flat(80.0),
     )
-    for policy in (ClusterPool(), Lbann(True), NodePool(), Frequency()):
+    for policy in (ClusterPool(), Lbann(True), KnownOrderPool(), Frequency()):
         result = outcome(policy, at, work)
         assert result.pfs_mb <= result.seconds * 80.0 * 1.001, policy
 
@@ -297,7 +297,7 @@ def test_the_threads_of_a_node_share_its_rates() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
 @pytest.mark.parametrize("rates", RATES)
-def test_more_of_anything_is_never_slower(policy: Policy, rates: str) -> None:
+def test_more_of_anything_is_never_slower(policy: LoadingPolicy, rates: str) -> None:
     def system(**given: Any) -> System:
         return replace(sim_bed.system(**given), rates=rates)
 
@@ -387,7 +387,7 @@ def test_lbann_needs_the_memory_of_all_nodes_to_hold_the_data() -> None:
 
 def test_our_pools_need_a_class_beside_the_staging_buffer() -> None:
     bare = system(ram=0.0, ssd=0.0)
-    for policy in (NodePool(), ClusterPool(), Planned()):
+    for policy in (KnownOrderPool(), ClusterPool(), KnownOrder()):
         with pytest.raises(CannotRun, match="no storage class"):
             outcome(policy, bare, workload())
 
@@ -495,7 +495,8 @@ def test_pools_evict_as_they_are_told() -> None:
     work = workload(order="sequential", E=4, spread=0.0)
     at = system(N=1, ram=300.0, ssd=0.0)
     hits = {
-        e: outcome(NodePool(e), at, work).read_mb[1] / work.S for e in ("lru", "cyclic", "belady")
+        e: outcome(KnownOrderPool(e), at, work).read_mb[1] / work.S
+        for e in ("lru", "cyclic", "belady")
     }
     assert hits["lru"] == 0
     assert 3 * 0.5 >= hits["belady"] >= hits["cyclic"] > 3 * 0.49
@@ -510,7 +511,7 @@ def test_gamma_falls_when_nodes_stop_reading() -> None:
     seconds = {}
     for readers in (4, 2, 1):
         source[:, readers:] = 1
-        plan = Plan([Phase(order, "staged", source=source.copy())])
+        plan = LoadingPlan([Phase(order, "staged", source=source.copy())])
         seconds[readers] = execute(at, Readings(), work.with_zero(), plan).seconds
     # 150 MB by each node, over two threads with 100 MB/s over the readers each.
     assert seconds[4] == pytest.approx(150 * 4 / 100 / 2, rel=0.02)
@@ -520,7 +521,7 @@ def test_gamma_falls_when_nodes_stop_reading() -> None:
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
-def test_the_file_system_delivers_no_more_than_it_can(policy: Policy) -> None:
+def test_the_file_system_delivers_no_more_than_it_can(policy: LoadingPolicy) -> None:
     # p threads for the staging buffer, as many for each class that is being filled.
     at = replace(system(ram=160.0, ssd=60.0), t=Curve.flat(80.0))
     for order in ("shuffled", "sequential"):

@@ -23,8 +23,8 @@ from uffdprefetch.base.units import format_size
 from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import Median, median
-from uffdprefetch.sim.measure.memory import Memory
-from uffdprefetch.sim.measure.reads import Reader
+from uffdprefetch.sim.measure.memory import MemoryBenchmark
+from uffdprefetch.sim.measure.reads import ReadBenchmark
 
 #: Share of the remaining time for writing a test file.
 WRITING_PART = 0.25
@@ -110,8 +110,8 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
 
 def _one_node(
     wishes: Wishes,
-    reader: Reader,
-    disk: Reader | None,
+    reader: ReadBenchmark,
+    disk: ReadBenchmark | None,
     budget: Budget,
     more: int,
     done: Measured,
@@ -142,7 +142,7 @@ def _one_node(
             )
         return found
 
-    def reads(of: Reader, request: int) -> Callable[[int], float | None]:
+    def reads(of: ReadBenchmark, request: int) -> Callable[[int], float | None]:
         def run(count: int) -> float | None:
             try:
                 return of.run(count, request, budget)
@@ -161,7 +161,7 @@ def _one_node(
         )
         if found:
             done.file_system[request] = found
-    done.memory = curve("memory: {}", cores, Memory(max(cores)).run)
+    done.memory = curve("memory: {}", cores, MemoryBenchmark(max(cores)).run)
     done.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if disk:
         done.disk = curve("local disk: {}", cores, reads(disk, max(wishes.requests)))
@@ -188,7 +188,7 @@ def _as_one_node(wishes: Wishes, done: Measured) -> None:
 
 def _many_nodes(
     wishes: Wishes,
-    reader: Reader | None,
+    reader: ReadBenchmark | None,
     comm: Any,
     leaders: list[int],
     budget: Budget,
@@ -229,7 +229,7 @@ def _many_nodes(
         show("network: two ranks of one node")
         source, target = 0, 1
         done.notes.append("all ranks are on one node: the network is that node's memory")
-    link = network.Link(comm, source, target)
+    link = network.LinkBenchmark(comm, source, target)
     values = [rate for rate in (link.run() for _ in range(RUNS_MIN))]
     if values:
         done.link = median(values)
@@ -238,7 +238,7 @@ def _many_nodes(
 @contextmanager
 def _disk(
     wishes: Wishes, budget: Budget, done: Measured, note: Callable[[str], None]
-) -> Iterator[Reader | None]:
+) -> Iterator[ReadBenchmark | None]:
     """The reader of --local; None without it, and where it is no disk."""
     if wishes.local is None:
         yield None
@@ -257,7 +257,7 @@ def _disk(
 @contextmanager
 def _reader(
     path: str, wishes: Wishes, seed: int, files: int, budget: Budget, note: Callable[[str], None]
-) -> Iterator[Reader]:
+) -> Iterator[ReadBenchmark]:
     """A reader of a file, or of a test file in a directory, where all nodes make ``files`` of them.
 
     ``seed``: differs by node, so that no node reads what another has just brought into a cache.
@@ -268,7 +268,7 @@ def _reader(
         if os.path.isdir(path):
             scratch.refuse_what_does_not_fit(path, files * wishes.file_bytes)
             fd = scratch.made(path, wishes.file_bytes, least, WRITING_PART * budget.seconds)
-        with Reader(path, wishes.direct, seed, fd) as reader:
+        with ReadBenchmark(path, wishes.direct, seed, fd) as reader:
             if reader.size_bytes < least:
                 raise UffdPrefetchError(
                     f"calibrate: {path} has {reader.size_bytes} bytes, less than the {least} of "

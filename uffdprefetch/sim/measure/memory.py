@@ -12,7 +12,7 @@ MB = 1e6
 PART_BYTES = 64 << 20
 
 
-class Memory:
+class MemoryBenchmark:
     """Reads of memory that is larger than the caches."""
 
     def __init__(self, most_threads: int) -> None:

@@ -48,7 +48,7 @@ def leaders(hosts: list[str]) -> list[int]:
     return [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
 
 
-class Link:
+class LinkBenchmark:
     """Messages from rank ``source`` to rank ``target``. Collective."""
 
     def __init__(self, comm: Any, source: int, target: int) -> None:

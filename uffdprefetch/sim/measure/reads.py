@@ -21,7 +21,7 @@ RUN_SECONDS = 0.15
 RUN_REQUESTS = 4
 
 
-class Reader:
+class ReadBenchmark:
     """Random reads of ``path``, each offset at most once in a run.
 
     What is read is dropped from the page cache before and after; with ``direct`` (O_DIRECT) the
@@ -58,7 +58,7 @@ class Reader:
     def close(self) -> None:
         os.close(self.fd)
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> ReadBenchmark:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from uffdprefetch.sim.model import System
-from uffdprefetch.sim.plan import Plan
+from uffdprefetch.sim.plan import LoadingPlan
 from uffdprefetch.sim.workload import Workload
 
 
 @dataclass(frozen=True)
-class Policy(ABC):
+class LoadingPolicy(ABC):
     """A way to load data. A subclass's fields are its options in a scenario file; its
     docstring is what `simulate --list` says about it."""
 
     @abstractmethod
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         """The plan; raises CannotRun where the policy does not apply."""
 
 

@@ -14,8 +14,8 @@ from uffdprefetch.cluster.homes import BLOCK_BYTES, Home, Word, keep_bytes
 from uffdprefetch.sim import caches
 from uffdprefetch.sim.execute import PFS
 from uffdprefetch.sim.model import System
-from uffdprefetch.sim.plan import CannotRun, Phase, Plan
-from uffdprefetch.sim.policies.base import Policy, whole_order
+from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
+from uffdprefetch.sim.policies.base import LoadingPolicy, whole_order
 from uffdprefetch.sim.workload import NONE, Workload
 
 MB = 1_000_000
@@ -31,7 +31,7 @@ PLACEMENTS = ("home", "frequency")
 UNITS = ("block", "sample")
 
 
-class _Reader:
+class _BlockHistory:
     """What a node knows of the blocks that its readers came to."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def keepers(
     """The node that keeps each block, -1 for none. ``order``: (batches, N, b) samples, -1 for
     none; ``block_of``: of each sample; ``block_mb``: of each block; ``keep_mb``: of each node."""
     nodes = order.shape[1]
-    home, readers = Home(most=len(block_mb) + 1), [_Reader() for _ in range(nodes)]
+    home, readers = Home(most=len(block_mb) + 1), [_BlockHistory() for _ in range(nodes)]
     kept, room = np.zeros(nodes), set(range(nodes)) if keep_mb > 0 else set[int]()
     found: np.ndarray = np.full(len(block_mb), -1, np.int32)
     for node, block in _first_questions(order, block_of):
@@ -112,7 +112,7 @@ def most_frequent(
 
 
 @dataclass(frozen=True)
-class ClusterPool(Policy):
+class ClusterPool(LoadingPolicy):
     """Each byte once per cluster: who asks first for a block of 4 MiB keeps it (class 1, less a
     reserve), and where all read the same they take turns (`--engine pool --cluster`)."""
 
@@ -129,12 +129,14 @@ class ClusterPool(Policy):
             if value not in values:
                 raise ValueError(f"{name}: {value!r} is none of {', '.join(values)}")
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         if not system.J:
             raise CannotRun("the nodes have no storage class beside the staging buffer")
         order = whole_order(workload, system.N)
         keeper = self._keeper(system, workload, order)
-        return Plan([Phase(order, "staged", source=self._sources(system, workload, order, keeper))])
+        return LoadingPlan(
+            [Phase(order, "staged", source=self._sources(system, workload, order, keeper))]
+        )
 
     def _keeper(self, system: System, workload: Workload, order: np.ndarray) -> np.ndarray:
         """(F,): the node that keeps each sample, -1 for none. A sample lies where it begins."""

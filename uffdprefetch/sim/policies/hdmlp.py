@@ -8,40 +8,40 @@ from dataclasses import dataclass
 import numpy as np
 
 from uffdprefetch.sim.model import System
-from uffdprefetch.sim.plan import NEVER, Holdings, Phase, Plan, holdings
-from uffdprefetch.sim.policies.base import Policy, fill_classes, whole_order
+from uffdprefetch.sim.plan import NEVER, Holdings, LoadingPlan, Phase, holdings
+from uffdprefetch.sim.policies.base import LoadingPolicy, fill_classes, whole_order
 from uffdprefetch.sim.workload import Workload
 
 
 @dataclass(frozen=True)
-class Perfect(Policy):
+class Perfect(LoadingPolicy):
     """Lower bound: every sample is there when it is needed."""
 
-    def plan(self, system: System, workload: Workload) -> Plan:
-        return Plan([Phase(whole_order(workload, system.N), "perfect")])
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
+        return LoadingPlan([Phase(whole_order(workload, system.N), "perfect")])
 
 
 @dataclass(frozen=True)
-class Naive(Policy):
+class Naive(LoadingPolicy):
     """Every sample is read from the file system when it is needed."""
 
-    def plan(self, system: System, workload: Workload) -> Plan:
-        return Plan([Phase(whole_order(workload, system.N), "demand")])
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
+        return LoadingPlan([Phase(whole_order(workload, system.N), "demand")])
 
 
 @dataclass(frozen=True)
-class StagingPool(Policy):
+class StagingPool(LoadingPolicy):
     """Samples are read from the file system in order, as far ahead as the staging buffer is large
     (tf.data, double buffering)."""
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         if system.classes[0].d <= 0:
             return Naive().plan(system, workload)
-        return Plan([Phase(whole_order(workload, system.N), "staged")])
+        return LoadingPlan([Phase(whole_order(workload, system.N), "staged")])
 
 
 @dataclass(frozen=True)
-class Frequency(Policy):
+class Frequency(LoadingPolicy):
     """HDMLP: a node keeps what it reads most often in its fastest storage; samples are fetched from
     the fastest source."""
 
@@ -49,11 +49,11 @@ class Frequency(Policy):
     cleanup_read: bool = False  # samples are removed at their node's last read
     remote: bool = True  # also from other nodes' storage; [HDMLP]'s tables agree with False
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         order = whole_order(workload, system.N)
         if system.classes[0].d <= 0:
-            return Plan([Phase(order, "demand")])
-        return Plan([Phase(order, "staged", self._held(system, workload, order))])
+            return LoadingPlan([Phase(order, "demand")])
+        return LoadingPlan([Phase(order, "staged", self._held(system, workload, order))])
 
     def _held(self, system: System, workload: Workload, order: np.ndarray) -> Holdings:
         steps, classes = len(order), system.J + 1

@@ -9,8 +9,8 @@ import numpy as np
 
 from uffdprefetch.sim import caches
 from uffdprefetch.sim.model import System
-from uffdprefetch.sim.plan import CannotRun, Phase, Plan
-from uffdprefetch.sim.policies.base import Policy, whole_order
+from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
+from uffdprefetch.sim.policies.base import LoadingPolicy, whole_order
 from uffdprefetch.sim.workload import Workload
 
 #: Share of samples within their reader's window from which windows apply, else demand reads.
@@ -39,13 +39,13 @@ def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) 
 
 
 @dataclass(frozen=True)
-class Window(Policy):
+class Window(LoadingPolicy):
     """`--policy fixed`: a window of the file ahead of each reader in file order; the page cache
     (class 1) evicts by lru."""
 
     size_mb: float = 52.4288
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         order = whole_order(workload, system.N)
         cache_mb = system.classes[1].d if system.J else 0.0
         source = _kept(order, workload.sizes, "lru", cache_mb)
@@ -53,12 +53,12 @@ class Window(Policy):
         gap = self._gaps(order, starts)
         followed = (order >= 0) & (gap >= 0) & (gap <= self.size_mb)
         if followed.sum() < FOLLOWED * (order >= 0).sum():
-            return Plan(
+            return LoadingPlan(
                 [Phase(order, "demand", source=source)],
                 notes=["the order is none that a window could follow"],
             )
         useless = np.where(followed & (source == 0), gap, 0.0)
-        return Plan([Phase(order, "staged", source=source, useless=useless)])
+        return LoadingPlan([Phase(order, "staged", source=source, useless=useless)])
 
     @staticmethod
     def _gaps(order: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -77,16 +77,16 @@ class Window(Policy):
 
 
 @dataclass(frozen=True)
-class Planned(Policy):
+class KnownOrder(LoadingPolicy):
     """A known order is read ahead, as far as the staging buffer; the page cache (class 1) evicts by
     lru."""
 
-    def plan(self, system: System, workload: Workload) -> Plan:
-        return NodePool("lru").plan(system, workload)
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
+        return KnownOrderPool("lru").plan(system, workload)
 
 
 @dataclass(frozen=True)
-class NodePool(Policy):
+class KnownOrderPool(LoadingPolicy):
     """Known orders with a pool in each node's memory (class 1) that evicts by cyclic, lru or
     belady."""
 
@@ -96,7 +96,7 @@ class NodePool(Policy):
         if self.evict not in caches.EVICT:
             raise ValueError(f"evict: {self.evict!r} is none of {', '.join(caches.EVICT)}")
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         order = whole_order(workload, system.N)
         source = _kept(order, workload.sizes, self.evict, _memory_mb(system))
-        return Plan([Phase(order, "staged", source=source)])
+        return LoadingPlan([Phase(order, "staged", source=source)])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from uffdprefetch.sim.model import System
-from uffdprefetch.sim.plan import CannotRun, Holdings, Phase, Plan, holdings
-from uffdprefetch.sim.policies.base import Policy, fill_classes, preload_seconds, whole_order
+from uffdprefetch.sim.plan import CannotRun, Holdings, LoadingPlan, Phase, holdings
+from uffdprefetch.sim.policies.base import LoadingPolicy, fill_classes, preload_seconds, whole_order
 from uffdprefetch.sim.workload import NONE, Workload
 
 
@@ -74,12 +74,12 @@ def _local_order(pools: list[np.ndarray], like: np.ndarray, seed: int) -> np.nda
 
 
 @dataclass(frozen=True)
-class DeepIO(Policy):
+class DeepIO(LoadingPolicy):
     """DeepIO: the memory of all nodes keeps what fits, the rest is read on demand."""
 
     opportunistic: bool = False  # train only on what is in memory, in an order of each node's own
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         kept = shares(system, workload, 1)
         order = whole_order(workload, system.N)
         if self.opportunistic:
@@ -90,15 +90,15 @@ class DeepIO(Policy):
             phase = Phase(order, "demand", source=_sources(order, kept, system.J))
             if len(kept.kept) == workload.F:
                 phase = Phase(order, "staged", kept.holdings())
-        return Plan([phase], preload_seconds(system, kept.mb), float(kept.mb.sum()))
+        return LoadingPlan([phase], preload_seconds(system, kept.mb), float(kept.mb.sum()))
 
 
 @dataclass(frozen=True)
-class ParallelStaging(Policy):
+class ParallelStaging(LoadingPolicy):
     """Parallel data staging: each node copies what it will train on to its storage: all, if that
     fits, read from the file system once and passed on; else a part of its own."""
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         order = whole_order(workload, system.N)
         capacities = [one.d for one in system.classes[1:]]
         storage, _ = fill_classes(workload.sizes, capacities)
@@ -107,7 +107,7 @@ class ParallelStaging(Policy):
             phase = Phase(order, "staged", source=np.append(storage, 0)[order].astype(np.int8))
             # One node reads, the others receive from it.
             seconds = preload_seconds(system, all_mb[None], clients=1)
-            return Plan([phase], seconds, float(all_mb.sum()))
+            return LoadingPlan([phase], seconds, float(all_mb.sum()))
         pools, mb = [], np.zeros((system.N, system.J + 1))
         for node in range(system.N):
             # As much as fits: parts may overlap, no node has all.
@@ -125,42 +125,44 @@ class ParallelStaging(Policy):
             np.concatenate([where for _, where in pools]),
         )
         order = _local_order([pool for pool, _ in pools], order, workload.training.seed)
-        return Plan([Phase(order, "staged", held)], preload_seconds(system, mb), float(mb.sum()))
+        return LoadingPlan(
+            [Phase(order, "staged", held)], preload_seconds(system, mb), float(mb.sum())
+        )
 
 
 @dataclass(frozen=True)
-class Lbann(Policy):
+class Lbann(LoadingPolicy):
     """LBANN's data store: the memory of all nodes keeps the whole data set."""
 
     preloading: bool = False  # before the first batch, instead of during the first epoch
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         kept = shares(system, workload, 1)
         if len(kept.kept) < workload.F:
             raise CannotRun("the data set is larger than the memory of all nodes")
         epochs = list(workload.epochs(system.N))
         if self.preloading:
-            return Plan(
+            return LoadingPlan(
                 [Phase(np.concatenate(epochs), "staged", kept.holdings())],
                 preload_seconds(system, kept.mb),
                 float(kept.mb.sum()),
             )
         first = Phase(epochs[0], "staged", write="once")
         if len(epochs) == 1:
-            return Plan([first])
-        return Plan([first, Phase(np.concatenate(epochs[1:]), "staged", kept.holdings())])
+            return LoadingPlan([first])
+        return LoadingPlan([first, Phase(np.concatenate(epochs[1:]), "staged", kept.holdings())])
 
 
 @dataclass(frozen=True)
-class LocalityAware(Policy):
+class LocalityAware(LoadingPolicy):
     """Locality-aware loading: a node takes those samples of a batch that it holds."""
 
-    def plan(self, system: System, workload: Workload) -> Plan:
+    def plan(self, system: System, workload: Workload) -> LoadingPlan:
         if workload.training.scheme == "whole":
             raise CannotRun("every node reads every sample of a batch: there is nothing to choose")
         kept = shares(system, workload, system.J)
         order = localised(whole_order(workload, system.N), kept.owner)
-        return Plan(
+        return LoadingPlan(
             [Phase(order, "staged", kept.holdings())],
             preload_seconds(system, kept.mb),
             float(kept.mb.sum()),
