@@ -16,7 +16,7 @@ from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.analyse.series import bytes_per_second
 from uffdprefetch.trace.file.events import EVENT, Kind
 from uffdprefetch.trace.file.sensors import Sensor, entry
-from uffdprefetch.trace.file.trace_file import File, Process, Trace
+from uffdprefetch.trace.file.trace_file import Trace, TracedFile, TracedProcess
 
 pytestmark = [warnings_fail, pytest.mark.bpf]
 
@@ -39,7 +39,7 @@ def test_strangers_and_unknown_files_make_no_readers() -> None:
         [(START_NS + i, i * 65536, 65536, 0, 5, 5, Kind.AROUND, 1 + i % 2, 0) for i in range(50)],
         EVENT,
     )
-    trace = Trace({"started_ns": START_NS}, events, {1: File(1, "/x", MIB)})
+    trace = Trace({"started_ns": START_NS}, events, {1: TracedFile(1, "/x", MIB)})
     report = analyse(trace, without_index)
     assert report["readers"] == []
     assert [file["id"] for file in report["files"]] == [1]
@@ -197,8 +197,8 @@ def test_whatever_events_there_are_make_a_report(seed: int) -> None:
     trace = Trace(
         {"started_ns": int(rng.integers(0, 10**10)), "source": rng.choice(["bpf", "service"])},
         events,
-        {i: File(i, f"/data/{i}.bin", int(rng.integers(0, 1 << 34))) for i in (1, 2)},
-        {pid: Process(pid, rank=pid % 3) for pid in range(1, 7)},
+        {i: TracedFile(i, f"/data/{i}.bin", int(rng.integers(0, 1 << 34))) for i in (1, 2)},
+        {pid: TracedProcess(pid, rank=pid % 3) for pid in range(1, 7)},
     )
     json.dumps(analyse(trace, without_index), allow_nan=False)
 

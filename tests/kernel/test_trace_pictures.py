@@ -18,7 +18,7 @@ from uffdprefetch.trace.analyse.ranks import NOBODY
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, NO_PAGE, Kind
 from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, entry
-from uffdprefetch.trace.file.trace_file import File, Process, Trace
+from uffdprefetch.trace.file.trace_file import Trace, TracedFile, TracedProcess
 from uffdprefetch.trace.record.overview import Overview
 
 pytestmark = pytest.mark.browser
@@ -29,10 +29,10 @@ MS = 1_000_000
 def trace_of(*rows: tuple[Any, ...], service: int | None = None) -> Trace:
     """A trace of (time_ns, offset, length, value, pid, tid, kind, file, aux)."""
     trace = Trace(meta={"started_ns": 0}, events=np.array(list(rows), EVENT))
-    trace.files = {1: File(1, "/f", 1 << 20)}
-    trace.processes = {10: Process(10, rank=0), 11: Process(11, rank=1)}
+    trace.files = {1: TracedFile(1, "/f", 1 << 20)}
+    trace.processes = {10: TracedProcess(10, rank=0), 11: TracedProcess(11, rank=1)}
     if service is not None:
-        trace.processes[service] = Process(service, role="service")
+        trace.processes[service] = TracedProcess(service, role="service")
     return trace
 
 

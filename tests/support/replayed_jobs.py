@@ -9,7 +9,7 @@ from uffdprefetch.sim.replay.demand import Demand, ThreadAccesses
 from uffdprefetch.sim.replay.engine import ReplayOutcome, ReplayPolicy, replay
 from uffdprefetch.sim.replay.eviction import EvictionPolicy
 from uffdprefetch.sim.replay.link import StorageModel
-from uffdprefetch.trace.file.trace_file import File
+from uffdprefetch.trace.file.trace_file import TracedFile
 
 PAGE = 4096
 MIB = 1 << 20
@@ -32,7 +32,9 @@ def stream(
 
 
 def demand(*streams: ThreadAccesses, pages: int = 4096) -> Demand:
-    return Demand([File(1, "/data/f", pages * PAGE)], list(streams), PAGE, 1.0, 0.0, ["job", "a b"])
+    return Demand(
+        [TracedFile(1, "/data/f", pages * PAGE)], list(streams), PAGE, 1.0, 0.0, ["job", "a b"]
+    )
 
 
 def straight(pages: int = 4096, think: float = 0.0) -> Demand:

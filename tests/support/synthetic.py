@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, Call, Kind
-from uffdprefetch.trace.file.trace_file import File, Process, Trace
+from uffdprefetch.trace.file.trace_file import Trace, TracedFile, TracedProcess
 
 START_NS = 1_000_000_000_000
 STARTED_UNIX_NS = 1_790_000_000 * 10**9
@@ -129,14 +129,14 @@ def make(
             "page_bytes": PAGE, "missing": [],
         },
         events=events,
-        files={1: File(1, path, size_bytes, file_system="fuse", read_ahead_bytes=131072)},
+        files={1: TracedFile(1, path, size_bytes, file_system="fuse", read_ahead_bytes=131072)},
         processes={
-            1000 + r: Process(1000 + r, 999, r, r, "python train.py") for r in range(ranks)
+            1000 + r: TracedProcess(1000 + r, 999, r, r, "python train.py") for r in range(ranks)
         },
         path="made.uptrace",
     )  # fmt: skip
     if served:
-        trace.processes[SERVICE_PID] = Process(SERVICE_PID, role="service", command="service")
+        trace.processes[SERVICE_PID] = TracedProcess(SERVICE_PID, role="service", command="service")
     trace.end = {
         "ended_ns": int(events["time_ns"][-1]) + 100_000_000, "status": 0, "lost_events": 0,
         "events_seen": len(events), "events_kept": len(events), "raw_until_ns": None,

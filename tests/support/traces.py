@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from uffdprefetch.trace.analyse.report import analyse
-from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, Ahead, Call, Kind
-from uffdprefetch.trace.file.trace_file import File, Process, Trace, Writer
+from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, Call, Kind, ReadaheadSite
+from uffdprefetch.trace.file.trace_file import Trace, TracedFile, TracedProcess, Writer
 
 PAGE_BYTES = 4096
 START_NS = 10**12
@@ -93,7 +93,9 @@ class Machine:
     ) -> None:
         self.readahead, self.latency_ns, self.around = readahead, latency_ns, around
         self.marks = marks  # whether readahead goes on before its end is waited for
-        self.files = {1: File(1, path, pages * PAGE_BYTES, read_ahead_bytes=readahead * PAGE_BYTES)}
+        self.files = {
+            1: TracedFile(1, path, pages * PAGE_BYTES, read_ahead_bytes=readahead * PAGE_BYTES)
+        }
         self.cache: dict[int, set[int]] = {1: set(range(pages)) if cached else set()}
         self.marked: dict[int, set[int]] = {1: set()}
         self.rows: list[tuple[int, ...]] = []
@@ -109,7 +111,7 @@ class Machine:
     def add_file(self, path: str, pages: int, cached: bool = False, **more: Any) -> int:
         """Another file: its number."""
         number = max(self.files) + 1
-        self.files[number] = File(number, path, pages * PAGE_BYTES, **more)
+        self.files[number] = TracedFile(number, path, pages * PAGE_BYTES, **more)
         self.cache[number] = set(range(pages)) if cached else set()
         self.marked[number] = set()
         return number
@@ -152,14 +154,14 @@ class Machine:
                 self.event(by, Kind.FILL, first, len(run) * PAGE_BYTES, 500, len(run))
         return bool(missing)
 
-    def _ahead(self, by: Reader, start: int, size: int, part: int, how: Ahead) -> None:
+    def _ahead(self, by: Reader, start: int, size: int, part: int, how: ReadaheadSite) -> None:
         last = self.files[by.file].size_bytes // PAGE_BYTES
         start, end = max(0, start), min(last, start + size)
-        if how == Ahead.ASYNC:
-            self.event(by, Kind.READAHEAD, start * PAGE_BYTES, aux=Ahead.ASYNC << 8)
+        if how == ReadaheadSite.ASYNC:
+            self.event(by, Kind.READAHEAD, start * PAGE_BYTES, aux=ReadaheadSite.ASYNC << 8)
         self.event(
             by, Kind.READAHEAD, start * PAGE_BYTES, size * PAGE_BYTES, part * PAGE_BYTES,
-            Ahead.ORDER << 8,
+            ReadaheadSite.ORDER << 8,
         )  # fmt: skip
         self._fill(by, start, end)
         if end - part > start and self.marks:
@@ -199,7 +201,7 @@ class Machine:
                 self.marked[by.file].discard(page)
                 size = self.readahead
                 part = size // 4
-                self._ahead(by, page + part, size, part, Ahead.ASYNC)
+                self._ahead(by, page + part, size, part, ReadaheadSite.ASYNC)
             by.mapped.add(page)
             by.now_ns += 700
             return
@@ -207,7 +209,7 @@ class Machine:
             self._fill(by, page, page + 1)
         else:
             size = self.readahead
-            self._ahead(by, max(0, page - size // 2), size, size // 4, Ahead.ORDER)
+            self._ahead(by, max(0, page - size // 2), size, size // 4, ReadaheadSite.ORDER)
             self.marked[by.file].discard(page)
         by.now_ns += self.latency_ns
         by.majors += 1
@@ -264,7 +266,9 @@ class Machine:
         """What a recorder would have written."""
         events = np.array(self.rows, EVENT)
         events = events[np.argsort(events["time_ns"], kind="stable")]
-        processes = {r.pid: Process(r.pid, 999, r.rank, r.rank, "python3") for r in self.readers}
+        processes = {
+            r.pid: TracedProcess(r.pid, 999, r.rank, r.rank, "python3") for r in self.readers
+        }
         last = int(events["time_ns"][-1]) if len(events) else START_NS
         end = {"ended_ns": last + tail_ns, "lost_events": self.lost, "raw_until_ns": None,
                "recorder_cpu_seconds": 0.1}  # fmt: skip

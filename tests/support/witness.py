@@ -45,7 +45,7 @@ class Recorded:
     trace: trace_file.Trace
     stderr: str
 
-    def file(self, path: Path) -> trace_file.File:
+    def file(self, path: Path) -> trace_file.TracedFile:
         """The trace's entry of a file."""
         found = [f for f in self.trace.files.values() if f.path == str(path.resolve())]
         assert found, f"{path} is not in the trace: {list(self.trace.files.values())}"

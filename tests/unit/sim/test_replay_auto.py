@@ -19,7 +19,7 @@ from uffdprefetch.sim.replay.eviction import BeladyEviction, CyclicEviction, Lru
 from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.policies import ANSWER_SECONDS, Plain, PoolPlanned
 from uffdprefetch.state.reader import Region
-from uffdprefetch.trace.file.trace_file import File
+from uffdprefetch.trace.file.trace_file import TracedFile
 
 pytestmark = warnings_fail
 
@@ -111,7 +111,7 @@ def test_later_epochs_are_followed_as_the_first(make: type[Auto]) -> None:
 
 
 def test_many_files_take_no_longer_than_their_accesses() -> None:
-    files = [File(n, f"/data/{n}", 64 * PAGE) for n in range(800)]
+    files = [TracedFile(n, f"/data/{n}", 64 * PAGE) for n in range(800)]
     number = np.arange(800)
     one = replace(stream([0] * 800, 16, 1e-6), file=number)
     wanted = Demand(files, [one], PAGE, 1.0, 0.0, [])
@@ -178,7 +178,7 @@ def jumping(pages: int, count: int, think: float, file: int = 0, rank: int = 0) 
 
 def test_no_more_files_are_read_whole_than_there_is_room_for() -> None:
     pages = 1 << 15
-    files = [File(n, f"/data/{n}", pages * PAGE) for n in range(2)]
+    files = [TracedFile(n, f"/data/{n}", pages * PAGE) for n in range(2)]
     streams = [jumping(pages, 2000, 0.002, rank, rank) for rank in range(2)]
     wanted = Demand(files, streams, PAGE, 1.0, 0.0, [])
     policy = Auto(room_bytes=200 * MIB)

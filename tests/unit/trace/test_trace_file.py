@@ -18,7 +18,7 @@ from paths import ROOT
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.trace.file import events as ev
 from uffdprefetch.trace.file import trace_file
-from uffdprefetch.trace.file.events import EVENT, Ahead, Call, Kind
+from uffdprefetch.trace.file.events import EVENT, Call, Kind, ReadaheadSite
 from uffdprefetch.trace.record.overview import LAYERS, OFFSET_BINS, TIME_BINS, Overview
 
 FILES = [{"id": 7, "path": "/data/a", "size_bytes": 1 << 30, "inode": 5}]
@@ -59,8 +59,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     parts = write(path)
     trace = trace_file.read(str(path))
     assert (trace.events == np.concatenate(parts)).all()
-    assert trace.files == {7: trace_file.File(7, "/data/a", 1 << 30, inode=5)}
-    assert trace.processes[100] == trace_file.Process(100, 1, 3, 1, "train")
+    assert trace.files == {7: trace_file.TracedFile(7, "/data/a", 1 << 30, inode=5)}
+    assert trace.processes[100] == trace_file.TracedProcess(100, 1, 3, 1, "train")
     assert (trace.meta["host"], trace.end, trace.truncated) == ("node", {"ended_ns": 5}, None)
 
 
@@ -234,7 +234,7 @@ def test_the_programs_and_the_recorder_speak_of_the_same_numbers() -> None:
     for kind in Kind:
         if kind < Kind.TOUCH:
             assert defined[f"EV_{kind.name}"] == kind
-    for how in Ahead:
+    for how in ReadaheadSite:
         assert defined[f"AHEAD_{how.name}"] == how
     for call in (Call.MMAP, Call.READ, Call.PREAD, Call.WRITE):
         assert defined[f"CALL_{call.name}"] == call

@@ -20,8 +20,8 @@ from traces import (
 
 from uffdprefetch.report import text
 from uffdprefetch.trace.analyse.report import analyse
-from uffdprefetch.trace.file.events import Ahead, Kind
-from uffdprefetch.trace.file.trace_file import Process
+from uffdprefetch.trace.file.events import Kind, ReadaheadSite
+from uffdprefetch.trace.file.trace_file import TracedProcess
 
 pytestmark = warnings_fail
 
@@ -40,7 +40,7 @@ def test_fills_are_attributed_to_demand_readahead_service_and_others() -> None:
             (rank.now_ns, 9000 * PAGE_BYTES, length * PAGE_BYTES, 10, pid, pid, Kind.FILL, 1, 1)
         )
     trace = machine.trace()
-    trace.processes[777] = Process(777, role="service")
+    trace.processes[777] = TracedProcess(777, role="service")
     by = analyse(trace, without_index)["files"][0]["fill_by"]
     assert by == {
         "ranks": majors * PAGE_BYTES,
@@ -169,7 +169,7 @@ def test_what_huge_pages_hide_is_not_taken_for_skipped() -> None:
 
 
 def in_folios(
-    machine: Machine, how: list[tuple[int, int, int, Ahead]], pages: list[int]
+    machine: Machine, how: list[tuple[int, int, int, ReadaheadSite]], pages: list[int]
 ) -> dict[str, Any]:
     """The reader that faults at these pages, where readahead has decided so before: (first page,
     pages, order, how) of each."""
@@ -199,7 +199,7 @@ def test_a_backward_reader_of_large_folios_skips_nothing() -> None:
 def test_readahead_that_begins_within_a_folio_makes_small_ones_first() -> None:
     """page_cache_ra_order: as large as they may be, aligned, within what is to be read."""
     machine = Machine(8192, cached=True)
-    decided = [(272, 1024, 9, Ahead.ORDER)]
+    decided = [(272, 1024, 9, ReadaheadSite.ORDER)]
     grown = [272, 288, 320, 384, 512, 1024, 1280]
     pages = [*range(0, 272, 16), *grown, *range(1296, 8192, 16)]
     reader = in_folios(machine, decided, pages)
@@ -208,8 +208,8 @@ def test_readahead_that_begins_within_a_folio_makes_small_ones_first() -> None:
 
 def test_where_readahead_met_a_page_that_was_there_it_goes_on_page_by_page() -> None:
     machine = Machine(8192, cached=True)
-    decided = [(0, 2048, 11, Ahead.ORDER), (0, 2048, 0, Ahead.UNBOUNDED),
-               (2048, 2048, 9, Ahead.ORDER)]  # fmt: skip
+    decided = [(0, 2048, 11, ReadaheadSite.ORDER), (0, 2048, 0, ReadaheadSite.UNBOUNDED),
+               (2048, 2048, 9, ReadaheadSite.ORDER)]  # fmt: skip
     pages = [*range(0, 2048, 16), *range(2048, 4096, 512), *range(4096, 8192, 16)]
     reader = in_folios(machine, decided, pages)
     assert reader["pattern"]["name"] == "consecutive" and reader["touched_pages"] == 8192
@@ -235,7 +235,7 @@ def test_each_node_has_a_page_cache_of_its_own() -> None:
     other["tid"] += 1 << 22
     trace.events = np.concatenate([trace.events, other])
     trace.events = trace.events[np.argsort(trace.events["time_ns"], kind="stable")]
-    trace.processes[1000 + (1 << 22)] = Process(1000 + (1 << 22), rank=1)
+    trace.processes[1000 + (1 << 22)] = TracedProcess(1000 + (1 << 22), rank=1)
     report = analyse(trace, without_index)
     file = report["files"][0]
     assert file["fill_bytes"] == 2 * 3200 * PAGE_BYTES

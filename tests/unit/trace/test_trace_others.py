@@ -13,7 +13,7 @@ from uffdprefetch.report import text
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file import events as ev
 from uffdprefetch.trace.file import trace_file
-from uffdprefetch.trace.file.events import Ahead, Call, Kind
+from uffdprefetch.trace.file.events import Call, Kind, ReadaheadSite
 from uffdprefetch.trace.file.trace_file import Trace
 from uffdprefetch.trace.record.process_identity import group_of
 
@@ -46,7 +46,7 @@ def a_trace(path: Path, host: str = "node", pid: int = 100, started_unix: int = 
     )  # fmt: skip
     writer.block("files", FILES)
     writer.block("processes", [{"pid": pid, "rank": 0 if host == "node" else 1}])
-    order = Ahead.ORDER << 8
+    order = ReadaheadSite.ORDER << 8
     parts = [
         event(0.1, Kind.READAHEAD, 2, offset=0, length=MIB, aux=order),
         event(0.2, Kind.FILL, 2, offset=0, length=MIB, value=10, aux=4),

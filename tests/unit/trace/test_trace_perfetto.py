@@ -14,7 +14,7 @@ import synthetic
 
 from uffdprefetch.report import perfetto
 from uffdprefetch.trace.file.events import EVENT, Call, Kind
-from uffdprefetch.trace.file.trace_file import Process, Trace
+from uffdprefetch.trace.file.trace_file import Trace, TracedProcess
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_slice_that_crosses_its_surroundings_is_cut() -> None:
         (13_000, 0, 4096, 6_000, 7, 7, Kind.MAJOR, 1, 0),
     ]
     trace = Trace(meta={"started_ns": 0}, events=np.array(rows, EVENT))
-    trace.processes = {7: Process(7)}
+    trace.processes = {7: TracedProcess(7)}
     read, fault = (e for e in perfetto.events(trace, {})[0] if e["ph"] == "X")
     assert (read["ts"], read["dur"]) == (0, 10)
     assert (fault["ts"], fault["dur"]) == (7, 3)

@@ -23,10 +23,10 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.trace.analyse.accesses import READS, Accesses, accesses
 from uffdprefetch.trace.analyse.fills import brought_by_misses
 from uffdprefetch.trace.analyse.folios import Folios
-from uffdprefetch.trace.analyse.records import RecordIndex, open_records
+from uffdprefetch.trace.analyse.records import RecordPages, open_records
 from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
 from uffdprefetch.trace.file.events import Kind
-from uffdprefetch.trace.file.trace_file import File, Trace
+from uffdprefetch.trace.file.trace_file import Trace, TracedFile
 
 #: The kernel's default readahead, where a trace lacks the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
@@ -77,7 +77,7 @@ def again(stream: ThreadAccesses, epochs: int) -> ThreadAccesses:
 class Demand:
     """A job's accesses."""
 
-    files: list[File]
+    files: list[TracedFile]
     streams: list[ThreadAccesses]
     page_bytes: int
     seconds: float  # that the recorded job took
@@ -119,7 +119,7 @@ def demand_of(trace: Trace, open_index: OpenRecords = open_records) -> Demand:
     """
     work = Survey(trace, open_index)
     events = trace.events
-    files: list[File] = []
+    files: list[TracedFile] = []
     parts: list[_Part] = []
     for number in sorted(trace.files):
         some = events[events["file"] == number]
@@ -190,10 +190,10 @@ class _Part:
     accesses: Accesses
     brought: tuple[Array, Array]
     filled: tuple[Array, Array]  # (thread, pages) of each fill of the file
-    index: RecordIndex | None
+    index: RecordPages | None
 
 
-def read_ahead_pages(file: File, page_bytes: int) -> int:
+def read_ahead_pages(file: TracedFile, page_bytes: int) -> int:
     """The kernel's readahead window of a file, at least a page."""
     known = file.read_ahead_bytes
     return max(1, (READ_AHEAD_BYTES if known is None else known) // page_bytes)
@@ -228,7 +228,7 @@ def _streams(parts: list[_Part], begin_ns: int, end_ns: int) -> list[ThreadAcces
 
 
 def _wanted(
-    a: Accesses, before: Array, after: Array, index: RecordIndex | None
+    a: Accesses, before: Array, after: Array, index: RecordPages | None
 ) -> tuple[Array, ...]:
     """(request time, completion time, first page, end, down, before, after) of one thread's
     accesses to one file, merged by record; the columns are those of ThreadAccesses."""

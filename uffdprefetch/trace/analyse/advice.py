@@ -50,7 +50,7 @@ class Finding:
     #: Seconds of the cost that other findings are about, too.
     told: float = 0.0
 
-    def entry(self, report: Report) -> Entry:
+    def entry(self, report: ReportLookup) -> Entry:
         """As it stands in the document."""
         ranks = {reader["rank"] for reader in self.readers}
         own = None if self.cost is None else max(0.0, self.cost - self.told)
@@ -106,7 +106,7 @@ class FileKind:
         return FileKind(list(files), [r for r in self.readers if r["file"] in numbers])
 
 
-class Report:
+class ReportLookup:
     """A report to look things up in."""
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def percent(share: float) -> str:
     return f"{value:.1f} %"
 
 
-def settle(found: list[Finding], report: Report) -> list[Finding]:
+def settle(found: list[Finding], report: ReportLookup) -> list[Finding]:
     """Let each second of stall be told once: by the first of the findings about its reader, which
     are in the order of their rules, causes before what follows from them. Returns them by what is
     left of their costs; then by severity."""

@@ -17,7 +17,7 @@ from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE
 from uffdprefetch.trace.analyse.stall import places_in_thread
-from uffdprefetch.trace.file.events import Ahead, Kind
+from uffdprefetch.trace.file.events import Kind, ReadaheadSite
 
 #: A thread's last fills before a major fault's end, among which the one with its page is looked
 #: for: readahead may go around a page in two.
@@ -155,9 +155,9 @@ def decisions(events: Array) -> tuple[Array, Array]:
     before = np.maximum(np.arange(n) - 1, 0)
     end = rows["offset"] + rows["length"]
     inside = (rows["offset"] >= rows["offset"][before]) & (rows["offset"] < end[before])
-    again = (how == Ahead.UNBOUNDED) & same & (how[before] == Ahead.ORDER) & inside
-    chosen = ((how == Ahead.ORDER) | (how == Ahead.UNBOUNDED)) & ~again
-    triggered = same & (how[before] == Ahead.ASYNC)
+    again = (how == ReadaheadSite.UNBOUNDED) & same & (how[before] == ReadaheadSite.ORDER) & inside
+    chosen = ((how == ReadaheadSite.ORDER) | (how == ReadaheadSite.UNBOUNDED)) & ~again
+    triggered = same & (how[before] == ReadaheadSite.ASYNC)
     return rows[chosen], triggered[chosen]
 
 

@@ -19,7 +19,7 @@ from uffdprefetch.trace.analyse.advice import (
     Entry,
     FileKind,
     Finding,
-    Report,
+    ReportLookup,
     percent,
     settle,
     who_text,
@@ -55,7 +55,7 @@ def _filled_per_major(kind: FileKind) -> float | None:
     return filled / max(1, _majors(kind.readers))
 
 
-def skipping(report: Report) -> Iterator[Finding]:
+def skipping(report: ReportLookup) -> Iterator[Finding]:
     """[Stanovnik]: each rank reads a record and leaves out the next n - 1."""
     for kind in report.kinds:
         readers = [
@@ -102,7 +102,7 @@ def skipping(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _rows_of_single_pages(report: Report, kind: FileKind) -> int:
+def _rows_of_single_pages(report: ReportLookup, kind: FileKind) -> int:
     """How many rows of pages were read one after the other, each alone; 0: not so."""
     majors, per_major = _majors(kind.readers), _filled_per_major(kind)
     if per_major is None or per_major > SINGLE_PAGES * report.page_bytes or majors < MAJORS_MIN:
@@ -111,7 +111,7 @@ def _rows_of_single_pages(report: Report, kind: FileKind) -> int:
     return rows if majors >= 2 * rows else 0
 
 
-def single_pages(report: Report) -> Iterator[Finding]:
+def single_pages(report: ReportLookup) -> Iterator[Finding]:
     """MADV_RANDOM (LMDB's readahead=False): each cold page is a read of its own."""
     for kind in report.kinds:
         rows = _rows_of_single_pages(report, kind)
@@ -132,7 +132,7 @@ def single_pages(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def small_readahead(report: Report) -> Iterator[Finding]:
+def small_readahead(report: ReportLookup) -> Iterator[Finding]:
     """A reader in order that waits for storage again and again."""
     for kind in report.kinds:
         readers = [
@@ -171,7 +171,7 @@ def small_readahead(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def random_order(report: Report) -> Iterator[Finding]:
+def random_order(report: ReportLookup) -> Iterator[Finding]:
     """A shuffle that the kernel cannot read ahead of."""
     for kind in report.kinds:
         readers = [r for r in kind.readers if r["pattern"]["name"] == "random"]
@@ -216,7 +216,7 @@ def random_order(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def read_again(report: Report) -> Iterator[Finding]:
+def read_again(report: ReportLookup) -> Iterator[Finding]:
     """Pages that left the cache and had to be read once more."""
     for kind in report.kinds:
         again, filled = kind.sum("refilled_bytes"), kind.sum("fill_bytes")
@@ -239,7 +239,7 @@ def read_again(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def pool_too_small(report: Report) -> Iterator[Finding]:
+def pool_too_small(report: ReportLookup) -> Iterator[Finding]:
     """`--engine pool`: what it lets go in order to read it again."""
     for kind in report.kinds:
         kind = kind.only([file for file in kind.files if file.get("pool")])
@@ -259,7 +259,7 @@ def pool_too_small(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def not_read_by_mmap(report: Report) -> Iterator[Finding]:
+def not_read_by_mmap(report: ReportLookup) -> Iterator[Finding]:
     """read(2) and its kind, which make no faults."""
     for kind in report.kinds:
         readers = [r for r in kind.readers if r["read_call_bytes"]]
@@ -284,7 +284,7 @@ def not_read_by_mmap(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[ReportLookup], Iterator[Finding]], ...] = (
     skipping, single_pages, small_readahead, random_order, read_again, pool_too_small,
     not_read_by_mmap,
     *JOB_RULES,
@@ -293,6 +293,6 @@ RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
 
 def findings(document: dict[str, Any]) -> list[Entry]:
     """The findings of a report, most costly first; then by severity."""
-    report = Report(document)
+    report = ReportLookup(document)
     found = [one for rule in RULES for one in rule(report)]
     return [one.entry(report) for one in settle(found, report)]

@@ -15,7 +15,7 @@ from uffdprefetch.trace.analyse.advice import (
     MEDIUM,
     MIB,
     Finding,
-    Report,
+    ReportLookup,
     percent,
     ranks_text,
 )
@@ -37,7 +37,7 @@ READ_MIN_BYTES = 16 * MIB
 BUSY = 0.9
 
 
-def stripe(report: Report) -> Iterator[Finding]:
+def stripe(report: ReportLookup) -> Iterator[Finding]:
     """[Haderbache] section 2.3, [Stanovnik]: stripe size = batch bytes x GPUs per node."""
     hosts = max(1, len(str(report.trace.get("host") or "").split(",")))
     for kind in report.kinds:
@@ -69,7 +69,7 @@ def stripe(report: Report) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def shared_lock(report: Report) -> Iterator[Finding]:
+def shared_lock(report: ReportLookup) -> Iterator[Finding]:
     """[Stanovnik] section 4.2: ranks contend for LMDB's lock file."""
     for kind in report.kinds:
         shared = kind.only([f for f in kind.files if _is_lock(f["path"]) and len(f["ranks"]) > 1])
@@ -93,7 +93,7 @@ def _is_lock(path: str) -> bool:
     return name == "lock.mdb" or name.endswith("-lock")
 
 
-def uneven_stall(report: Report) -> Iterator[Finding]:
+def uneven_stall(report: ReportLookup) -> Iterator[Finding]:
     """One rank waits much longer: the others wait for it at the next synchronisation."""
     by_rank = {
         rank: report.stall([r for r in report.readers if r["rank"] == rank])
@@ -117,7 +117,7 @@ def uneven_stall(report: Report) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def uneven_bytes(report: Report) -> Iterator[Finding]:
+def uneven_bytes(report: ReportLookup) -> Iterator[Finding]:
     """Shards of very different size."""
     for kind in report.kinds:
         pages: dict[int, int] = {}
@@ -139,7 +139,7 @@ def uneven_bytes(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def read_by_all(report: Report) -> Iterator[Finding]:
+def read_by_all(report: ReportLookup) -> Iterator[Finding]:
     """Every rank reads the whole file in each epoch."""
     for kind in report.kinds:
         touched = {file["id"]: file["touched_pages"] for file in kind.files}
@@ -171,7 +171,7 @@ def read_by_all(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def starting(report: Report) -> Iterator[Finding]:
+def starting(report: ReportLookup) -> Iterator[Finding]:
     """Programs and libraries that come from slow storage, file by file; or a data set of small
     files."""
     programs = [one for one in report.others if not _is_data(one["name"])]
@@ -210,7 +210,7 @@ def _is_data(group: str) -> bool:
     return group.startswith("/") and not group.startswith(_SYSTEM)
 
 
-def prefetching(report: Report) -> Iterator[Finding]:
+def prefetching(report: ReportLookup) -> Iterator[Finding]:
     """Our own: read for nothing, or too late."""
     service = report.service
     if service is None:
@@ -252,7 +252,7 @@ def prefetching(report: Report) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def of_the_trace(report: Report) -> Iterator[Finding]:
+def of_the_trace(report: ReportLookup) -> Iterator[Finding]:
     """What makes the report's own numbers weaker."""
     trace = report.trace
     lost, events = trace["lost_events"], trace["events"]
@@ -277,7 +277,7 @@ def of_the_trace(report: Report) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-JOB_RULES: tuple[Callable[[Report], Iterator[Finding]], ...] = (
+JOB_RULES: tuple[Callable[[ReportLookup], Iterator[Finding]], ...] = (
     stripe, shared_lock, uneven_stall, uneven_bytes, read_by_all, starting, prefetching,
     of_the_trace,
 )  # fmt: skip

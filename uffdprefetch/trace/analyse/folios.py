@@ -17,7 +17,7 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.trace.analyse.accesses import AROUND_PAGES, BPF, HUGE_PAGES, Accesses
 from uffdprefetch.trace.analyse.pieces import Pieces
-from uffdprefetch.trace.file.events import Ahead, Kind
+from uffdprefetch.trace.file.events import Kind, ReadaheadSite
 
 #: log2 of pages: of folios that fault-around maps anyway (64 KiB), and of the largest (2 MiB).
 SMALL_BITS, HUGE_BITS = 4, 9
@@ -127,12 +127,14 @@ def _decided(events: Array) -> Array:
     rows = events[np.lexsort((events["time_ns"], events["tid"]))]
     how, offset = rows["aux"] >> 8 & 0xFF, rows["offset"]
     end = offset + rows["length"]
-    rest = (how[1:] == Ahead.UNBOUNDED) & (how[:-1] == Ahead.ORDER)
+    rest = (how[1:] == ReadaheadSite.UNBOUNDED) & (how[:-1] == ReadaheadSite.ORDER)
     rest &= (rows["tid"][1:] == rows["tid"][:-1]) & (offset[1:] < end[:-1])
     rest &= offset[1:] >= offset[:-1]
     rows["length"][:-1][rest] = (offset[1:] - offset[:-1])[rest]
-    rows["aux"][how == Ahead.UNBOUNDED] = 0
-    found: Array = rows[((how == Ahead.ORDER) | (how == Ahead.UNBOUNDED)) & (rows["length"] > 0)]
+    rows["aux"][how == ReadaheadSite.UNBOUNDED] = 0
+    found: Array = rows[
+        ((how == ReadaheadSite.ORDER) | (how == ReadaheadSite.UNBOUNDED)) & (rows["length"] > 0)
+    ]
     return found[np.argsort(found["time_ns"], kind="stable")]
 
 

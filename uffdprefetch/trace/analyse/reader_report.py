@@ -12,7 +12,7 @@ from uffdprefetch.base.units import format_size
 from uffdprefetch.trace.analyse import accesses as sensors
 from uffdprefetch.trace.analyse import iterations, records
 from uffdprefetch.trace.analyse.accesses import Accesses
-from uffdprefetch.trace.analyse.readers import Reader
+from uffdprefetch.trace.analyse.readers import ReaderAnalysis
 from uffdprefetch.trace.analyse.stall import Stalls
 from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern
 
@@ -64,7 +64,9 @@ def _in_pool(name: str, a: Accesses) -> str:
     return "sequential" if name == "consecutive" or (name == "strided" and go_on) else name
 
 
-def _pattern(reader: Reader, others: list[StreamPattern], page_bytes: int) -> dict[str, Any]:
+def _pattern(
+    reader: ReaderAnalysis, others: list[StreamPattern], page_bytes: int
+) -> dict[str, Any]:
     pattern, a = reader.pattern, reader.accesses
     name, stride, n, how = pattern.name, pattern.stride_pages, pattern.stride_records, ""
     if bool((a.sensor == sensors.CHECKPOINTS).all()):
@@ -121,7 +123,9 @@ def _runs(pattern: StreamPattern, page_bytes: int) -> dict[str, Any]:
     }
 
 
-def _iterations(reader: Reader, stall: Stalls | None) -> tuple[dict[str, Any] | None, float | None]:
+def _iterations(
+    reader: ReaderAnalysis, stall: Stalls | None
+) -> tuple[dict[str, Any] | None, float | None]:
     """(iterations, pages read in one) of the reader as a whole; (None, None) without a beat, as of
     several workers that read at the same time.
 
@@ -149,7 +153,7 @@ def _majors_of_next_page(a: Accesses) -> int:
 
 
 def report(
-    reader: Reader,
+    reader: ReaderAnalysis,
     others: list[StreamPattern],
     stall: Stalls | None,
     why_no_stall: str,
@@ -233,7 +237,7 @@ def report(
     }
 
 
-def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
+def _epoch(reader: ReaderAnalysis, i: int, stall: Stalls | None) -> dict[str, Any]:
     epoch, a = reader.epochs[i], reader.accesses
     start, end = int(a.time_ns[epoch.first]), int(a.until_ns[epoch.first : epoch.end].max())
     part = a.part(slice(epoch.first, epoch.end))

@@ -16,7 +16,7 @@ from uffdprefetch.trace.analyse import patterns
 from uffdprefetch.trace.analyse.accesses import Accesses
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.epochs import epochs
-from uffdprefetch.trace.analyse.records import RecordIndex
+from uffdprefetch.trace.analyse.records import RecordPages
 from uffdprefetch.trace.analyse.runs import (
     AccessStream,
     Runs,
@@ -41,7 +41,7 @@ AROUND_PAGES, SPARSE = sensors.AROUND_PAGES, 0.1
 
 
 @dataclass
-class Epoch:
+class EpochAccesses:
     """The accesses [first, end) of a reader and what they covered."""
 
     first: int
@@ -52,21 +52,21 @@ class Epoch:
 
 
 @dataclass
-class Reader:
+class ReaderAnalysis:
     """What is found of a reader; reader_report.py puts it into words."""
 
     rank: int
     file: int
     accesses: Accesses
     pattern: StreamPattern
-    epochs: list[Epoch]
+    epochs: list[EpochAccesses]
     # ranges of pages that may have been touched, probably were, certainly were
     mapped: Ranges
     probable: Ranges
     sure: Ranges
     index: str | None = None  # the format of the file's index
     #: Of several processes each by itself.
-    processes: list[Reader] = field(default_factory=list)
+    processes: list[ReaderAnalysis] = field(default_factory=list)
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -146,14 +146,14 @@ def find(
     file: int,
     a: Accesses,
     cover: Coverage,
-    index: RecordIndex | None,
+    index: RecordPages | None,
     slack: int,
-) -> Reader:
+) -> ReaderAnalysis:
     """Take one rank's accesses to a file in, or those of one process. ``slack``: as in
     runs.follows()."""
     bounds = [*_begins(a), len(a)]
     seen: Array = np.zeros(len(cover.pieces), bool)
-    found: list[Epoch] = []
+    found: list[EpochAccesses] = []
     all_patterns: list[StreamPattern] = []
     runs: list[Runs] = []
     for first, end in pairwise(bounds):
@@ -171,9 +171,11 @@ def find(
         all_patterns += mine
         again = cover.pieces.pages(mapped & seen)
         seen |= mapped
-        found.append(Epoch(first, end, cover.pieces.pages(mapped), again, patterns.combine(mine)))
+        found.append(
+            EpochAccesses(first, end, cover.pieces.pages(mapped), again, patterns.combine(mine))
+        )
     all_runs = all_of(runs)
-    return Reader(
+    return ReaderAnalysis(
         rank, file, a, patterns.combine(all_patterns), found,
         cover.pieces.ranges(seen), cover.pieces.union(all_runs.start, all_runs.sure),
         cover.pieces.union(a.page, a.sure), None if index is None else index.format,

@@ -53,7 +53,7 @@ def _begun(first: Array, last: Array, end: Array) -> Array:
     return found
 
 
-class RecordIndex:
+class RecordPages:
     """Which pages of a file hold which records; ``page_bytes`` is the system's page. ``tells``:
     whether a page tells which record was meant: not of records smaller than a page, nor where
     records are packed together."""
@@ -124,7 +124,7 @@ class RecordIndex:
         return {"format": self.format, "lmdb": None, "records": records}
 
 
-class LmdbIndex(RecordIndex):
+class LmdbIndex(RecordPages):
     """The same of an LMDB file, and what its pages are. Numbers are in the order of the file."""
 
     def __init__(self, index: lmdb.Index, page_bytes: int) -> None:
@@ -138,7 +138,7 @@ class LmdbIndex(RecordIndex):
         self._type_bytes = int(index.page_bytes)
 
     def report(self, mapped: Ranges, sure: Ranges) -> dict[str, Any]:
-        """As RecordIndex.report(): the ``lmdb`` of a file."""
+        """As RecordPages.report(): the ``lmdb`` of a file."""
         scale = self._page_bytes
         names = {}
         for number, name in enumerate(lmdb.PAGE_TYPE_NAMES):
@@ -160,7 +160,7 @@ class LmdbIndex(RecordIndex):
         return {"format": self.format, "lmdb": found, "records": None}
 
 
-def open_records(path: str, size_bytes: int, page_bytes: int) -> RecordIndex | None:
+def open_records(path: str, size_bytes: int, page_bytes: int) -> RecordPages | None:
     """The index of a file of a known format; None when it has none, is not here, or not what it
     was."""
     try:
@@ -170,7 +170,7 @@ def open_records(path: str, size_bytes: int, page_bytes: int) -> RecordIndex | N
             is_lmdb = lmdb.looks_like_lmdb(reader.read(0, 64))
         if is_lmdb:
             return LmdbIndex(lmdb.open_index(path), page_bytes)
-        return RecordIndex(open_cached(path), page_bytes)
+        return RecordPages(open_cached(path), page_bytes)
     except (ImportError, OSError, UffdPrefetchError, ValueError, MemoryError):
         return None
 

@@ -18,15 +18,15 @@ from uffdprefetch.trace.analyse.fills import evicted_bytes, extents, fill_report
 from uffdprefetch.trace.analyse.folios import Folios
 from uffdprefetch.trace.analyse.others import read_calls
 from uffdprefetch.trace.analyse.ranks import SERVICE, Ranks
-from uffdprefetch.trace.analyse.records import RecordIndex
+from uffdprefetch.trace.analyse.records import RecordPages
 from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
 from uffdprefetch.trace.analyse.stall import Stalls, stalls
 from uffdprefetch.trace.analyse.streams import StreamPattern
 from uffdprefetch.trace.file.events import Kind
 from uffdprefetch.trace.file.sensors import Sensor, is_of
-from uffdprefetch.trace.file.trace_file import File, Trace
+from uffdprefetch.trace.file.trace_file import Trace, TracedFile
 
-OpenRecords = Callable[[str, int, int], RecordIndex | None]
+OpenRecords = Callable[[str, int, int], RecordPages | None]
 
 #: file.read_all() gives the processes of each node numbers of their own, above these bits.
 NODE_BITS = 22
@@ -76,7 +76,9 @@ class Survey:
 
     # ------------------------------------------------------------ one file
 
-    def file(self, file: File, events: Array) -> tuple[dict[str, Any], list[reading.Reader]]:
+    def file(
+        self, file: TracedFile, events: Array
+    ) -> tuple[dict[str, Any], list[reading.ReaderAnalysis]]:
         """The file's entry, and its readers."""
         page = self.page_bytes
         if len(events) and int(events["offset"].max()) > OFFSET_MAX - int(events["length"].max()):
@@ -98,7 +100,7 @@ class Survey:
         node = events["pid"] >> NODE_BITS
         several = len(node) and int(node.max()) != int(node.min())
         parts: list[dict[str, Any]] = []
-        found_readers: list[reading.Reader] = []
+        found_readers: list[reading.ReaderAnalysis] = []
         for one in distinct(node).tolist() if several else [0]:
             here = node == one if several else slice(None)
             mine = by_rank
@@ -131,9 +133,9 @@ class Survey:
         }, found_readers
 
     def _on_node(
-        self, file: File, events: Array, owner: Array, by_rank: dict[int, Accesses],
-        index: RecordIndex | None, slack: int,
-    ) -> tuple[dict[str, Any], list[reading.Reader]]:  # fmt: skip
+        self, file: TracedFile, events: Array, owner: Array, by_rank: dict[int, Accesses],
+        index: RecordPages | None, slack: int,
+    ) -> tuple[dict[str, Any], list[reading.ReaderAnalysis]]:  # fmt: skip
         page, kind = self.page_bytes, events["kind"]
         by_rank = {rank: a for rank, a in by_rank.items() if len(a)}
         is_fill = kind == Kind.FILL
@@ -177,7 +179,7 @@ class Survey:
 
     # ------------------------------------------------------------ readers
 
-    def readers(self, found: list[reading.Reader], events: Array) -> list[dict[str, Any]]:
+    def readers(self, found: list[reading.ReaderAnalysis], events: Array) -> list[dict[str, Any]]:
         """The entries of one file's readers; ``events`` are the file's."""
         owner = self.ranks.of(events["pid"])
         waiting = np.isin(events["kind"], (Kind.MAJOR, Kind.WAIT))
@@ -194,7 +196,7 @@ class Survey:
         return entries
 
     def _entry(
-        self, reader: reading.Reader, mine: Array, others: list[StreamPattern]
+        self, reader: reading.ReaderAnalysis, mine: Array, others: list[StreamPattern]
     ) -> dict[str, Any]:
         stall, why, majors = self._stall(reader, mine)
         return reader_report.report(
@@ -202,14 +204,16 @@ class Survey:
         )
 
     def _process(
-        self, reader: reading.Reader, of_rank: Array, others: list[StreamPattern]
+        self, reader: reading.ReaderAnalysis, of_rank: Array, others: list[StreamPattern]
     ) -> dict[str, Any]:
         """What a process of a rank did by itself."""
         (pid,) = distinct(reader.accesses.pid).tolist()
         entry = self._entry(reader, of_rank[of_rank["pid"] == pid], others)
         return {"pid": pid, **{name: entry[name] for name in reader_report.OF_A_PROCESS}}
 
-    def _stall(self, reader: reading.Reader, mine: Array) -> tuple[Stalls | None, str, int | None]:
+    def _stall(
+        self, reader: reading.ReaderAnalysis, mine: Array
+    ) -> tuple[Stalls | None, str, int | None]:
         majors = int(reader.accesses.major.sum())
         if POOL in reader.accesses.sensor:
             why = "n/a (the pool tells how long its touches waited in the run's summary only)"
@@ -242,8 +246,8 @@ def _reads_within(events: Array, end: int) -> Array:
 
 
 def _each_and_the_rest(
-    readers: list[reading.Reader],
-) -> Iterator[tuple[reading.Reader, list[reading.Reader]]]:
+    readers: list[reading.ReaderAnalysis],
+) -> Iterator[tuple[reading.ReaderAnalysis, list[reading.ReaderAnalysis]]]:
     for i, one in enumerate(readers):
         yield one, readers[:i] + readers[i + 1 :]
 

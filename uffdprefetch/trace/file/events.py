@@ -56,7 +56,7 @@ class Kind(IntEnum):
     #: Pages left the page cache. As FILL.
     EVICT = 6
     #: A readahead decision. length: bytes to read, value: bytes of it that are the asynchronous
-    #: part (where the next decision is triggered), aux: folio order | how << 8 (an Ahead).
+    #: part (where the next decision is triggered), aux: folio order | how << 8 (a ReadaheadSite).
     READAHEAD = 7
     #: read(2) and the like took [offset, +length) through the page cache.
     READ = 8
@@ -113,7 +113,7 @@ HUGE_BYTES = 2 << 20
 NO_PAGE = 0xFFFFFFFF
 
 
-class Ahead(IntEnum):
+class ReadaheadSite(IntEnum):
     """Where a readahead decision was made (mm/readahead.c)."""
 
     SYNC = 1  # asked for: page_cache_sync_ra; length: what the reader wanted

@@ -185,7 +185,7 @@ def create(path: str, force: bool, meta: dict[str, Any]) -> Writer:
 
 
 @dataclass
-class File:
+class TracedFile:
     """A file that was read. ``id`` is the events' ``file``."""
 
     id: int
@@ -203,7 +203,7 @@ class File:
 
 
 @dataclass
-class Process:
+class TracedProcess:
     """A process of the job, or our own service (role "service")."""
 
     pid: int
@@ -221,13 +221,13 @@ class Trace:
 
     meta: dict[str, Any]
     events: np.ndarray[Any, Any] = field(default_factory=empty)
-    files: dict[int, File] = field(default_factory=dict)
-    processes: dict[int, Process] = field(default_factory=dict)
+    files: dict[int, TracedFile] = field(default_factory=dict)
+    processes: dict[int, TracedProcess] = field(default_factory=dict)
     overview: dict[str, Any] | None = None
     end: dict[str, Any] | None = None  # totals; None: the recorder did not come to its end
     truncated: str | None = None  # why the file was not read to its last byte
     path: str = ""
-    others: dict[int, File] = field(default_factory=dict)  # those with a group
+    others: dict[int, TracedFile] = field(default_factory=dict)  # those with a group
     other_events: np.ndarray[Any, Any] = field(default_factory=empty)  # theirs, by time
 
     @property
@@ -385,11 +385,11 @@ def _take(trace: Trace, parts: list[np.ndarray[Any, Any]], kind: str, body: Any)
         parts.append(unpack_events(body))
     elif kind == "files":
         for entry in body:
-            file = File(**entry)
+            file = TracedFile(**entry)
             (trace.others if file.group else trace.files)[file.id] = file
     elif kind == "processes":
         for entry in body:
-            trace.processes[entry["pid"]] = Process(**entry)
+            trace.processes[entry["pid"]] = TracedProcess(**entry)
     elif kind == "overview":
         trace.overview = body
     elif kind == "end":

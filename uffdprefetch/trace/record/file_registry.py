@@ -17,8 +17,8 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.procfs import descendants, file_readers
 from uffdprefetch.trace.file.events import COST_KINDS, EVENT, HUGE_BYTES, Call, Kind, empty
-from uffdprefetch.trace.file.trace_file import File
-from uffdprefetch.trace.record.kernel_tracer import SILENT, KernelTracer, NewFile, Opened
+from uffdprefetch.trace.file.trace_file import TracedFile
+from uffdprefetch.trace.record.kernel_tracer import SILENT, KernelTracer, NewFile, OpenedFile
 from uffdprefetch.trace.record.process_identity import (
     Paths,
     Processes,
@@ -54,8 +54,8 @@ class FileRegistry:
         self._only_included = bool(include)
         self.processes = Processes()
         self.births_ns = 0  # when a process was last heard to begin
-        self._files: dict[int, File] = {}
-        self._new_files: list[File] = []
+        self._files: dict[int, TracedFile] = {}
+        self._new_files: list[TracedFile] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._unwanted: Array = np.zeros(NUMBERS, bool)
         self._is_other: Array = np.zeros(NUMBERS, bool)  # programs, libraries, small files
@@ -67,7 +67,9 @@ class FileRegistry:
         # by process: (address of the file's byte 0, first, end, number)
         self._mapped: dict[int, list[tuple[int, int, int, int]]] = {}
 
-    def take(self, events: Array, new: Sequence[NewFile], opened: Sequence[Opened]) -> list[Array]:
+    def take(
+        self, events: Array, new: Sequence[NewFile], opened: Sequence[OpenedFile]
+    ) -> list[Array]:
         """The kernel's news: the events, and those that follow from what is found out of them."""
         parts = [self._open(one) for one in opened]
         parts += [self._new_file(one) for one in new]
@@ -91,14 +93,14 @@ class FileRegistry:
         found: Array = self._is_other[events["file"]]
         return found
 
-    def new_files(self) -> list[File]:
+    def new_files(self) -> list[TracedFile]:
         """Files that have come since the last call."""
         files, self._new_files = self._new_files, []
         return files
 
     # -------------------------------------------------------------- files
 
-    def _open(self, opened: Opened) -> Array:
+    def _open(self, opened: OpenedFile) -> Array:
         """An open that was seen: its path is a name for later, and a CALL."""
         key = self._paths.opened(opened.pid, opened.path, executed=opened.fd < 0)
         if opened.fd < 0:
@@ -152,7 +154,7 @@ class FileRegistry:
             else:
                 self._witness.costs_only(new.inode, new.device, new.number)
                 self._is_other[new.number] = True
-                other = File(
+                other = TracedFile(
                     new.number, path, size_bytes, new.device, new.inode, group=group_of(path)
                 )
                 self._new_files.append(other)
@@ -162,7 +164,7 @@ class FileRegistry:
         self._add(file)
         return self._map(new.pid, file)
 
-    def _add(self, file: File) -> None:
+    def _add(self, file: TracedFile) -> None:
         self._files[file.id] = file
         self._new_files.append(file)
 
@@ -303,7 +305,7 @@ class FileRegistry:
             opens = self._descriptors.get((above.parent, fd)) if above else None
         return opens or []
 
-    def _map(self, pid: int, file: File) -> Array:
+    def _map(self, pid: int, file: TracedFile) -> Array:
         """MAP events for mappings of a file that were not told yet."""
         found = []
         for address, length, offset, _, _ in mappings(pid, file.device, file.inode):

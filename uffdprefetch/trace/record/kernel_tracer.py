@@ -111,7 +111,7 @@ class NewFile:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFile:
     """An openat(2) that succeeded, with the path as it was given; fd -1: a program was executed."""
 
     time_ns: int
@@ -299,12 +299,12 @@ class KernelTracer:
         ]
         return events[~fresh], new
 
-    def opened(self) -> list[Opened]:
+    def opened(self) -> list[OpenedFile]:
         """Paths that were opened or executed since the last call."""
         found = []
         for at, took, pid, tid, fd, flags, name in _OPENED.iter_unpack(self._opens.drain()):
             path = name.split(b"\0")[0].decode(errors="surrogateescape")
-            found.append(Opened(at, took, pid, tid, fd, flags, path))
+            found.append(OpenedFile(at, took, pid, tid, fd, flags, path))
         return found
 
     def lost(self) -> int:

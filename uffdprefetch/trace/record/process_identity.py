@@ -20,7 +20,7 @@ from typing import Any
 
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
-from uffdprefetch.trace.file.trace_file import File, Process
+from uffdprefetch.trace.file.trace_file import TracedFile, TracedProcess
 
 #: Paths of no record files: programs, libraries, what an interpreter reads to start.
 _SYSTEM = re.compile(r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/systemd)/")
@@ -167,10 +167,10 @@ def size_of(path: str) -> int:
         return 0
 
 
-def describe_file(number: int, path: str, device: int, inode: int) -> File:
+def describe_file(number: int, path: str, device: int, inode: int) -> TracedFile:
     """A file for the trace's table; what cannot be found out stays empty."""
     where = f"inode {inode} on {device >> 20}:{device & 0xFFFFF}"
-    file = File(number, path or where, 0, device, inode)
+    file = TracedFile(number, path or where, 0, device, inode)
     try:
         st = os.stat(path)
     except (OSError, ValueError):
@@ -210,10 +210,10 @@ class Processes:
     """Processes by pid, with rank and command."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Process] = {}
+        self.known: dict[int, TracedProcess] = {}
         self._changed: set[int] = set()
 
-    def identify(self, pid: int, parent: int = 0) -> Process | None:
+    def identify(self, pid: int, parent: int = 0) -> TracedProcess | None:
         """Read (again) who a process is; None for the number of a thread."""
         base = Path(f"/proc/{pid}")
         known = self.known.get(pid)
@@ -237,13 +237,13 @@ class Processes:
         rank, local_rank = who.rank, who.local_rank
         if rank is None and above is not None:
             rank, local_rank = above.rank, above.local_rank
-        now = Process(
+        now = TracedProcess(
             pid, parent, rank or 0, -1 if local_rank is None else local_rank,
             command or (above.command if above else ""),
         )  # fmt: skip
         return self.put(now)
 
-    def put(self, process: Process) -> Process:
+    def put(self, process: TracedProcess) -> TracedProcess:
         """Note a process as somebody else described it."""
         if self.known.get(process.pid) != process:
             self.known[process.pid] = process

@@ -21,7 +21,7 @@ from uffdprefetch.base.messages import say
 from uffdprefetch.base.procfs import descendants
 from uffdprefetch.protocol import wire
 from uffdprefetch.trace.file.events import EVENT, empty
-from uffdprefetch.trace.file.trace_file import Process, Writer
+from uffdprefetch.trace.file.trace_file import TracedProcess, Writer
 from uffdprefetch.trace.record.file_registry import NUMBERS, FileRegistry
 from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, KernelTracer
 from uffdprefetch.trace.record.overview import Overview
@@ -139,9 +139,9 @@ class Recorder:
             pid = entry["pid"]
             if pid not in self.known.processes.known and self._witness is not None:
                 self._witness.follow(pid)
-            self.known.processes.put(Process(**entry))
+            self.known.processes.put(TracedProcess(**entry))
         if "service" in document:
-            service = Process(document["service"], command="uffdprefetch", role="service")
+            service = TracedProcess(document["service"], command="uffdprefetch", role="service")
             self.known.processes.put(service)
         for pid in document.get("launchers", ()):
             if self._witness is not None and pid not in self._launchers:
