@@ -45,7 +45,7 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.job.channel import SCHEMA, SLOTS
 from uffdprefetch.orders.buffers import Buffers
 from uffdprefetch.orders.key_lists import KeyList
-from uffdprefetch.orders.token_files import NAMES, Stored, TokenFile
+from uffdprefetch.orders.token_files import NAMES, StoredArray, TokenFile
 
 #: Bounds on untrusted input, above anything that job/ writes.
 JSON_MAX_BYTES = 1 << 20
@@ -214,7 +214,7 @@ def _tokens(value: Mapping[str, Any]) -> TokenFile:
         path, array = each.get("path"), each.get("array")
         if (path is None) == (array is None):
             raise AnnounceError(f"array {name} is in a file or in the announcement")
-        arrays[name] = Stored(
+        arrays[name] = StoredArray(
             None if path is None else _text(path), None if array is None else _name(array),
             _number(each.get("offset", 0), 1 << 62), _text(each["type"]),
             _number(each["count"], 1 << 32),

@@ -86,7 +86,7 @@ class Indexer:
             return {"order": None}
         _assert_same(path, key)
         guess = threading.Event()
-        if isinstance(spec, stated.Records) and file.format in (None, "lmdb"):
+        if isinstance(spec, stated.RecordOrder) and file.format in (None, "lmdb"):
             guess = self._guess(path, spec, on_provisional)
         with self._plan_lock:  # it keeps one index at a time
             order = plan.resolve(file, spec, path)
@@ -109,7 +109,7 @@ class Indexer:
             return self._plan
 
     def _guess(
-        self, path: str, spec: stated.Records, on_provisional: OnProvisional
+        self, path: str, spec: stated.RecordOrder, on_provisional: OnProvisional
     ) -> threading.Event:
         """Make a provisional order beside the index, unless the event returned is set before."""
         known = threading.Event()

@@ -50,7 +50,7 @@ class Plan:
             return None
         return self.resolve(plan, spec, path)
 
-    def resolve(self, plan: FilePlan, spec: stated.Spec, path: str) -> Order:
+    def resolve(self, plan: FilePlan, spec: stated.OrderSpec, path: str) -> Order:
         """The order in bytes of this data file. Raises UffdPrefetchError (exit 2)."""
         try:
             status = os.stat(path)

@@ -33,10 +33,10 @@ class FilePlan:
     unit: str
     format: str | None
     options: FormatOptions
-    epochs: Sequence[Mapping[str, stated.Spec]]  # rank, or ANY_RANK -> its order
+    epochs: Sequence[Mapping[str, stated.OrderSpec]]  # rank, or ANY_RANK -> its order
     repeat: bool  # the last epoch's orders go on
 
-    def spec(self, rank: int | None, epoch: int) -> stated.Spec | None:
+    def spec(self, rank: int | None, epoch: int) -> stated.OrderSpec | None:
         """The order of a rank (None: not known) in an epoch, from 0 on."""
         if epoch >= len(self.epochs) and self.repeat:
             epoch = len(self.epochs) - 1

@@ -53,7 +53,7 @@ class Parser:
     def __init__(self, path: str) -> None:
         self._path = path
         self._directory = os.path.dirname(os.path.abspath(path))
-        self._stored: dict[tuple[str, int], stated.Stored] = {}
+        self._stored: dict[tuple[str, int], stated.NpyNumbers] = {}
 
     def plan(self, value: Any) -> list[FilePlan]:
         """What the plan file says of each data file."""
@@ -117,7 +117,7 @@ class Parser:
             raise usage_error(f"{where}: {_kind(value)}: a size, {least} or more bytes")
         return int(value)
 
-    def _epoch(self, where: str, value: Any, unit: str) -> dict[str, stated.Spec]:
+    def _epoch(self, where: str, value: Any, unit: str) -> dict[str, stated.OrderSpec]:
         ranks = self._object(where, value, ("ranks",), ("ranks",))["ranks"]
         if not isinstance(ranks, dict) or not ranks:
             raise usage_error(f"{where}.ranks: {_kind(ranks)}: an object with a rank or more")
@@ -132,20 +132,24 @@ class Parser:
                 raise usage_error(f"{here}: {items:,} items: at most {stated.ITEMS_MAX:,}")
         return found
 
-    def _order(self, where: str, value: Any, unit: str) -> stated.Spec:
+    def _order(self, where: str, value: Any, unit: str) -> stated.OrderSpec:
         if isinstance(value, list):
             if unit == "keys":
                 keys = [self._key(f"{where}[{i}]", key) for i, key in enumerate(value)]
-                return stated.Named(where, keys)
+                return stated.KeyOrder(where, keys)
             if unit == "bytes":
-                return stated.Ranges(where, stated.Given(self._pairs(where, value)))
-            return stated.Records(where, stated.Given(self._numbers(where, value)))
+                return stated.RangeOrder(where, stated.InlineNumbers(self._pairs(where, value)))
+            return stated.RecordOrder(where, stated.InlineNumbers(self._numbers(where, value)))
         if isinstance(value, str) and unit != "keys":
             columns = 2 if unit == "bytes" else 1
             stored = self._npy(where, value, columns)
-            return stated.Ranges(where, stored) if columns == 2 else stated.Records(where, stored)
+            return (
+                stated.RangeOrder(where, stored)
+                if columns == 2
+                else stated.RecordOrder(where, stored)
+            )
         if isinstance(value, dict) and unit == "records":
-            return stated.Records(where, stated.Counted(self._range(where, value)))
+            return stated.RecordOrder(where, stated.RangeNumbers(self._range(where, value)))
         forms = {
             "records": 'a list of record numbers, a .npy file\'s name or {"range": [start, stop]}',
             "keys": "a list of keys",
@@ -197,14 +201,14 @@ class Parser:
             raise usage_error(f"{here}: {parts}: too long")
         return found
 
-    def _npy(self, where: str, name: str, columns: int) -> stated.Stored:
+    def _npy(self, where: str, name: str, columns: int) -> stated.NpyNumbers:
         if not name.endswith(".npy"):
             raise usage_error(f"{where}: {name[:60]!r}: the name of a .npy file, or a list")
         if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
             raise usage_error(f"{where}: {name[:60]!r}: a file beside the plan file, by its name")
         path = os.path.join(self._directory, name)
         if (path, columns) not in self._stored:
-            self._stored[path, columns] = stated.Stored(where, path, columns)
+            self._stored[path, columns] = stated.NpyNumbers(where, path, columns)
         return self._stored[path, columns]
 
     def _object(

@@ -230,18 +230,20 @@ class SampleResolver:
                 continue
             size = os.stat(file.path).st_size
             where = announcement.reader
-            spec: stated.Spec
+            spec: stated.OrderSpec
             index: RecordIndex | None = None
             if part.what == "ranges":
                 pairs = announcement.numbers(part.array)
                 if len(pairs) % 2:
                     raise AnnounceError("ranges that are no pairs")
-                spec = stated.Ranges(where, stated.Given(pairs.reshape(-1, 2)))
+                spec = stated.RangeOrder(where, stated.InlineNumbers(pairs.reshape(-1, 2)))
             elif part.what == "records":
-                spec = stated.Records(where, stated.Given(announcement.numbers(part.array)))
+                spec = stated.RecordOrder(
+                    where, stated.InlineNumbers(announcement.numbers(part.array))
+                )
             else:
                 keys = KeyList.parse("keys", "bytes", announcement.array(part.array))
-                spec = stated.Named(where, keys.take(np.arange(len(keys))))
+                spec = stated.KeyOrder(where, keys.take(np.arange(len(keys))))
             if part.what != "ranges":
                 index = open_cached(file.path)
             order = spec.resolve(index, size)

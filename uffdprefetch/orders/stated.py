@@ -26,7 +26,7 @@ ITEMS_MAX = 1 << 26
 _READ_BYTES = 4 << 20
 
 
-class Source(Protocol):
+class NumberSource(Protocol):
     """The numbers of an order."""
 
     def __len__(self) -> int: ...
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class InlineNumbers:
     """Numbers in the plan file itself."""
 
     numbers: Array
@@ -50,7 +50,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Counted:
+class RangeNumbers:
     """A range: start, stop, step."""
 
     numbers: range
@@ -63,7 +63,7 @@ class Counted:
         return np.arange(r.start, r.stop, r.step, dtype=np.int64)
 
 
-class Stored:
+class NpyNumbers:
     """Numbers in a .npy file, whose header is checked at once; read on demand."""
 
     def __init__(self, where: str, path: str, columns: int) -> None:
@@ -109,8 +109,8 @@ class Stored:
         return numbers if self._columns == 1 else numbers.reshape(-1, 2)
 
 
-class Spec(Protocol):
-    """One order, as stated."""
+class OrderSpec(Protocol):
+    """One order, as it was given: by records, ranges or keys."""
 
     @property
     def where(self) -> str: ...
@@ -125,11 +125,11 @@ class Spec(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class RecordOrder:
     """Record numbers."""
 
     where: str
-    source: Source
+    source: NumberSource
 
     @property
     def items(self) -> int:
@@ -148,11 +148,11 @@ class Records:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges:
+class RangeOrder:
     """Byte ranges [start, end) of the file."""
 
     where: str
-    source: Source
+    source: NumberSource
 
     @property
     def items(self) -> int:
@@ -171,7 +171,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class KeyOrder:
     """Keys; one with several records is one item of them all."""
 
     where: str

@@ -21,7 +21,7 @@ ARRAY_BYTES_MAX = 1 << 32
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredArray:
     """An array of integers, in a file or in the announcement."""
 
     path: str | None
@@ -55,7 +55,7 @@ class TokenFile:
     file: str
     token_bytes: int
     extra_tokens: int
-    arrays: Mapping[str, Stored]
+    arrays: Mapping[str, StoredArray]
 
     def order(self, samples: Array, of_announcement: Callable[[str], Array]) -> Order:
         """The bytes of these samples; ``item``: index into ``samples``. Raises OSError, ValueError
