@@ -74,7 +74,7 @@ def node_of(stream: Any) -> Any:
     return node
 
 
-def labels(order: iterables.Order) -> list[int]:
+def labels(order: iterables.RowOrder) -> list[int]:
     """Of the rows of an order."""
     own = [label for shard in order.shards for label in shard._data.column("label").to_pylist()]
     return [own[row] for row in order.rows.tolist()]

@@ -22,7 +22,7 @@ from uffdprefetch.job import datasets, lists, samplers
 from uffdprefetch.job.channel import packed
 from uffdprefetch.job.epochs import Settings
 from uffdprefetch.job.keys import part
-from uffdprefetch.job.tables import Table
+from uffdprefetch.job.tables import IdentityTable
 from uffdprefetch.orders.key_lists import KeyList
 
 if not HAVE_TORCH:
@@ -454,7 +454,7 @@ def test_a_table_forgets_with_the_object_and_asks_it_nothing() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     gone: list[str] = []
-    table = Table(gone.append)
+    table = IdentityTable(gone.append)
     one, two = Proud(), Proud()
     table.set(one, "one")
     table.set(two, "two")

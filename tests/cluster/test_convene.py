@@ -27,14 +27,14 @@ from uffdprefetch.cluster.convene import (
     GONE_SECONDS,
     TRIES,
     Convener,
-    Options,
+    ConvenerOptions,
 )
 from uffdprefetch.cluster.meeting import Meeting, node_of, socket_of
 from uffdprefetch.cluster.mpi_start import (
     Host,
+    LaunchMethod,
     Mpi,
     NoMpiError,
-    Way,
     command,
     find,
     kind_of,
@@ -145,14 +145,14 @@ class Nodes:
         self.job = ["/bin/sleep", "60"]
         self.ways = 1
 
-        def way(name: str) -> Way:
+        def way(name: str) -> LaunchMethod:
             def begin(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
                 self.jobs.append((name, [host.name for host in hosts]))
                 return self.job
 
-            return Way(name, begin, dict(os.environ))
+            return LaunchMethod(name, begin, dict(os.environ))
 
-        def ways(environ: Mapping[str, str], launcher: str | None) -> list[Way]:
+        def ways(environ: Mapping[str, str], launcher: str | None) -> list[LaunchMethod]:
             return [way(f"way{i}") for i in range(self.ways)]
 
         monkeypatch.setattr(mpi_start, "ways", ways)
@@ -160,7 +160,8 @@ class Nodes:
         self.out = [io.StringIO() for _ in range(count)]
         self.all = [
             Convener(
-                Options(str(path), "run.0", i, count, f"/run/{i}", host=f"node{i}"), self.out[i]
+                ConvenerOptions(str(path), "run.0", i, count, f"/run/{i}", host=f"node{i}"),
+                self.out[i],
             )
             for i in range(count)
         ]
@@ -266,7 +267,7 @@ def test_a_launcher_is_given_an_agent_without_a_blank_in_its_path(tmp_path: Path
     meet, beside = tmp_path / "My $HOME", tmp_path / "run"
     for path in (meet, beside):
         path.mkdir()
-    one = Convener(Options(str(meet), "run", 0, 2, str(beside / "socket")), io.StringIO())
+    one = Convener(ConvenerOptions(str(meet), "run", 0, 2, str(beside / "socket")), io.StringIO())
     agent = one._agent()
     assert agent.parent == beside
     done = subprocess.run([agent], capture_output=True, text=True)
@@ -274,7 +275,7 @@ def test_a_launcher_is_given_an_agent_without_a_blank_in_its_path(tmp_path: Path
     assert shlex.split(agent.read_text().splitlines()[1])[-2] == str(one._meeting.path)
     one._end()
     assert not list(beside.iterdir()) and not list(meet.iterdir())
-    no = Convener(Options(str(meet), "run", 0, 2, str(meet / "socket")), io.StringIO())
+    no = Convener(ConvenerOptions(str(meet), "run", 0, 2, str(meet / "socket")), io.StringIO())
     with pytest.raises(NoMpiError, match="--meet"):
         no._agent()
     no._end()
@@ -451,7 +452,7 @@ def test_a_node_is_found_by_its_host_name(nodes: Nodes) -> None:
 
 
 def test_without_an_mpi_it_is_said_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> list[Way]:
+    def none(*_: object) -> list[LaunchMethod]:
         raise NoMpiError("no MPI here")
 
     monkeypatch.setattr(mpi_start, "ways", none)
@@ -478,7 +479,9 @@ def test_options_that_cannot_be_are_one_line(
 
 def test_an_end_of_input_ends_it(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    one = Convener(Options(str(tmp_path), "run", 0, 1, "/run/0", host="node0"), io.StringIO())
+    one = Convener(
+        ConvenerOptions(str(tmp_path), "run", 0, 1, "/run/0", host="node0"), io.StringIO()
+    )
     thread = threading.Thread(target=lambda: one.run(reading))
     thread.start()
     until(lambda: "present" in one._out.getvalue())

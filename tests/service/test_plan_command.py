@@ -135,7 +135,7 @@ def test_the_prediction_is_between_the_bound_and_no_prefetching(
     assert "takes" in out and "1.06 s" in out and "at 67.1 MB/s and 10 ms an item" in out
 
 
-def replayed(order: Order, file_bytes: int, ahead_bytes: int, link: check.Link) -> float:
+def replayed(order: Order, file_bytes: int, ahead_bytes: int, link: check.ReadRates) -> float:
     """The same item by item, a page at a time."""
     from uffdprefetch.predict.order.cursor import OrderCursor
 
@@ -164,7 +164,7 @@ def test_the_simulation_is_that_of_each_item_by_itself(seed: int) -> None:
     rows = np.random.default_rng(seed).permutation(count)
     order = Order(rows * size, rows * size + size, np.arange(count))
     ahead = rng.choice((1, 100_000, MIB, 64 * MIB))
-    link = check.Link(rng.choice((5e6, 1e8)), rng.choice((0.0, 1e-4, 1e-2)))
+    link = check.ReadRates(rng.choice((5e6, 1e8)), rng.choice((0.0, 1e-4, 1e-2)))
     found = check.simulated_epoch(order, count * size, ahead, link)["prediction"]
     plainly = replayed(order, count * size, ahead, link)
     # a request is waited for as a whole, and all that are needed before the item's end

@@ -10,7 +10,7 @@ from uffdprefetch.base.errors import named, usage_error
 from uffdprefetch.base.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
-    from uffdprefetch.orders.check import Link
+    from uffdprefetch.orders.check import ReadRates
 
 
 class Command:
@@ -59,8 +59,8 @@ class Command:
         return 0
 
 
-def _link(bandwidth: str | None, seconds: str | None) -> Link | None:
-    from uffdprefetch.orders.check import Link
+def _link(bandwidth: str | None, seconds: str | None) -> ReadRates | None:
+    from uffdprefetch.orders.check import ReadRates
 
     if bandwidth is None and seconds is None:
         return None
@@ -69,4 +69,4 @@ def _link(bandwidth: str | None, seconds: str | None) -> Link | None:
     rate = named("--bandwidth", parse_rate, bandwidth)
     if rate < 1:
         raise usage_error(f"--bandwidth {bandwidth}: more than none")
-    return Link(rate, named("--seconds-per-item", parse_duration, seconds))
+    return ReadRates(rate, named("--seconds-per-item", parse_duration, seconds))

@@ -3,8 +3,8 @@
 
     python -m uffdprefetch.cluster.convene < LINES
 
-The first of LINES is JSON (Options); later ones tell what the service knows: {"joined": G}, a
-transport of generation G has come; {"left": G}, it has gone; {"file": PATH, "fields": {...}}, a
+The first of LINES is JSON (ConvenerOptions); later ones tell what the service knows: {"joined": G},
+a transport of generation G has come; {"left": G}, it has gone; {"file": PATH, "fields": {...}}, a
 file that is shared. The end of the standard input is the end of all.
 
 Nodes without a transport *wait*; the one of them with the lowest number leads. It makes the
@@ -82,7 +82,7 @@ FILES_MAX = 1024
 
 
 @dataclass(frozen=True)
-class Options:
+class ConvenerOptions:
     """``meet``: the base directory; ``run``: the run's name; ``nodes``: how many are expected;
     ``socket``: where this node's service listens; ``launcher``: see mpi_start.ways()."""
 
@@ -96,7 +96,7 @@ class Options:
     slurm: str = field(default_factory=lambda: os.environ.get("SLURMD_NODENAME", ""))
 
     @classmethod
-    def read(cls, text: str) -> Options:
+    def read(cls, text: str) -> ConvenerOptions:
         """Raises ValueError."""
         try:
             return cls(**json.loads(text))
@@ -116,7 +116,7 @@ class _Asked:
 class Convener:
     """One node's."""
 
-    def __init__(self, options: Options, out: Any = sys.stdout) -> None:
+    def __init__(self, options: ConvenerOptions, out: Any = sys.stdout) -> None:
         """Raises UffdPrefetchError where nobody can meet."""
         self._options, self._out = options, out
         self._meeting = Meeting(Path(options.meet), options.run, options.node)
@@ -138,7 +138,9 @@ class Convener:
         self._job: subprocess.Popen[bytes] | None = None
         self._job_since, self._tries, self._next = 0.0, 0, 0.0
         self._generation = 0
-        self._ways: list[mpi_start.Way] | None = None  # those that are left to try, the best first
+        self._ways: list[mpi_start.LaunchMethod] | None = (
+            None  # those that are left to try, the best first
+        )
         # of files
         self._rest = b""
         self._files: dict[str, identity.Fields] = {}
@@ -439,7 +441,9 @@ class Convener:
             if self._tries >= TRIES:
                 self._fail(str(error))
 
-    def _begin(self, there: dict[int, dict[str, Any]], way: mpi_start.Way, now: float) -> None:
+    def _begin(
+        self, there: dict[int, dict[str, Any]], way: mpi_start.LaunchMethod, now: float
+    ) -> None:
         last = self._meeting.note("generation") or {}
         self._generation = max(self._generation, int(last.get("generation", 0))) + 1
         # This node first: a launcher starts what is to run beside it by itself.
@@ -538,7 +542,7 @@ def main(argv: Sequence[str]) -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline().decode()
     try:
-        convener = Convener(Options.read(line))
+        convener = Convener(ConvenerOptions.read(line))
         brood.adopt()
         convener.adopts = True
         convener.run()

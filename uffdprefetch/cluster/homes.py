@@ -137,7 +137,7 @@ class _Hint:
 
 
 @dataclass
-class _File:
+class _FileQuestions:
     """``recent``: of each of the last questions about a file, the nodes that read the same, as far
     as it shows any; ``turn``: of those that are told to read in turn."""
 
@@ -151,7 +151,8 @@ class Home:
     def __init__(self, most: int = HINTS_MAX) -> None:
         self._most = most
         self._hints: OrderedDict[tuple[int, int], _Hint] = OrderedDict()
-        self._files: OrderedDict[int, _File] = OrderedDict()  # the last FILES_MAX asked about
+        #: The last FILES_MAX asked about.
+        self._files: OrderedDict[int, _FileQuestions] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._hints)
@@ -211,8 +212,8 @@ class Home:
         one.turn += 1
         return nodes[one.turn % len(nodes)]
 
-    def _file(self, file: int) -> _File:
-        one = self._files.setdefault(file, _File())
+    def _file(self, file: int) -> _FileQuestions:
+        one = self._files.setdefault(file, _FileQuestions())
         self._files.move_to_end(file)
         if len(self._files) > FILES_MAX:
             self._files.popitem(last=False)

@@ -52,7 +52,7 @@ class Host(NamedTuple):
     slurm: str = ""
 
 
-class Way(NamedTuple):
+class LaunchMethod(NamedTuple):
     """``command``: of the hosts, the rsh agent and the program's words; ``everywhere``: whether
     the environment is that of the programs on all nodes."""
 
@@ -112,7 +112,7 @@ def find(output: Callable[[Sequence[str]], str] = slurm.output) -> Mpi:
     raise NoMpiError(f"no launcher of {library[0]} {version} beside {sys.executable} or on PATH")
 
 
-def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
+def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[LaunchMethod]:
     """What to try, in this order. ``launcher``: the user's choice, a command with options of its
     own; None: all that are there. Raises NoMpiError where there is none."""
     found = []
@@ -135,7 +135,7 @@ def is_srun(words: Sequence[str]) -> bool:
     return bool(words) and os.path.basename(words[0]) == "srun"
 
 
-def _chosen(words: list[str], environ: Mapping[str, str]) -> Way:
+def _chosen(words: list[str], environ: Mapping[str, str]) -> LaunchMethod:
     if is_srun(words):
         return _step(None, slurm.outside_of_a_step(environ), words[1:], words[0])
     return _by_rsh(named(words), environ)
@@ -162,19 +162,19 @@ def named(words: list[str], output: Callable[[Sequence[str]], str] = slurm.outpu
 
 def _step(
     kind: str | None, environ: Mapping[str, str], own: Sequence[str] = (), srun: str = "srun"
-) -> Way:
+) -> LaunchMethod:
     def argv(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
         names = [host.slurm or host.name for host in hosts]
         return slurm.step(len(hosts), words, environ, mpi=kind, hosts=names, own=own, srun=srun)
 
-    return Way(f"srun --mpi={kind}" if kind else "srun", argv, environ, everywhere=True)
+    return LaunchMethod(f"srun --mpi={kind}" if kind else "srun", argv, environ, everywhere=True)
 
 
-def _by_rsh(mpi: Mpi, environ: Mapping[str, str]) -> Way:
+def _by_rsh(mpi: Mpi, environ: Mapping[str, str]) -> LaunchMethod:
     def argv(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
         return command(mpi, [host.name for host in hosts], agent, words)
 
-    return Way(mpi.kind, argv, slurm.outside_of_a_rank(environ))
+    return LaunchMethod(mpi.kind, argv, slurm.outside_of_a_rank(environ))
 
 
 def in_an_allocation(mpi: Mpi, nodes: int | None, words: Sequence[str]) -> list[str]:

@@ -39,7 +39,9 @@ IDLE_LEAST_CPUS = 1.0
 PROBE = "uffdprefetch.cluster.probe"
 
 
-def ways(config: Config, environ: Mapping[str, str]) -> tuple[list[mpi_start.Way], int | None]:
+def ways(
+    config: Config, environ: Mapping[str, str]
+) -> tuple[list[mpi_start.LaunchMethod], int | None]:
     """(what may start one MPI process on each node of this allocation, how many nodes there are,
     None: the launcher knows). Raises mpi_start.NoMpiError."""
     own = mpi_start.words_of(config.launcher) if config.launcher else []
@@ -54,7 +56,7 @@ def ways(config: Config, environ: Mapping[str, str]) -> tuple[list[mpi_start.Way
     def command(hosts: Sequence[mpi_start.Host], agent: str, words: Sequence[str]) -> list[str]:
         return mpi_start.in_an_allocation(mpi, nodes_said, words)
 
-    return [mpi_start.Way(mpi.kind, command, slurm.outside_of_a_rank(environ))], nodes_said
+    return [mpi_start.LaunchMethod(mpi.kind, command, slurm.outside_of_a_rank(environ))], nodes_said
 
 
 def examine(config: Config, environ: Mapping[str, str]) -> list[Check]:
@@ -71,10 +73,10 @@ def examine(config: Config, environ: Mapping[str, str]) -> list[Check]:
         return [Check(MEETING, CANNOT, why, "name another directory with --meet")]
 
 
-Run = Callable[[mpi_start.Way, int, Path], str]
+Run = Callable[[mpi_start.LaunchMethod, int, Path], str]
 
 
-def _run(way: mpi_start.Way, nodes: int, directory: Path) -> str:
+def _run(way: mpi_start.LaunchMethod, nodes: int, directory: Path) -> str:
     """Start the probe on all nodes; what it said. The directory holds what it found."""
     import sys
 
@@ -97,7 +99,7 @@ def _run(way: mpi_start.Way, nodes: int, directory: Path) -> str:
 
 
 def _tried(
-    found: Sequence[mpi_start.Way], nodes: int | None, directory: Path, run: Run
+    found: Sequence[mpi_start.LaunchMethod], nodes: int | None, directory: Path, run: Run
 ) -> list[Check]:
     why = []
     for number, way in enumerate(found):

@@ -21,7 +21,7 @@ class Announcement:
     Without a service (not under `uffdprefetch wrap`, or it has died) every method does nothing.
     """
 
-    def __init__(self, announcement: channel.Announcement | None) -> None:
+    def __init__(self, announcement: channel.ProgressSlot | None) -> None:
         self._channel = announcement
 
     @property

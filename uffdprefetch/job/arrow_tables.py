@@ -18,7 +18,7 @@ from typing import Any
 _TABLE = "datasets.table"
 
 
-class Buffers:
+class TableBuffers:
     """``files``: paths of those that the table maps. ``numbers``: (address, first row, rows, row in
     the buffer) of each buffer of ``rows`` successive rows that has a place for every row."""
 
@@ -27,11 +27,11 @@ class Buffers:
         self.numbers = array("q")
 
 
-def buffers(table: Any, columns: Any) -> Buffers | None:
+def buffers(table: Any, columns: Any) -> TableBuffers | None:
     """Of these columns (names; None: all) of a table; None where it does not tell, also because it
     is built otherwise than those of version 5."""
     try:
-        found = Buffers()
+        found = TableBuffers()
         found.files = sorted(set(_files(table)))
         rows = vars(table)["table"]
         for name, chunked in zip(rows.column_names, rows.columns):  # noqa: B905

@@ -45,7 +45,7 @@ def _in_the_child() -> None:
 os.register_at_fork(after_in_child=_in_the_child)
 
 
-class _Process:
+class _ProcessFiles:
     """A process's files in the directory. A forked child gets its own."""
 
     def __init__(self, directory: str) -> None:
@@ -73,7 +73,7 @@ class _Process:
         return self.slots[reader]
 
 
-_process: _Process | None = None
+_process: _ProcessFiles | None = None
 
 
 def socket_path(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -83,7 +83,7 @@ def socket_path(environ: Mapping[str, str] = os.environ) -> str | None:
     return path.replace("%h", os.uname().nodename) if path else None
 
 
-def _here(environ: Mapping[str, str]) -> _Process:
+def _here(environ: Mapping[str, str]) -> _ProcessFiles:
     """This process's files. Raises OSError when there is no directory of ours."""
     global _process
     path = socket_path(environ)
@@ -94,7 +94,7 @@ def _here(environ: Mapping[str, str]) -> _Process:
         status = os.lstat(directory)
         if status.st_uid != os.geteuid() or status.st_mode & 0o777 != 0o700:
             raise OSError(f"{directory} is not ours")
-        _process = _Process(directory)
+        _process = _ProcessFiles(directory)
     return _process
 
 
@@ -112,10 +112,10 @@ def expect(environ: Mapping[str, str] = os.environ) -> None:
     _notify_service(path, os.getpid(), 0)
 
 
-class Announcement:
-    """An order that has been announced."""
+class ProgressSlot:
+    """How far the job has read an announced order: its counter in the process's progress file."""
 
-    def __init__(self, process: _Process, slot: int, items: int) -> None:
+    def __init__(self, process: _ProcessFiles, slot: int, items: int) -> None:
         self._process, self._slot, self.items = process, slot, items
         self._done_items = 0
 
@@ -143,12 +143,12 @@ def announce(
     parts: list[dict[str, Any]],
     arrays: Mapping[str, Any],
     environ: Mapping[str, str] = os.environ,
-) -> Announcement:
+) -> ProgressSlot:
     """Announce what will be read next. ``reader``: a short name; a new order replaces the same
     reader's last one. ``items``: the order's length. ``parts``: the JSON's entry for each file
     (orders/announcement.py); ``arrays``: name -> bytes, named by the parts.
 
-    Progress is reported by the Announcement's said(). Raises OSError without a service, or
+    Progress is reported by ProgressSlot.said(). Raises OSError without a service, or
     without room for the files or the counter.
     """
     with _lock:
@@ -183,7 +183,7 @@ def announce(
             except OSError:
                 pass
         raise
-    return Announcement(process, slot, items)
+    return ProgressSlot(process, slot, items)
 
 
 def _write(path: str, data: Any) -> None:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from . import arrow_tables, lists, token_files
 from .channel import packed
 from .samplers import Unknown, plain, runs
-from .tables import Table
+from .tables import IdentityTable
 
 _DATASET = "torch.utils.data.dataset"
 _HUGGING_FACE = "datasets.arrow_dataset"
@@ -72,8 +72,8 @@ class BaseDataset:
         return len(self.dataset) if self.table is None else self.table.num_rows
 
 
-_known = Table()
-_tables = Table()  # what _buffers() has found
+_known = IdentityTable()
+_tables = IdentityTable()  # what _buffers() has found
 
 
 def discover_datasets(dataset: object) -> list[DatasetInfo]:
@@ -247,7 +247,7 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
     return description
 
 
-def _buffers(base: BaseDataset) -> arrow_tables.Buffers | None:
+def _buffers(base: BaseDataset) -> arrow_tables.TableBuffers | None:
     """Those of the columns that its samples give; found once for a table and these columns."""
     state = vars(base.dataset)
     given, others = state.get("_format_columns"), state.get("_output_all_columns")
@@ -256,12 +256,12 @@ def _buffers(base: BaseDataset) -> arrow_tables.Buffers | None:
     if before is None or before[0] != columns:
         before = columns, arrow_tables.buffers(base.table, columns)
         _tables.set(base.table, before)
-    found: arrow_tables.Buffers | None = before[1]
+    found: arrow_tables.TableBuffers | None = before[1]
     return found
 
 
 def _lists(
-    columns: list[lists.Column], prefix: str, room: int
+    columns: list[lists.CandidateList], prefix: str, room: int
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """Descriptions of columns, and their arrays: at most ``room`` bytes."""
     described: list[dict[str, Any]] = []

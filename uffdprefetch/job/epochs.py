@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from .channel import Announcement
+from .channel import ProgressSlot
 from .samplers import flat
 
 #: Wrongly announced epochs of a loader after which none is announced.
@@ -34,7 +34,7 @@ class Settings:
             sys.stderr.write(f"uffdprefetch: {line}\n")
 
 
-class Reader:
+class LoaderReader:
     """A DataLoader and its iterators, to none of which it may refer (job/tables.py).
 
     Its name is reused once they have all died: a job that makes a new loader for every epoch is
@@ -64,7 +64,7 @@ class Epoch:
     """One pass of an iterator through its sampler. Reports progress from follow() on, until it ends
     or its order turns out to be wrong."""
 
-    def __init__(self, reader: Reader, ahead: bool, ahead_items: int) -> None:
+    def __init__(self, reader: LoaderReader, ahead: bool, ahead_items: int) -> None:
         """``ahead``: workers get indices before the job asks for their batches; ``ahead_items``: so
         many may have been read beyond the batches that it has received."""
         self.reader = reader
@@ -74,12 +74,12 @@ class Epoch:
         #: The order, where it had to be computed before the iterator was made.
         self.early: array[int] | None = None
         self._order: array[int] = array("q")
-        self._announcement: Announcement | None = None
+        self._announcement: ProgressSlot | None = None
         self._drawn_items = 0
         self._delivered_items = 0
         self._sizes: deque[int] = deque()
 
-    def follow(self, order: array[int], announcement: Announcement) -> None:
+    def follow(self, order: array[int], announcement: ProgressSlot) -> None:
         """Compare with ``order``, and report progress to ``announcement``."""
         self._order, self._announcement = order, announcement
         self.reader.current = self

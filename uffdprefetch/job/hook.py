@@ -17,14 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from . import channel, datasets, iterables, keys, late, samplers
-from .epochs import STRIKES, Epoch, Reader, Settings
-from .tables import Table
+from .epochs import STRIKES, Epoch, LoaderReader, Settings
+from .tables import IdentityTable
 
 VARIABLE = "UFFDPREFETCH_TORCH"
 _MARK = "_uffdprefetch"  # attribute of our wrappers
 
-_readers = Table()  # by loader
-_epochs = Table(on_death=Epoch.end)  # by iterator
+_readers = IdentityTable()  # by loader
+_epochs = IdentityTable(on_death=Epoch.end)  # by iterator
 
 
 def install(module: Any) -> bool:
@@ -122,10 +122,10 @@ def _around_next(original: Any) -> Any:
 # ---- their work ----------------------------------------------------------------------------------
 
 
-def _reader(loader: Any) -> Reader:
-    reader: Reader | None = _readers.get(loader)
+def _reader(loader: Any) -> LoaderReader:
+    reader: LoaderReader | None = _readers.get(loader)
     if reader is None:
-        reader = Reader()
+        reader = LoaderReader()
         _readers.set(loader, reader)
     return reader
 
@@ -187,7 +187,7 @@ def _begin(iterator: Any, epoch: Epoch) -> None:
     description.published()
 
 
-def _announce_refusal(reader: Reader, why: str) -> None:
+def _announce_refusal(reader: LoaderReader, why: str) -> None:
     """Announce, for the run's summary, that the order cannot be known; once for a loader."""
     if not reader.refusal_announced:
         reader.refusal_announced = True
@@ -200,7 +200,7 @@ def _ahead(loader: Any) -> int:
     return int(batch * (loader.num_workers * (loader.prefetch_factor or 2) + 1))
 
 
-def _order(reader: Reader, index_sampler: Any, dataset: Any) -> Any:
+def _order(reader: LoaderReader, index_sampler: Any, dataset: Any) -> Any:
     torch = sys.modules["torch"]
     try:
         return samplers.order(index_sampler, torch)

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import arrow_tables, channel
-from .epochs import Reader
+from .epochs import LoaderReader
 from .samplers import CAP_ITEMS, Unknown, runs
-from .tables import Table
+from .tables import IdentityTable
 
 MODULE = "datasets.iterable_dataset"
 _HUGGING_FACE = "datasets.arrow_dataset"
@@ -39,7 +39,7 @@ _DEPTH = 16
 REPORT_ROWS = 16
 Guarded = Callable[..., None]
 
-_covered = Table()  # nodes, by the pass of one further out
+_covered = IdentityTable()  # nodes, by the pass of one further out
 
 
 def install(module: Any, guarded: Guarded) -> bool:
@@ -80,8 +80,8 @@ class _Pass:
     def __init__(self, by_tables: bool) -> None:
         self.over = False
         self._by_tables = by_tables
-        self._announcement: channel.Announcement | None = None
-        self._reader: Reader | None = None
+        self._announcement: channel.ProgressSlot | None = None
+        self._reader: LoaderReader | None = None
         self._taken: list[int] | None = None
         self._items = self._rows = self._said = 0
 
@@ -95,7 +95,7 @@ class _Pass:
         order = order_of(node, self._by_tables)
         part, arrays = describe(order)
         self._taken = order.taken
-        self._reader = Reader()
+        self._reader = LoaderReader()
         self._announcement = channel.announce(self._reader.name, len(order.rows), [part], arrays)
 
     def came(self, item: Any) -> None:
@@ -124,7 +124,7 @@ class _Pass:
 # ---- the order ----------------------------------------------------------------------------------
 
 
-class Order(NamedTuple):
+class RowOrder(NamedTuple):
     """``rows``: of ``shards``, one after the other, in the order in which they are read (int64).
     ``columns``: names of those that are read; None: all. ``buffer``: rows that may have been read
     and not come; ``taken``: how many have been read when each table comes from there. None: those
@@ -137,7 +137,7 @@ class Order(NamedTuple):
     taken: list[int] | None
 
 
-def order_of(node: Any, by_tables: bool) -> Order:
+def order_of(node: Any, by_tables: bool) -> RowOrder:
     """The order in which a node reads that is about to be iterated over. Raises Unknown."""
     found, buffer = _Walk(by_tables), 0
     while _is(node, COLUMNS):
@@ -149,7 +149,7 @@ def order_of(node: Any, by_tables: bool) -> Order:
         raise Unknown("a shuffle buffer of no size")
     rows, pieces = found.walk(node, 0)
     taken = takes(pieces, buffer) if buffer > 0 and by_tables else None
-    return Order(rows, found.shards, found.columns, buffer, taken)
+    return RowOrder(rows, found.shards, found.columns, buffer, taken)
 
 
 class _Walk:
@@ -272,7 +272,7 @@ def _below(node: Any, depth: int = 0) -> Iterator[Any]:
             yield from _below(each, depth + 1)
 
 
-def describe(order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
+def describe(order: RowOrder) -> tuple[dict[str, Any], dict[str, Any]]:
     """(part of an announcement, its arrays). Raises Unknown where the shards do not tell where they
     lie."""
     files: set[str] = set()

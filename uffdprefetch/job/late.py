@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import channel, datasets, samplers
-from .tables import Table
+from .tables import IdentityTable
 
-_fetchers = Table()  # that have fetched before
+_fetchers = IdentityTable()  # that have fetched before
 
 
 def around_fetch(guarded: Callable[..., None]) -> Callable[[Any], Any]:

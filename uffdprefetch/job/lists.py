@@ -31,7 +31,7 @@ _BUILTIN = (list, tuple, dict)
 _FOREIGN = ("builtins", "numpy", "pandas", "pyarrow", "torch.nn", "torch.distributed", "logging")
 
 
-class Column:
+class CandidateList:
     """A candidate list: ``count`` elements of one kind.
 
     ``name``: the attribute, for people, with ``[field]`` for a field of each element. ``kind``:
@@ -84,18 +84,18 @@ def inventory(dataset: object) -> dict[str, tuple[int, int]]:
     return {name: (id(value), len(value)) for name, value in _containers(dataset)}
 
 
-def columns(dataset: object, samples: int) -> list[Column]:
+def columns(dataset: object, samples: int) -> list[CandidateList]:
     """Candidate lists of a dataset of ``samples`` samples, cut to that length."""
     return _candidates(dataset, samples, None)
 
 
-def late_columns(dataset: object, least: int, names: set[str]) -> list[Column]:
+def late_columns(dataset: object, least: int, names: set[str]) -> list[CandidateList]:
     """Candidate lists of at least ``least`` elements in the attributes ``names``, uncut."""
     return _candidates(dataset, least, names)
 
 
-def _candidates(dataset: object, samples: int, names: set[str] | None) -> list[Column]:
-    found: list[Column] = []
+def _candidates(dataset: object, samples: int, names: set[str] | None) -> list[CandidateList]:
+    found: list[CandidateList] = []
     seen: set[int] = set()
     for name, value in _containers(dataset):
         if len(value) < max(samples, 1) or id(value) in seen:
@@ -157,7 +157,7 @@ def _is_holder(value: object) -> bool:
 # ---- what is in them -----------------------------------------------------------------------------
 
 
-def _columns(name: str, value: Any, samples: int) -> list[Column]:
+def _columns(name: str, value: Any, samples: int) -> list[CandidateList]:
     if type(value) is dict:
         if any(number not in value for number in _probe_indices(samples)):
             return []
@@ -174,7 +174,7 @@ def _probe_indices(samples: int) -> list[int]:
     return [k * (samples - 1) // (_PROBES - 1) for k in range(_PROBES)]
 
 
-def _of_array(name: str, value: Any, samples: int) -> list[Column]:
+def _of_array(name: str, value: Any, samples: int) -> list[CandidateList]:
     kind = value.dtype.kind
     if kind == "O":
         return _of_rows(name, value, samples, lambda: value[:samples].tolist())
@@ -183,25 +183,25 @@ def _of_array(name: str, value: Any, samples: int) -> list[Column]:
     probes = [value[i].item() for i in _probe_indices(samples)]
     if kind in "iu":
         return [
-            Column(
+            CandidateList(
                 name, "ints", samples, _signature(value, probes),
                 lambda: array("q", value[:samples].astype("<i8").tobytes()),
             )
         ]  # fmt: skip
     return [
-        Column(
+        CandidateList(
             name, "bytes" if kind == "S" else "text", samples, _signature(value, probes),
             lambda: value[:samples].tolist(),
         )
     ]  # fmt: skip
 
 
-def _of_rows(name: str, value: Any, samples: int, rows: Callable[[], Any]) -> list[Column]:
+def _of_rows(name: str, value: Any, samples: int, rows: Callable[[], Any]) -> list[CandidateList]:
     """Columns of a sequence of elements, of lists of elements, or of dictionaries."""
     probes = [value[i] for i in _probe_indices(samples)]
     kind = _kind(probes)
     if kind is not None:
-        return [Column(name, kind, samples, _signature(value, probes), rows)]
+        return [CandidateList(name, kind, samples, _signature(value, probes), rows)]
     fields: list[Any] = []
     if all(type(row) is tuple or type(row) is list for row in probes):
         fields = list(range(min(min(map(len, probes)), _FIELDS)))
@@ -215,7 +215,7 @@ def _of_rows(name: str, value: Any, samples: int, rows: Callable[[], Any]) -> li
         kind = _kind(part)
         if kind is not None:
             found.append(
-                Column(
+                CandidateList(
                     f"{name}[{field}]", kind, samples, _signature(value, part),
                     partial(_field, rows, field),
                 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Table:
+class IdentityTable:
     """Values by object identity: no __hash__ or __eq__ of the job's is called, the object is not
     kept alive (a value must not refer to it), and nothing is pickled with it.
 

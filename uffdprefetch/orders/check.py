@@ -23,7 +23,7 @@ SIMULATED_ITEMS = 2_000_000
 
 
 @dataclass(frozen=True)
-class Link:
+class ReadRates:
     """Storage's bandwidth, and the reader's own time for an item."""
 
     bandwidth_bytes_per_second: float
@@ -63,7 +63,7 @@ def shared_bytes(orders: Sequence[Order]) -> list[int]:
 
 
 def simulated_epoch(
-    order: Order, file_bytes: int, lookahead_bytes: int, link: Link | None
+    order: Order, file_bytes: int, lookahead_bytes: int, link: ReadRates | None
 ) -> dict[str, Any]:
     """The requests of a reader that goes through the order with ``lookahead_bytes`` requested ahead
     of it; with a ``link``, how long that takes.
@@ -107,7 +107,7 @@ def simulated_epoch(
 class _LinkClock:
     """A link that serves requests in turn, and a reader that waits for them. Times in seconds."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ReadRates) -> None:
         self.link = link
         self.clock = 0.0  # the reader's
         self._free = 0.0  # when the link has served every request
@@ -158,7 +158,7 @@ def _coordinates(order: Order) -> Array:
     return ends
 
 
-def _prediction(order: Order, link: Link, seconds: float) -> dict[str, float]:
+def _prediction(order: Order, link: ReadRates, seconds: float) -> dict[str, float]:
     compute = order.items * link.seconds_per_item
     transfer = total(union(order.starts, order.ends)) / link.bandwidth_bytes_per_second
     return {

@@ -23,7 +23,7 @@ _HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
 
 
 @dataclass(frozen=True)
-class Way:
+class KeyDerivation:
     """A derivation. ``make``: element -> key. ``name``: "sha1 of", empty for the element itself."""
 
     name: str
@@ -54,41 +54,45 @@ def _digest(name: str, as_text: bool) -> Make:
 
 
 #: Simplest first: the first way that explains the evidence is taken.
-ITSELF = Way("", lambda element: element)
+ITSELF = KeyDerivation("", lambda element: element)
 PATHS = (
     ITSELF,
-    Way("file name of", _last_components(1)),
-    Way("last 2 components of", _last_components(2)),
-    Way("last 3 components of", _last_components(3)),
-    Way("path without extension of", _stem),
-    Way("file name without extension of", lambda path: _stem(_last_components(1)(path))),
-    Way("last 2 components without extension of", lambda path: _stem(_last_components(2)(path))),
+    KeyDerivation("file name of", _last_components(1)),
+    KeyDerivation("last 2 components of", _last_components(2)),
+    KeyDerivation("last 3 components of", _last_components(3)),
+    KeyDerivation("path without extension of", _stem),
+    KeyDerivation("file name without extension of", lambda path: _stem(_last_components(1)(path))),
+    KeyDerivation(
+        "last 2 components without extension of", lambda path: _stem(_last_components(2)(path))
+    ),
 )
 DIGESTS = tuple(
-    Way(f"{name}{'' if as_text else ' (bytes)'} of", _digest(name, as_text))
+    KeyDerivation(f"{name}{'' if as_text else ' (bytes)'} of", _digest(name, as_text))
     for as_text in (True, False)
     for name in ("md5", "sha1", "sha256")
 )
 
 
-def composed(way: Way, digest: Way) -> Way:
+def composed(way: KeyDerivation, digest: KeyDerivation) -> KeyDerivation:
     """``digest`` of ``way``'s key."""
     if way is ITSELF:
         return digest
-    return Way(f"{digest.name} {way.name}", lambda element: digest.make(way.make(element)))
+    return KeyDerivation(
+        f"{digest.name} {way.name}", lambda element: digest.make(way.make(element))
+    )
 
 
 def ways(
     elements: Sequence[bytes], kind: str, sample_keys: Sequence[bytes], longest: int
-) -> list[Way]:
+) -> list[KeyDerivation]:
     """Ways from elements of this kind ("bytes", "text") to keys, the simplest first, without those
     that repeat another's keys or make keys longer than ``longest`` bytes. ``sample_keys``: some of
     the file's keys."""
     candidates = list(PATHS)
     candidates += [composed(way, digest) for digest in DIGESTS for way in PATHS]
     for protocol in protocols(sample_keys):
-        candidates.append(Way("pickle of", _pickled(protocol, kind == "text")))
-    found: list[Way] = []
+        candidates.append(KeyDerivation("pickle of", _pickled(protocol, kind == "text")))
+    found: list[KeyDerivation] = []
     known: set[tuple[bytes, ...]] = set()
     for way in candidates:
         made = tuple(way.make(element) for element in elements)
@@ -112,7 +116,9 @@ def prefixes(sample_keys: Sequence[bytes]) -> list[bytes]:
     return list(dict.fromkeys([b"", low[:same], *often]))
 
 
-def affixed_ways(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
+def affixed_ways(
+    table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]
+) -> list[KeyDerivation]:
     """Ways from a stem to its key by a prefix (one of ``befores``) and an ending such as ".jpg" or
     "-label" that the file's keys have around each of these stems."""
     found = []
@@ -130,11 +136,11 @@ def affixed_ways(table: KeyTable, stems: Sequence[bytes], befores: Sequence[byte
     return found
 
 
-def _affixed(prefix: bytes, ending: bytes) -> Way:
+def _affixed(prefix: bytes, ending: bytes) -> KeyDerivation:
     if not prefix and not ending:
         return ITSELF
     name = f"{shown(prefix)!r} + " if prefix else ""
-    return Way(
+    return KeyDerivation(
         f"{name}...{f' + {shown(ending)!r}' if ending else ''}",
         lambda stem: prefix + stem + ending,
     )

@@ -39,7 +39,7 @@ RIVALS_MAX = 16
 
 
 @dataclass(frozen=True)
-class Choice:
+class HypothesisChoice:
     """hypotheses: those that hold together: a sample reads the records of all of them. why: a line
     for people. decided: more evidence would not change it; when False there are none."""
 
@@ -55,7 +55,7 @@ def choose(
     present: Present,
     file: str = "it",
     ahead: Array | None = None,
-) -> Choice:
+) -> HypothesisChoice:
     """The hypotheses that the touches prove.
 
     ``seen``: samples that have been read by now, in reading order. ``present``: (starts, ends) of
@@ -69,7 +69,7 @@ def choose(
         why = f"no key of {file} can be made of sample numbers or of the data set's attributes"
         if index.keys is None:
             why = f"{file} has fewer records than the data set has samples: {len(index)}"
-        return Choice((), why + "; give key= ...", True)
+        return HypothesisChoice((), why + "; give key= ...", True)
     samples = np.asarray(seen).astype(np.int64)
     maybe = np.asarray([] if ahead is None else ahead).astype(np.int64)
     maybe = np.unique(np.concatenate([samples[-KNOWN_MAX:], maybe[:KNOWN_MAX]]))
@@ -116,7 +116,7 @@ def _last_distinct(samples: Array, most: int) -> Array:
 
 def _chosen(
     usable: Sequence[Prediction | None], evidence: ResidencyEvidence, samples: int, file: str
-) -> Choice:
+) -> HypothesisChoice:
     predictions = [each for each in usable if each is not None]
     everything = [part for each in predictions for part in (each.read, each.other)]
     evidence.measure(np.unique(np.concatenate([np.zeros(0, np.int64), *everything])))
@@ -125,7 +125,7 @@ def _chosen(
     if proven:
         return _among(proven, holding, evidence)
     if holding:
-        return Choice((), _unproven(holding, evidence, file), False)
+        return HypothesisChoice((), _unproven(holding, evidence, file), False)
     return _none(predictions, evidence, samples, file)
 
 
@@ -134,11 +134,11 @@ def _chosen(
 
 def _among(
     proven: list[Prediction], holding: list[Prediction], evidence: ResidencyEvidence
-) -> Choice:
+) -> HypothesisChoice:
     """Those proven whichever of the others is true: one may hold only because its records are
     nearly those of the true one."""
     if len(holding) > RIVALS_MAX:
-        return Choice((), f"{len(holding)} ways look true: too many to tell apart", False)
+        return HypothesisChoice((), f"{len(holding)} ways look true: too many to tell apart", False)
     numbers = range(len(holding))
     sure = {i for i in numbers if holding[i] in proven}
     better: set[tuple[int, int]] = set()  # (i, j): i is proven even if j is true
@@ -159,14 +159,14 @@ def _among(
         for j in remaining:
             if i != j and (i, j) not in better:
                 names = f"{holding[i].hypothesis.name}, or {holding[j].hypothesis.name}"
-                return Choice((), f"{names}: the samples read so far do not tell", False)
+                return HypothesisChoice((), f"{names}: the samples read so far do not tell", False)
     taken = [holding[i] for i in remaining if i in sure]
     if not taken:
-        return Choice((), "several ways look true and none of them the best", False)
+        return HypothesisChoice((), "several ways look true and none of them the best", False)
     names = " and ".join(each.hypothesis.name for each in taken)
     shares = " and ".join(f"{each.seen(evidence)}" for each in taken)
     why = f"{names}: {shares} records of samples that were read are mapped"
-    return Choice(tuple(each.hypothesis for each in taken), why, True)
+    return HypothesisChoice(tuple(each.hypothesis for each in taken), why, True)
 
 
 def _unproven(holding: list[Prediction], evidence: ResidencyEvidence, file: str) -> str:
@@ -183,23 +183,23 @@ def _unproven(holding: list[Prediction], evidence: ResidencyEvidence, file: str)
 
 def _none(
     predictions: list[Prediction], evidence: ResidencyEvidence, samples: int, file: str
-) -> Choice:
+) -> HypothesisChoice:
     """None holds: too few samples, little is mapped, or no hypothesis is right."""
     if samples < ENOUGH_SAMPLES:
-        return Choice((), f"only {samples} samples have been read", False)
+        return HypothesisChoice((), f"only {samples} samples have been read", False)
     needed_bytes = min((_bytes(evidence, each.read) for each in predictions), default=0)
     if evidence.mapped_bytes < needed_bytes / 2:
         # workers that have ended take their page tables with them
-        return Choice((), f"the readers have little of {file} mapped now", False)
+        return HypothesisChoice((), f"the readers have little of {file} mapped now", False)
     if not predictions:
         why = f"too many of {samples} samples that were read have no record of {file}"
-        return Choice((), why + "; give key= ...", True)
+        return HypothesisChoice((), why + "; give key= ...", True)
     best = max(predictions, key=lambda each: each.seen(evidence).share)
     why = (f"of the records of {file} that {samples} read samples should have touched too few were:"
            f" {best.seen(evidence)} by {best.hypothesis.name}")  # fmt: skip
     if any(each.seen(evidence).below < CERTAIN / 2 for each in predictions):
-        return Choice((), why, False)
-    return Choice((), why + "; give key= ...", True)
+        return HypothesisChoice((), why, False)
+    return HypothesisChoice((), why + "; give key= ...", True)
 
 
 def _bytes(evidence: ResidencyEvidence, records: Array) -> int:

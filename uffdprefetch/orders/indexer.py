@@ -48,7 +48,7 @@ class Indexer:
     def __init__(self, directory: str, plan: str | None) -> None:
         self._directory = directory
         self._plan_path = plan
-        self._plan: plan_file.Plan | None = None
+        self._plan: plan_file.ParsedPlan | None = None
         self._plan_lock = threading.Lock()
         self._samples = SampleResolver()
         self._count = 0
@@ -101,7 +101,7 @@ class Indexer:
                 for path in file.data_files():
                     file.index(path)
 
-    def _load(self) -> plan_file.Plan:
+    def _load(self) -> plan_file.ParsedPlan:
         assert self._plan_path is not None
         with self._plan_lock:
             if self._plan is None:

@@ -16,14 +16,14 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders import derived_keys as derived
 from uffdprefetch.orders import key_forms
-from uffdprefetch.orders.derived_keys import ITSELF, Way
-from uffdprefetch.orders.evidence import Choice, choose
+from uffdprefetch.orders.derived_keys import ITSELF, KeyDerivation
+from uffdprefetch.orders.evidence import HypothesisChoice, choose
 from uffdprefetch.orders.hypothesis import Hypothesis, Pair
 from uffdprefetch.orders.key_forms import Form, shown
 from uffdprefetch.orders.key_lists import KeyList
 from uffdprefetch.orders.key_table import KeyTable
 
-__all__ = ["Choice", "Hypothesis", "KeyList", "choose", "hypotheses"]
+__all__ = ["Hypothesis", "HypothesisChoice", "KeyList", "choose", "hypotheses"]
 
 Keys = Callable[[Array], list[bytes]]
 Numbers = Callable[[Array], Array]
@@ -290,7 +290,7 @@ def _listed(
     """A list's element, a part of it or its hash, with the keys' prefixes and endings."""
     elements = each.take(tried)
     befores = derived.prefixes(usual)
-    made: list[tuple[Way, Way]] = []
+    made: list[tuple[KeyDerivation, KeyDerivation]] = []
     for way in derived.ways(elements, each.kind, usual, table.longest):
         stems = [way.make(element) for element in elements[: derived.FEW]]
         made += [(way, outer) for outer in derived.affixed_ways(table, stems, befores)]
@@ -300,11 +300,11 @@ def _listed(
         yield _keyed(table, f"keys from {source}{_with(outer)}", count, _made(each, way, outer))
 
 
-def _with(outer: Way) -> str:
+def _with(outer: KeyDerivation) -> str:
     return "" if outer is ITSELF else f": {outer.name}"
 
 
-def _made(each: KeyList, way: Way, outer: Way) -> Keys:
+def _made(each: KeyList, way: KeyDerivation, outer: KeyDerivation) -> Keys:
     def keys(samples: Array) -> list[bytes]:
         return [outer.make(way.make(element)) for element in each.take(samples)]
 
@@ -352,7 +352,7 @@ def _hashed(table: KeyTable, usual: list[bytes], count: int, tried: Array) -> It
                 yield _keyed(table, name, count, _hash_of(form, base, way, outer))
 
 
-def _hash_of(form: Form, base: int, way: Way, outer: Way) -> Keys:
+def _hash_of(form: Form, base: int, way: KeyDerivation, outer: KeyDerivation) -> Keys:
     def keys(samples: Array) -> list[bytes]:
         return [outer.make(way.make(text)) for text in form.keys(samples + base)]
 

@@ -26,7 +26,7 @@ FILE_MAX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ParsedPlan:
     """A parsed plan file. ``index``: opens a data file's index."""
 
     path: str
@@ -67,7 +67,7 @@ class Plan:
             raise usage_error(f"{spec.where}: no memory for {spec.items:,} items") from None
 
 
-def load(path: str) -> Plan:
+def load(path: str) -> ParsedPlan:
     """Read a plan file. Raises UffdPrefetchError (exit 2), one line with the place of the error."""
     with FileReader(path) as reader:
         if reader.size_bytes > FILE_MAX_BYTES:
@@ -79,7 +79,7 @@ def load(path: str) -> Plan:
             data = reader.read(0, FILE_MAX_BYTES)
         except OSError as error:
             raise usage_error(f"cannot read {path}: {error.strerror}") from None
-    return Plan(path, tuple(Parser(path).plan(_json(path, data))))
+    return ParsedPlan(path, tuple(Parser(path).plan(_json(path, data))))
 
 
 def _json(path: str, data: bytes) -> Any:

@@ -10,18 +10,18 @@ from typing import Any
 from uffdprefetch.base.errors import usage_error
 from uffdprefetch.base.units import format_duration, format_rate, format_size
 from uffdprefetch.orders import check
-from uffdprefetch.orders.plan_file import Plan
+from uffdprefetch.orders.plan_file import ParsedPlan
 from uffdprefetch.orders.plan_of_file import FilePlan
 
 SCHEMA = "uffdprefetch.plancheck/1"
 
 
 def document(
-    plan: Plan,
+    plan: ParsedPlan,
     rank: int | None,
     epoch: int | None,
     lookahead_bytes: int,
-    link: check.Link | None,
+    link: check.ReadRates | None,
 ) -> dict[str, Any]:
     """The plan against its data files, as JSON; of one rank, one epoch, or all that it names.
 
@@ -60,12 +60,12 @@ def _wanted(entry: FilePlan, rank: int | None, epoch: int | None) -> list[tuple[
 
 
 def _file(
-    plan: Plan,
+    plan: ParsedPlan,
     entry: FilePlan,
     path: str,
     wanted: list[tuple[int, list[str]]],
     lookahead_bytes: int,
-    link: check.Link | None,
+    link: check.ReadRates | None,
 ) -> dict[str, Any]:
     file_bytes = os.stat(path).st_size
     rows = []

@@ -15,7 +15,7 @@ from loop_fabric import Loop
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.cluster import probe
-from uffdprefetch.cluster.mpi_start import Way
+from uffdprefetch.cluster.mpi_start import LaunchMethod
 from uffdprefetch.doctor import cluster
 from uffdprefetch.doctor.check import Check
 
@@ -95,9 +95,12 @@ def test_slow_links_and_messages_that_no_link_has_seen_are_notes() -> None:
 
 
 def test_the_first_way_that_makes_one_world_is_taken(tmp_path: Path) -> None:
-    ways = [Way(name, lambda *_: [], {}) for name in ("srun", "srun --mpi=pmi2", "srun --mpi=pmix")]
+    ways = [
+        LaunchMethod(name, lambda *_: [], {})
+        for name in ("srun", "srun --mpi=pmi2", "srun --mpi=pmix")
+    ]
 
-    def run(way: Way, nodes: int, directory: Path) -> str:
+    def run(way: LaunchMethod, nodes: int, directory: Path) -> str:
         if way.name == "srun --mpi=pmi2":
             return "MPI_Init failed"
         world = ranks(nodes) if way.name == "srun --mpi=pmix" else [*ranks(1), *ranks(1)]
@@ -125,12 +128,12 @@ def test_the_first_way_that_makes_one_world_is_taken(tmp_path: Path) -> None:
 def test_a_directory_that_some_nodes_do_not_see_is_not_taken_for_a_missing_mpi(
     tmp_path: Path, seen_by: int, found: str
 ) -> None:
-    def run(way: Way, nodes: int, directory: Path) -> str:
+    def run(way: LaunchMethod, nodes: int, directory: Path) -> str:
         for i, rank in enumerate(ranks(2)[:seen_by]):
             (directory / f"rank-{i}.json").write_text(json.dumps(rank))
         return ""
 
-    (check,) = cluster._tried([Way("mpirun", lambda *_: [], {})], 2, tmp_path, run)
+    (check,) = cluster._tried([LaunchMethod("mpirun", lambda *_: [], {})], 2, tmp_path, run)
     assert (check.name, check.status) == ("cluster: meeting", "cannot")
     assert check.found.startswith(found) and "--meet" in check.remedy
 

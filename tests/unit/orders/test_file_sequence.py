@@ -15,7 +15,7 @@ from mapping_readers import Readers, byte_keys, lmdb_index, plain_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import OFFSET_MAX
 from uffdprefetch.orders.file_sequence import FileSequence, sequences
-from uffdprefetch.orders.mapping import Choice, choose, hypotheses, in_each
+from uffdprefetch.orders.mapping import HypothesisChoice, choose, hypotheses, in_each
 from uffdprefetch.predict.order.order import Order
 
 pytestmark = warnings_fail
@@ -116,7 +116,7 @@ def test_databases_with_keys_may_be_a_data_set_together_whatever_is_in_them() ->
 # ---- found out ----------------------------------------------------------------------------------
 
 
-def chosen(joined: FileSequence, lists: list[Any], truth: np.ndarray) -> Choice:
+def chosen(joined: FileSequence, lists: list[Any], truth: np.ndarray) -> HypothesisChoice:
     """After 200 samples have been read in shuffled order; ``truth``: the record of each sample."""
     samples = np.random.default_rng(3).permutation(len(truth))[:200]
     for number, file in enumerate(joined.files):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from uffdprefetch.formats.detect import open_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.native import uffd
-from uffdprefetch.orders.mapping import Choice, KeyList, choose, hypotheses
+from uffdprefetch.orders.mapping import HypothesisChoice, KeyList, choose, hypotheses
 
 pytestmark = pytest.mark.torch
 
@@ -116,7 +116,9 @@ def truth(dataset: Any, index: RecordIndex, samples: np.ndarray) -> list[set[int
     ]
 
 
-def chosen(dataset: Any, index: RecordIndex, file: Path, order: np.ndarray, seen: int) -> Choice:
+def chosen(
+    dataset: Any, index: RecordIndex, file: Path, order: np.ndarray, seen: int
+) -> HypothesisChoice:
     for sample in order[:seen].tolist():
         dataset[sample]
     found = hypotheses(index, len(dataset), lists_of(dataset), order)

@@ -17,7 +17,7 @@ from mapping_readers import Readers, byte_keys, ints, lmdb_index, plain_index, t
 
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
-from uffdprefetch.orders.mapping import Choice, Hypothesis, KeyList, choose, hypotheses
+from uffdprefetch.orders.mapping import Hypothesis, HypothesisChoice, KeyList, choose, hypotheses
 from uffdprefetch.orders.residency_evidence import (
     CERTAIN,
     ResidencyEvidence,
@@ -138,7 +138,7 @@ def read_some(case: Case, rng: random.Random, order: np.ndarray, seen: int, ahea
     return readers
 
 
-def right(choice: Choice, case: Case, whole: bool = True) -> bool:
+def right(choice: HypothesisChoice, case: Case, whole: bool = True) -> bool:
     """Whether the chosen hypotheses say what each sample reads; not ``whole``: nothing else."""
     wanted = case.truth(np.arange(case.n))
     for each in choice.hypotheses:
@@ -312,7 +312,9 @@ def strangers(case: Case, rng: random.Random) -> list[Hypothesis]:
     """Without the list that leads to the truth."""
     lists = [each for each in case.lists if each.name not in ("keys", "indices")]
     found = hypotheses(case.index, case.n, lists, np.array(rng.sample(range(case.n), 64)))
-    return [each for each in found if not right(Choice((each,), "", True), case, whole=False)]
+    return [
+        each for each in found if not right(HypothesisChoice((each,), "", True), case, whole=False)
+    ]
 
 
 @pytest.mark.parametrize("size", ["small", "middle", "large"])

@@ -26,7 +26,7 @@ from uffdprefetch.formats.detect import FORMATS, open_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Listed, Parts, RecordPlaces, Strided
 from uffdprefetch.orders import plan_file, stated
-from uffdprefetch.orders.plan_file import Plan, load
+from uffdprefetch.orders.plan_file import ParsedPlan, load
 
 pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 
@@ -63,7 +63,9 @@ def written(directory: Path, *files: Any, text: str | bytes | None = None) -> st
 PAGE = 4096
 
 
-def extents(plan: Plan, path: Path, rank: int | None, epoch: int) -> list[tuple[int, int]] | None:
+def extents(
+    plan: ParsedPlan, path: Path, rank: int | None, epoch: int
+) -> list[tuple[int, int]] | None:
     order = plan.order(str(path), None, rank, epoch)
     if order is None:
         return None
@@ -221,7 +223,7 @@ def test_the_index_is_made_once_and_again_when_the_file_changes(data: Path) -> N
         made.append(path)
         return entry.index(path)
 
-    plan = Plan("", load(written(data.parent, entry())).files, index)
+    plan = ParsedPlan("", load(written(data.parent, entry())).files, index)
     for _ in range(3):
         assert extents(plan, data, 0, 0) is not None
     assert made == [str(data)]
