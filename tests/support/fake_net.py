@@ -21,7 +21,7 @@ from uffdprefetch.cluster.homes import Home, homes
 from uffdprefetch.cluster.shortage import Shortage
 from uffdprefetch.cluster.transport import Transport, with_room, word_of
 from uffdprefetch.native import net
-from uffdprefetch.native.net import Layout, Message, Net, Ring
+from uffdprefetch.native.net import Layout, Message, Net, NetRing
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.state.file_times import Times
 
@@ -47,7 +47,7 @@ class Node:
 
     number: int
     pool: Pool
-    ring: Ring  # the transport's
+    ring: NetRing  # the transport's
     net: Net
     to_fd: int
     from_fd: int
@@ -126,8 +126,8 @@ class FakeNet:
     ) -> Node:  # fmt: skip
         pool = Pool(budget_bytes, CHUNK, 8, os.eventfd(0, os.EFD_NONBLOCK))
         pool.set_budget(budget_bytes, keep_bytes)
-        service = Ring.create(Layout(SLOT_BYTES, slots, slots))
-        ring = Ring.open(service.fd)
+        service = NetRing.create(Layout(SLOT_BYTES, slots, slots))
+        ring = NetRing.open(service.fd)
         os.close(service.fd)
         to_fd, from_fd = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         side = Net(

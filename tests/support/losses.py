@@ -40,7 +40,7 @@ from paths import ROOT
 
 from uffdprefetch.cluster.meeting import Meeting
 from uffdprefetch.demo.bed import SlowBed
-from uffdprefetch.native.net import Ring
+from uffdprefetch.native.net import NetRing
 
 MIB = 1 << 20
 SIZE, NODES = 24 * MIB, 3
@@ -138,7 +138,7 @@ class Run:
         """Requests of all nodes that have no answer at this moment."""
         return sum(ring.out for ring in self._rings())
 
-    def _rings(self) -> Iterator[Ring]:
+    def _rings(self) -> Iterator[NetRing]:
         """What the transports share with their services."""
         for node in range(NODES):
             for pid in self.bed.find(node, "uffdprefetch.cluster.carry"):
@@ -147,7 +147,7 @@ class Run:
                         path = f"/proc/{pid}/fd/{number}"
                         if "uffdprefetch-net" in os.readlink(path):
                             fd = os.open(path, os.O_RDWR)
-                            ring = Ring.open(fd)
+                            ring = NetRing.open(fd)
                             os.close(fd)
                             yield ring
                             ring.close()

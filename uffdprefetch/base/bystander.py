@@ -46,7 +46,7 @@ _KEPT = 256
 
 
 @record(frozen=True)
-class Note:
+class ReceivedSignal:
     """A signal that the bystander received."""
 
     number: int
@@ -54,7 +54,7 @@ class Note:
     seconds: float
 
 
-class _Watch:
+class _LauncherStop:
     """Around a stop of the launcher; signals sent meanwhile reach it when it is continued."""
 
     def __init__(self, bystander: Bystander, job: int) -> None:
@@ -81,7 +81,7 @@ class Bystander:
         self.pid = pid
         self.stopped_seconds = self.resumed_seconds = 0.0  # the launcher's last stop
         self._link = link
-        self._notes: list[Note] = []
+        self._notes: list[ReceivedSignal] = []
 
     @classmethod
     def start(cls, handled: Iterable[int]) -> Bystander:
@@ -106,9 +106,9 @@ class Bystander:
             its.close()
         return cls(pid, ours)
 
-    def watching(self, job: int) -> _Watch:
+    def watching(self, job: int) -> _LauncherStop:
         """A context in which the launcher may stop: it is continued when the job is not stopped."""
-        return _Watch(self, job)
+        return _LauncherStop(self, job)
 
     def tell(self, watched: int) -> None:
         """Which stopped job to look at; 0: none."""
@@ -155,7 +155,7 @@ class Bystander:
         lives = False
         try:
             while data := self._link.recv(_NOTE.size):
-                self._notes.append(Note(*_NOTE.unpack(data)))
+                self._notes.append(ReceivedSignal(*_NOTE.unpack(data)))
         except BlockingIOError:
             lives = True
         except OSError:  # ECONNRESET: it was killed before it had read what it was told

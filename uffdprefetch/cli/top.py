@@ -17,7 +17,7 @@ from uffdprefetch.base.units import format_duration, parse_duration
 if TYPE_CHECKING:
     from uffdprefetch.view.fetch import Fetcher
     from uffdprefetch.view.glyphs import Glyphs
-    from uffdprefetch.view.watch import Run
+    from uffdprefetch.view.watch import WatchedService
 
 INTERVAL_MIN_SECONDS = 0.1
 #: With --once: interval between two snapshots, where a rate needs two.
@@ -87,7 +87,7 @@ def _glyphs() -> Glyphs:
     return glyphs.choose(sys.stdout.encoding, inherited_environment())
 
 
-def _once(run: Run, as_json: bool) -> int:
+def _once(run: WatchedService, as_json: bool) -> int:
     """One document, line or picture; from two snapshots where rates are needed."""
     from uffdprefetch.protocol.document import encode
     from uffdprefetch.protocol.node import ServiceGone

@@ -25,7 +25,7 @@ from uffdprefetch.cluster import brood
 from uffdprefetch.cluster.fabric import FabricError, MpiFabric
 from uffdprefetch.cluster.meeting import socket_of
 from uffdprefetch.cluster.transport import Transport
-from uffdprefetch.native.net import Ring
+from uffdprefetch.native.net import NetRing
 from uffdprefetch.protocol import leftovers, wire
 
 NO_WORLD, NOT_LET_IN, LOST = 3, 4, 5
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
         os._exit(NO_WORLD)
     try:
         sock, (ring_fd, to_fd, from_fd), told = joined(path, generation)
-        ring = Ring.open(ring_fd)
+        ring = NetRing.open(ring_fd)
     except (OSError, ValueError, wire.WireError) as error:
         say(f"the service does not let it in: {error}")
         os._exit(NOT_LET_IN)

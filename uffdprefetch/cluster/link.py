@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES, keep_bytes
-from uffdprefetch.native.net import AHEAD_NOW, Counts, FileId, Layout, Net, NodeCounts, Ring, Stamp
+from uffdprefetch.native.net import (
+    AHEAD_NOW,
+    FileId,
+    Layout,
+    Net,
+    NetRing,
+    NodeCounts,
+    Stamp,
+    TransportCounts,
+)
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
 
@@ -57,7 +66,7 @@ class Link:
         self.joined: Joined | None = None
         self._left: float | None = None  # when the last one went
         self.generations = 0
-        self._before: list[Counts] = []  # of transports that have gone
+        self._before: list[TransportCounts] = []  # of transports that have gone
         self._links_before: dict[int, NodeCounts] = {}  # and what went to and from each node
         self._cpu_before = self._cpu_seconds = 0.0
         self.present: list[int] = []  # the run's nodes
@@ -70,7 +79,7 @@ class Link:
             fds = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
             for fd in fds:
                 undo.callback(os.close, fd)
-            ring = Ring.create(self.layout)
+            ring = NetRing.create(self.layout)
             handed_on.callback(os.close, ring.fd)
             with contextlib.ExitStack() as without_net:
                 without_net.callback(ring.close)

@@ -23,7 +23,7 @@ from uffdprefetch.cluster.fabric import Fabric
 from uffdprefetch.cluster.homes import Answer, Home, Word, homes
 from uffdprefetch.cluster.shortage import Shortage
 from uffdprefetch.native import net
-from uffdprefetch.native.net import Message, Ring
+from uffdprefetch.native.net import Message, NetRing
 
 #: Tags of MPI (32767 at the least are there): messages, and the answer to what slot n has asked.
 CONTROL, ANSWER = 1, 2
@@ -90,7 +90,7 @@ class Transport:
     """One node's side of one generation."""
 
     def __init__(
-        self, ring: Ring, to_fd: int, from_fd: int, fabric: Fabric, *, node: int, key: bytes,
+        self, ring: NetRing, to_fd: int, from_fd: int, fabric: Fabric, *, node: int, key: bytes,
         generation: int, spins: bool = True, clock: Clock = CLOCK,
         shortage: Shortage | None = None,
     ) -> None:  # fmt: skip

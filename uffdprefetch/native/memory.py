@@ -18,7 +18,7 @@ MEMINFO = "/proc/meminfo"
 UNLIMITED = (1 << 64) - 1
 
 
-class Room(NamedTuple):
+class MemoryRoom(NamedTuple):
     """What is left (csrc/service/helper.h, struct up_memory_room); bytes."""
 
     may_hold_bytes: int
@@ -30,8 +30,8 @@ class Room(NamedTuple):
     canaries: int
 
 
-def _room(c: Any) -> Room:
-    return Room(*(int(getattr(c, name)) for name in Room._fields))
+def _room(c: Any) -> MemoryRoom:
+    return MemoryRoom(*(int(getattr(c, name)) for name in MemoryRoom._fields))
 
 
 class Memory:
@@ -50,7 +50,7 @@ class Memory:
             raise OSError(-ret, os.strerror(-ret))
         self.pointer = pointer[0]
 
-    def look(self, held_bytes: int = 0) -> Room:
+    def look(self, held_bytes: int = 0) -> MemoryRoom:
         """What is left now, with ``held_bytes`` in a pool."""
         out = _ffi.new("struct up_memory_room *")
         _lib.up_memory_look(self.pointer, held_bytes, out)
@@ -62,7 +62,7 @@ class Memory:
         self.pointer = _ffi.NULL
 
 
-def look(held_bytes: int = 0) -> Room:
+def look(held_bytes: int = 0) -> MemoryRoom:
     """What is left to this process now, with ``held_bytes`` in a pool. Raises OSError."""
     memory = Memory()
     try:
@@ -88,7 +88,7 @@ class Pressure:
             raise OSError(-ret, os.strerror(-ret))
         self._pointer = pointer[0]
 
-    def now(self) -> Room:
+    def now(self) -> MemoryRoom:
         """What was left at its last look."""
         out = _ffi.new("struct up_memory_room *")
         _lib.up_pressure_now(self._pointer, out)

@@ -150,7 +150,7 @@ class Layout(NamedTuple):
     serve_slots: int
 
 
-class Ring:
+class NetRing:
     """The memory between a service and its transport, as one of the two sees it."""
 
     def __init__(self, pointer: Any, side: int, fd: int = -1) -> None:
@@ -162,14 +162,14 @@ class Ring:
         self._message = _ffi.new(f"{_STRUCT} *")
 
     @classmethod
-    def create(cls, layout: Layout) -> Ring:
+    def create(cls, layout: Layout) -> NetRing:
         """The service's; ``fd`` is for its transport, and the caller's to close. Raises OSError."""
         pointer, fd = _ffi.new("struct up_net_ring **"), _ffi.new("int *")
         _checked(_lib.up_net_ring_create(pointer, *layout, fd), "network ring")
         return cls(pointer[0], OF_SERVICE, int(fd[0]))
 
     @classmethod
-    def open(cls, fd: int) -> Ring:
+    def open(cls, fd: int) -> NetRing:
         """The transport's; ``fd`` stays the caller's. Raises OSError: EPROTO where it is none."""
         pointer = _ffi.new("struct up_net_ring **")
         _checked(_lib.up_net_ring_open(pointer, fd), "network ring")
@@ -224,7 +224,7 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 @dataclass(frozen=True)
-class Counts:
+class TransportCounts:
     """Totals since a transport began (csrc/service/helper.h, struct up_net_counts)."""
 
     from_bytes: int
@@ -267,7 +267,7 @@ class Net:
     """What a pool gets from other nodes and gives them, by one transport."""
 
     def __init__(
-        self, pool: Any, ring: Ring, me: int, to_fd: int, from_fd: int, *,
+        self, pool: Any, ring: NetRing, me: int, to_fd: int, from_fd: int, *,
         chunks_per_block: int, serve_threads: int = 4, patience_ms: int = 0,
         serve_cpu: float = 0,
     ) -> None:  # fmt: skip
@@ -317,11 +317,13 @@ class Net:
         """It is its own from now on."""
         _lib.up_net_unshare(self._pointer, file)
 
-    def counts(self) -> Counts:
+    def counts(self) -> TransportCounts:
         """The present totals."""
         c = _ffi.new("struct up_net_counts *")
         _lib.up_net_counts(self._pointer, c)
-        return Counts(**{name: int(getattr(c, name)) for name in Counts.__dataclass_fields__})
+        return TransportCounts(
+            **{name: int(getattr(c, name)) for name in TransportCounts.__dataclass_fields__}
+        )
 
     def node(self, number: int) -> NodeCounts:
         """What went between this one and another."""

@@ -22,7 +22,7 @@ IN_MEMORY, IN_POOL, IN_EITHER = "in the page cache", "in the pool", "in pool or 
 
 
 @dataclass(frozen=True)
-class Column:
+class FileColumn:
     """One column; ``order``: who stays when there is little room, lowest first."""
 
     title: str
@@ -50,13 +50,13 @@ def _plain(value: Callable[[File], str]) -> Callable[[File, int, Glyphs], Text]:
 
 
 COLUMNS = (
-    Column("size", 8, 2, _plain(lambda f: format_size(f.size_bytes))),
-    Column(IN_MEMORY, GAUGE + 6, 1, _cached, right=False),
-    Column("used", 6, 3, _plain(lambda f: words.short_size(f.used_bytes))),
-    Column("wasted", 6, 4, _plain(lambda f: words.short_size(f.wasted_bytes))),
-    Column("prefetched", 10, 5, _plain(lambda f: words.short_size(f.prefetched_bytes))),
-    Column("file system", 12, 6, _plain(lambda f: f.file_system[:12]), right=False),
-    Column(
+    FileColumn("size", 8, 2, _plain(lambda f: format_size(f.size_bytes))),
+    FileColumn(IN_MEMORY, GAUGE + 6, 1, _cached, right=False),
+    FileColumn("used", 6, 3, _plain(lambda f: words.short_size(f.used_bytes))),
+    FileColumn("wasted", 6, 4, _plain(lambda f: words.short_size(f.wasted_bytes))),
+    FileColumn("prefetched", 10, 5, _plain(lambda f: words.short_size(f.prefetched_bytes))),
+    FileColumn("file system", 12, 6, _plain(lambda f: f.file_system[:12]), right=False),
+    FileColumn(
         "served by",
         11,
         7,
@@ -66,9 +66,9 @@ COLUMNS = (
 )
 
 
-def file_columns(width: int) -> tuple[int, list[Column]]:
+def file_columns(width: int) -> tuple[int, list[FileColumn]]:
     """The width of the names, and the columns that fit beside them."""
-    chosen: list[Column] = []
+    chosen: list[FileColumn] = []
     for column in sorted(COLUMNS, key=lambda c: c.order):
         # the later ones only where the names keep some room
         name = NAME_MIN if column.order <= 4 else 2 * NAME_MIN

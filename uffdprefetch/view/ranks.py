@@ -24,7 +24,7 @@ IDLE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Column:
+class RankColumn:
     """One column of a table. ``order``: who stays when there is little room, lowest first;
     ``wide``: only where the bar has room beside it."""
 
@@ -47,46 +47,50 @@ def _idle(rank: Rank) -> bool:
 
 
 RANK_COLUMNS = (
-    Column("rank", 4, 0, lambda r, w: str(r.rank)),
-    Column("pid", 7, 13, lambda r, w: str(r.pids[0]) if r.pids else words.NA, wide=True),
-    Column("file", 14, 12, lambda r, w: words.short_path(r.file or "-", w), right=False, wide=True),
-    Column("", BAR_MIN, 1, lambda r, w: "", right=False),
-    Column("at", 5, 2, lambda r, w: words.percent(model.share(r))),
-    Column("offset", 9, 11, _position, wide=True),
-    Column("pattern", 11, 4, lambda r, w: words.pattern(r.pattern, r.stride_bytes, w), right=False),
-    Column("MB/s", 5, 3, lambda r, w: words.megabytes(r.read_bytes_per_second)),
-    Column(
+    RankColumn("rank", 4, 0, lambda r, w: str(r.rank)),
+    RankColumn("pid", 7, 13, lambda r, w: str(r.pids[0]) if r.pids else words.NA, wide=True),
+    RankColumn(
+        "file", 14, 12, lambda r, w: words.short_path(r.file or "-", w), right=False, wide=True
+    ),
+    RankColumn("", BAR_MIN, 1, lambda r, w: "", right=False),
+    RankColumn("at", 5, 2, lambda r, w: words.percent(model.share(r))),
+    RankColumn("offset", 9, 11, _position, wide=True),
+    RankColumn(
+        "pattern", 11, 4, lambda r, w: words.pattern(r.pattern, r.stride_bytes, w), right=False
+    ),
+    RankColumn("MB/s", 5, 3, lambda r, w: words.megabytes(r.read_bytes_per_second)),
+    RankColumn(
         "hit",
         5,
         5,
         lambda r, w: words.percent(r.hit.share),
         alert=lambda r: r.hit.share is not None and r.hit.share < LOW_HIT,
     ),
-    Column(
+    RankColumn(
         "misses",
         6,
         10,
         lambda r, w: words.NA if r.hit.misses is None else str(r.hit.misses),
         wide=True,
     ),
-    Column(
+    RankColumn(
         "stall",
         5,
         6,
         lambda r, w: words.percent(r.stall.share),
         alert=lambda r: r.stall.share is not None and r.stall.share > HIGH_STALL,
     ),
-    Column("window", 6, 7, lambda r, w: words.short_size(r.window_bytes)),
-    Column("flight", 6, 8, lambda r, w: words.short_size(r.in_flight_bytes)),
-    Column("wasted", 6, 9, lambda r, w: words.short_size(r.wasted_bytes)),
-    Column("late", 5, 14, lambda r, w: str(r.late_extents), wide=True),
+    RankColumn("window", 6, 7, lambda r, w: words.short_size(r.window_bytes)),
+    RankColumn("flight", 6, 8, lambda r, w: words.short_size(r.in_flight_bytes)),
+    RankColumn("wasted", 6, 9, lambda r, w: words.short_size(r.wasted_bytes)),
+    RankColumn("late", 5, 14, lambda r, w: str(r.late_extents), wide=True),
 )
 
 
-def rank_columns(width: int) -> list[tuple[Column, int]]:
+def rank_columns(width: int) -> list[tuple[RankColumn, int]]:
     """The columns that fit and their widths; what is left over goes to the bar, and from a wide
     screen a little to the patterns."""
-    chosen: list[Column] = []
+    chosen: list[RankColumn] = []
     for column in sorted(RANK_COLUMNS, key=lambda c: c.order):
         needed = sum(c.width + 1 for c in [*chosen, column]) - 1
         if needed <= width - (BAR_WIDE - BAR_MIN if column.wide else 0):
@@ -101,7 +105,7 @@ def rank_columns(width: int) -> list[tuple[Column, int]]:
     return [(c, widths[c.title]) for c in RANK_COLUMNS if c in chosen]
 
 
-def title_line(columns: Sequence[tuple[Column, int]]) -> Text:
+def title_line(columns: Sequence[tuple[RankColumn, int]]) -> Text:
     cells = []
     for column, width in columns:
         title = "position in the file" if column.title == "" else column.title
@@ -110,7 +114,7 @@ def title_line(columns: Sequence[tuple[Column, int]]) -> Text:
     return Text(" ".join(cells), "bold")
 
 
-def rank_line(rank: Rank, columns: Sequence[tuple[Column, int]], glyphs: Glyphs) -> Text:
+def rank_line(rank: Rank, columns: Sequence[tuple[RankColumn, int]], glyphs: Glyphs) -> Text:
     """One rank as a line of a table."""
     line = Text()
     for column, width in columns:

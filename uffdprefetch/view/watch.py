@@ -80,7 +80,7 @@ class WatchClient(NodeClient):
 
 
 @dataclass(frozen=True)
-class Run:
+class WatchedService:
     """A service that answers, its run's key and its first snapshot."""
 
     key: str
@@ -114,7 +114,7 @@ def sockets(environ: Mapping[str, str], net_unix: str | None = None) -> list[str
     return [path for path in found if rundir.is_of_node(os.path.basename(path))]
 
 
-def runs(environ: Mapping[str, str]) -> list[Run]:
+def runs(environ: Mapping[str, str]) -> list[WatchedService]:
     """The runs of this user on this node that answer; the caller closes their clients.
 
     Sockets of dead services are passed over, and so is what is no service of ours.
@@ -126,11 +126,11 @@ def runs(environ: Mapping[str, str]) -> list[Run]:
             snapshot = client.snapshot()
         except (OSError, ServiceGone, TimeoutError):
             continue
-        found.append(Run(snapshot.run, client, snapshot))
+        found.append(WatchedService(snapshot.run, client, snapshot))
     return sorted(found, key=lambda run: run.key)
 
 
-def choose(environ: Mapping[str, str], wanted: str | None) -> Run:
+def choose(environ: Mapping[str, str], wanted: str | None) -> WatchedService:
     """The run that ``wanted`` (a key or the beginning of one) names, or the only one.
 
     Raises UffdPrefetchError: 1 when there is none, 2 when it is not clear which.
@@ -162,7 +162,7 @@ def choose(environ: Mapping[str, str], wanted: str | None) -> Run:
     )
 
 
-def _describe(run: Run) -> str:
+def _describe(run: WatchedService) -> str:
     from uffdprefetch.base.units import format_duration
 
     ranks = run.snapshot.ranks

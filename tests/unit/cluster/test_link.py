@@ -15,7 +15,7 @@ import pytest
 from uffdprefetch.cluster.homes import RESERVE_MOST_BYTES
 from uffdprefetch.cluster.link import GONE_SECONDS, Link
 from uffdprefetch.native import net
-from uffdprefetch.native.net import Layout, Ring
+from uffdprefetch.native.net import Layout, NetRing
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
 
@@ -43,7 +43,7 @@ class Guest:
         assert wire.unpack(data)[0] == wire.Type.WELCOME
         ring_fd, self.to_fd, self.from_fd, info = fds
         self.told = json.loads(os.pread(info, 4096, 0))
-        self.ring = Ring.open(ring_fd)
+        self.ring = NetRing.open(ring_fd)
         for fd in (ring_fd, info):
             os.close(fd)
 

@@ -27,7 +27,7 @@ from fake_net import (
 
 from uffdprefetch.cluster.transport import with_room
 from uffdprefetch.native import net
-from uffdprefetch.native.net import Layout, Message, Ring
+from uffdprefetch.native.net import Layout, Message, NetRing
 from uffdprefetch.state.file_times import Times
 
 
@@ -444,7 +444,7 @@ def test_a_network_that_ends_lets_nobody_wait(data: Path) -> None:
         while not two.pool.reap():
             time.sleep(0.001)
         assert is_right(two, file, data)
-        service = Ring.create(Layout(MIB, 4, 4))
+        service = NetRing.create(Layout(MIB, 4, 4))
         os.close(service.fd)
         two.net = net.Net(
             two.pool, service, 1, two.to_fd, two.from_fd, chunks_per_block=BLOCK_CHUNKS,
@@ -528,15 +528,15 @@ def test_a_memfd_that_is_no_ring_is_refused() -> None:
     fd = os.memfd_create("no-ring")
     os.truncate(fd, 4 * MIB)
     with pytest.raises(OSError):
-        Ring.open(fd)
+        NetRing.open(fd)
     os.close(fd)
     with pytest.raises(OSError):
-        Ring.create(Layout(0, 1, 1))
+        NetRing.create(Layout(0, 1, 1))
 
 
 def test_a_queue_whose_other_side_has_lost_its_memory_says_nothing() -> None:
-    service = Ring.create(Layout(MIB, 4, 4))
-    transport = Ring.open(service.fd)
+    service = NetRing.create(Layout(MIB, 4, 4))
+    transport = NetRing.open(service.fd)
     assert transport.put(Message(net.NODE, node=1)) and service.take() is not None
     # of each queue, head and tail are the first words of a line each (csrc/service/net/ring.c)
     one = (1).to_bytes(8, "little")
@@ -552,12 +552,12 @@ def test_a_queue_whose_other_side_has_lost_its_memory_says_nothing() -> None:
 
 
 def test_a_queue_that_nobody_empties_is_full() -> None:
-    service = Ring.create(Layout(MIB, 4, 4))
+    service = NetRing.create(Layout(MIB, 4, 4))
     count = 0
     while service.put(Message(net.HURRY, first=count)):
         count += 1
     assert count == 1024
-    transport = Ring.open(service.fd)
+    transport = NetRing.open(service.fd)
     os.close(service.fd)
     assert [transport.take().first for _ in range(count)] == list(range(count))
     assert transport.take() is None and service.put(Message(net.HURRY))
