@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the code stands, counted: `python tools/house.py [CHECKOUT...]` prints a column for each.
 
-What whoever maintains it has to keep in mind: circles of imports (those for types included),
-classes with many fields, attributes that others plug in after construction, class names borne
-twice, long decisions, and numbers that decide what is read (docs/architecture.md). A number is one
-that a statement at the top of a module gives a name in capitals; one of a unit (base/units.py) does
-not decide, nor do names that are only told apart (_enumerates()).
+What whoever maintains it has to keep in mind: circles of imports (those for types included) and of
+calls between files of C, classes with many fields, attributes that others plug in after
+construction, class names borne twice, long decisions, and numbers that decide what is read
+(docs/architecture.md). A number is one that a statement at the top of a module gives a name in
+capitals; one of a unit (base/units.py) does not decide, nor do names that are only told apart
+(_enumerates()).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = "uffdprefetch"
+PACKAGE, CSRC = "uffdprefetch", "csrc"
 #: Packages whose numbers decide what is read, and when.
 DECIDING = ("predict", "readers", "warm", "sense", "pool")
 FIELDS_MOST, COMPLEXITY_MOST = 12, 25
@@ -27,6 +28,18 @@ _BRANCHES = (
     ast.match_case,
 )  # fmt: skip
 _CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
+#: Of C in the kernel's style: what is no code, what stands at the left margin, what a word names.
+_NO_CODE = re.compile(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])+'""", re.DOTALL)
+_ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)\s*")
+_DIRECTIVE = re.compile(r"^#(?:.*\\\n)*.*$", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^([A-Za-z_][^;{}()=]*?)\b(\w+)\(([^;{}]*)\)\s*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)
+_VARIABLE = re.compile(r"^([A-Za-z_][\w \t*]*[ *])(\w+)\s*(?:\[[^\]]*\]\s*)*[=;]", re.MULTILINE)
+_DECLARATION = re.compile(r"^[A-Za-z_][^;{}=]*;", re.MULTILINE)
+_WORD = re.compile(r"(?<![\w.])(?<!->)(?<!struct )(?<!enum )(?<!union )[A-Za-z_]\w*")
+#: Other files do not see it, it is defined elsewhere, or it is the job's (csrc/job/preload.h).
+_NOT_SHARED = re.compile(r"\b(?:static|extern|typedef|UP_EXPORT)\b|^(?:struct|enum|union)\s*$")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -62,9 +75,58 @@ def imports(module: Module, names: set[str]) -> set[str]:
     return (found & names) - {module.name}
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Modules that import each other in the end, largest circles first (Tarjan, SIAM J. Comput.
-    1972)."""
+@dataclass
+class Source:
+    """One file of C: the names that it shares with others, all that it defines, and its words."""
+
+    shared: set[str]
+    own: set[str]
+    words: set[str]
+    bodies: dict[str, set[str]]  # of functions: their words
+
+
+def source(text: str) -> Source:
+    """Of a file's text."""
+    text = _ATTRIBUTE.sub("", _NO_CODE.sub(" ", text))
+    code = _DIRECTIVE.sub("", text)
+    bodies = {m[2]: set(_WORD.findall(m[4])) for m in _FUNCTION.finditer(code)}
+    defined = {m[2]: m[1] for kind in (_FUNCTION, _VARIABLE) for m in kind.finditer(code)}
+    shared = {name for name, head in defined.items() if not _NOT_SHARED.search(head)}
+    own = {name for name, head in defined.items() if "extern" not in head}
+    return Source(shared, own, set(_WORD.findall(_DECLARATION.sub("", text))), bodies)
+
+
+def calls(checkout: Path) -> dict[str, dict[str, set[str]]]:
+    """Of each file of C the others whose functions (also those that it hands on by pointer) and
+    variables it uses, and which; through a header's inline functions as well."""
+    paths = sorted((checkout / CSRC).rglob("*.[ch]"))
+    files = {str(path.relative_to(checkout)): source(path.read_text()) for path in paths}
+    inline = {
+        name: words
+        for path, one in files.items()
+        for name, words in one.bodies.items()
+        if path.endswith(".h")
+    }
+    files = {path: one for path, one in files.items() if path.endswith(".c")}
+    places = defaultdict(set)
+    for path, one in files.items():
+        for name in one.shared:
+            places[name].add(path)
+    found: dict[str, dict[str, set[str]]] = {}
+    for path, one in files.items():
+        words, more = set(one.words), set(one.words)
+        while more := set().union(*(inline[name] for name in more & inline.keys())) - words:
+            words |= more
+        found[path] = defaultdict(set)
+        for name in words - one.own:
+            for other in places.get(name, ()):
+                found[path][other].add(name)
+    return found
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Modules that import each other in the end, or files that call each other, largest circles
+    first (Tarjan, SIAM J. Comput. 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -188,12 +250,16 @@ def deciding(all_: list[Module]) -> Iterator[tuple[Module, str, bool]]:
                 yield module, name, said
 
 
+def sizes_of(around: list[list[str]]) -> str:
+    """How many circles, and of how many each."""
+    return f"{len(around)} ({', '.join(str(len(one)) for one in around) or '-'})"
+
+
 def count(checkout: Path) -> dict[str, str]:
     """What is counted: words for a column."""
     all_ = modules(checkout)
     names = {module.name for module in all_}
     around = circles({module.name: imports(module, names) for module in all_})
-    sizes = [str(len(one)) for one in around]
     fields = [(len(attributes(node)), node.name) for _, node in classes(all_)]
     most, largest = max(fields)
     borne = Counter(node.name for _, node in classes(all_))
@@ -205,7 +271,8 @@ def count(checkout: Path) -> dict[str, str]:
     found = list(deciding(all_))
     return {
         "files; lines": f"{len(all_)}; {sum(len(module.lines) for module in all_):,}",
-        "circles of imports": f"{len(around)} ({', '.join(sizes) or '-'})",
+        "circles of imports": sizes_of(around),
+        "circles of calls in C": sizes_of(circles(calls(checkout))),
         "largest class": f"{largest}: {most} fields",
         f"classes above {FIELDS_MOST} fields": str(sum(n > FIELDS_MOST for n, _ in fields)),
         "hooks that others plug in": str(len(hooks(all_))),

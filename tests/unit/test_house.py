@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of tools/house.py, of a package that is made for it."""
+"""The figures of tools/house.py, of a package that is made for it; and what they must be here."""
 
 from __future__ import annotations
 
@@ -39,20 +39,101 @@ def plug(reader):
     "predict/c": "from uffdprefetch.predict.a import Reader\n",
     "sim": "def long(x):\n    return " + " or ".join(["x"] * 40) + "\n",
 }
+#: a calls b and hands c's loop on by pointer, b uses a's variable, and c by a header's function, c
+#: calls a by a macro: the three make a circle. d is called by a, and calls nobody: what looks so is
+#: a field, a tag, in a comment or a string, d's own, or declared only. What d gives the job e has
+#: of libc.
+SOURCES = {
+    "common/part.h": """
+struct part { int (*alone)(void); };
+static inline void by_header(void)
+{
+\tgo_on();
+}
+""",
+    "job/a.c": """
+#include "c_loop.h" /* declares only_seen() */
+struct part shared = {
+\t.alone = 0,
+};
+_Atomic int __attribute__((visibility("hidden"))) words[8];
+
+void start_all(int n)
+{
+\tif (b_step(n) && d_last())
+\t\tspawn(c_loop);
+}
+""",
+    "job/b.c": """
+extern struct part shared;
+int b_step(int n);
+
+__attribute__((visibility("hidden"), used)) int b_step(int n)
+{
+\tby_header();
+\treturn n + shared.n;
+}
+""",
+    "job/c.c": """
+#define AGAIN(n) \\
+\tstart_all(n)
+
+void *c_loop(void *arg)
+{
+\tAGAIN(1);
+\treturn arg;
+}
+
+void go_on(void)
+{
+}
+""",
+    "service/d.c": """
+struct words { int n; };
+extern int b_step(int n);
+static int go_on(void);
+
+UP_EXPORT int mmap(void)
+{
+\treturn 0;
+}
+
+/* start_all() is for others. */
+int d_last(void)
+{
+\tstruct words w = { .n = 1 };
+
+\tputs("b_step");
+\treturn w.c_loop + go_on();
+}
+
+static int go_on(void)
+{
+\treturn 'c';
+}
+""",
+    "service/e.c": "int e_maps(void)\n{\n\treturn mmap();\n}\n",
+}
+HOUSE: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "house.py"))
+
+
+def write(directory: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 @pytest.fixture
 def counted(tmp_path: Path) -> dict[str, str]:
-    for name, text in MODULES.items():
-        path = tmp_path / "uffdprefetch" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    house: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "house.py"))
-    return dict(house["count"](tmp_path))
+    write(tmp_path / "uffdprefetch", {f"{name}.py": text for name, text in MODULES.items()})
+    write(tmp_path / "csrc", SOURCES)
+    return dict(HOUSE["count"](tmp_path))
 
 
 def test_what_is_counted(counted: dict[str, str]) -> None:
     assert counted["circles of imports"] == "1 (3)", "one of them is for types"
+    assert counted["circles of calls in C"] == "1 (3)"
     assert counted["largest class"] == "Reader: 3 fields"
     assert counted["hooks that others plug in"] == "1"
     assert counted["class names borne twice"] == "1"
@@ -60,3 +141,36 @@ def test_what_is_counted(counted: dict[str, str]) -> None:
     decide = counted["numbers that decide"], counted["all numbers"]
     assert decide == ("2", "2"), "names that are only told apart are none"
     assert counted["... with a comment of their own"] == "1"
+
+
+def test_which_names_of_c_are_used_by_which_file(tmp_path: Path) -> None:
+    write(tmp_path / "csrc", SOURCES)
+    calls = {path: dict(others) for path, others in HOUSE["calls"](tmp_path).items()}
+    assert calls == {
+        "csrc/job/a.c": {
+            "csrc/job/b.c": {"b_step"},
+            "csrc/job/c.c": {"c_loop"},
+            "csrc/service/d.c": {"d_last"},
+        },
+        "csrc/job/b.c": {"csrc/job/a.c": {"shared"}, "csrc/job/c.c": {"go_on"}},
+        "csrc/job/c.c": {"csrc/job/a.c": {"start_all"}},
+        "csrc/service/d.c": {},
+        "csrc/service/e.c": {},
+    }
+
+
+def test_no_files_of_c_call_each_other_in_a_circle() -> None:
+    calls = HOUSE["calls"](ROOT)
+    assert "up_job" in calls["csrc/job/agent.c"]["csrc/job/base.c"], "the count sees nothing"
+    arrows = [
+        f"{one} uses {', '.join(sorted(calls[one][other]))} of {other}"
+        for circle in HOUSE["circles"](calls)
+        for one in circle
+        for other in circle
+        if other in calls[one]
+    ]
+    assert not arrows, (
+        "files of C call each other in a circle. Move what both need to a file below them (base.c, "
+        "pool.c and net.c are such), what acts on a message apart from what sends it, or hand the "
+        "one a callback of the other (struct pool_calls):\n" + "\n".join(arrows)
+    )
