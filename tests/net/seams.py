@@ -13,6 +13,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.readers import ahead, order_sources
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state import admission, client, files, ledger
+from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.warm import limits, scheduler
 from uffdprefetch.warm.consumer import PrefetchRange
 
@@ -52,11 +54,15 @@ MODULES = [
 #: What looking into a page table costs, of our own CPU time: a call, and each run that it finds.
 SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
 #: Of a file that has just been opened: what its storage has said of it.
-OPENED = (
-    "key", "path", "size_bytes", "file_system", "method", "chunk_bytes", "unit_bytes",
-    "counts_reads", "method_reason", "network", "leased", "no_lease", "writer", "generation",
-    "ahead_bytes",
-)  # fmt: skip
+OPENED = {
+    **{name: name for name in (
+        "key", "path", "size_bytes", "network", "leased", "no_lease", "writer", "generation",
+    )},
+    **{name: f"call.{name}" for name in (
+        "file_system", "method", "chunk_bytes", "unit_bytes", "counts_reads", "ahead_bytes",
+    )},
+    "method_reason": "call.reason",
+}  # fmt: skip
 
 #: read_ahead_kb of the slow bed, of which older tapes do not tell.
 BED_AHEAD_BYTES = 128 << 10
@@ -169,17 +175,11 @@ def _of_files(world: World, put: Put) -> None:
 
         def real() -> dict[str, Any]:
             found.append(opens(what, path))
-            return {name: getattr(found[0], name) for name in OPENED}
+            return {name: attrgetter(where)(found[0]) for name, where in OPENED.items()}
 
         told = world.ask(["open", path], real)
         if not found:
-            told["key"] = tuple(told["key"])
-            told.setdefault("ahead_bytes", BED_AHEAD_BYTES)
-            size = told["size_bytes"]
-            found.append(files.FileState(
-                fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,
-                blocks=bytearray(-(-size // files.BLOCK_BYTES)), opened_ns=world.now(), **told,
-            ))  # fmt: skip
+            found.append(_file(what, {"ahead_bytes": BED_AHEAD_BYTES, **told}, world.now()))
         world.opened(found[0])
         return found[0]
 
@@ -200,6 +200,20 @@ def _of_files(world: World, put: Put) -> None:
     seen = SimpleNamespace(**vars(os))
     seen.readlink = lambda path: world.ask(["readlink"], lambda: os.readlink(path))
     put(admission, "os", seen)
+
+
+def _file(what: Any, told: dict[str, Any], now: int) -> files.FileState:
+    """One that a tape tells of."""
+    parts: dict[str, dict[str, Any]] = {"": {}, "call": {}}
+    for name, where in OPENED.items():
+        part, _, field = where.rpartition(".")
+        parts[part][field] = told[name]
+    own = parts[""]
+    return files.FileState(
+        **{**own, "key": tuple(own["key"])}, fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,
+        call=FileCall(**parts["call"]), opened_ns=now,
+        blocks=bytearray(-(-own["size_bytes"] // files.BLOCK_BYTES)),
+    )  # fmt: skip
 
 
 def _of_orders(world: World, put: Put) -> None:

@@ -429,7 +429,7 @@ def test_a_file_system_that_is_not_known_to_be_local_may_be_written_elsewhere(
 ) -> None:
     for where, elsewhere in ((shared_bed.path("file.bin"), True), (path, False)):
         file = FileState.open(reopen(os.open(where, os.O_RDONLY | os.O_CLOEXEC)), str(where))
-        assert file.network is elsewhere, file.file_system
+        assert file.network is elsewhere, file.call.file_system
         assert ("compared" in file.guard) is (elsewhere or bool(file.no_lease))
         file.close()
 

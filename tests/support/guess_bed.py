@@ -234,7 +234,7 @@ def opened(path: Path, size: int = SIZE) -> FileState:
         path.touch()
         os.truncate(path, size)
     state = FileState.open(reopen(os.open(path, os.O_RDONLY)), str(path))
-    state.method, state.ahead_bytes = uffd.WARM_READAHEAD, AROUND
+    state.call.method, state.call.ahead_bytes = uffd.WARM_READAHEAD, AROUND
     return state
 
 

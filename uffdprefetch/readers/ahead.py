@@ -235,7 +235,7 @@ class Ahead(Predictor):
 
     def _link(self, reader: Reader) -> Link:
         """As measured, for this reader."""
-        ahead = reader.file.ahead_bytes
+        ahead = reader.file.call.ahead_bytes
         plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
         # a miss brings a page; how many of a block are touched nobody sees
         return self._measured(BLOCK_BYTES if reader.says_random else plain)
@@ -443,7 +443,7 @@ class Ahead(Predictor):
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
         # of requests that cost the same whatever they bring, one beside the one that is served
         depth_bytes = self._depth_bytes(link, now_ns, reader, front)
-        depth_bytes = max(depth_bytes, 2 * of.file.unit_bytes)
+        depth_bytes = max(depth_bytes, 2 * of.file.call.unit_bytes)
         for low, high in reader.unneeded.ranges.missing(first, last):
             self._tap.put(WINDOW, now_ns, reader.pid, of.file, low, high - low, 0)
             yield PrefetchRange(

@@ -390,7 +390,7 @@ class KnownOrders(Predictor):
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is
         room: then what lies beside a record is not read in vain."""
-        if not file.unit_bytes or file.size_bytes > self.room_bytes(file):
+        if not file.call.unit_bytes or file.size_bytes > self.room_bytes(file):
             return False
         orders = sum(
             one.walk.here_bytes for one in self.all if one.file is file and one.walk is not None

@@ -73,7 +73,7 @@ class TensorStarts:
         if (
             self._policy != "auto"
             or file.tensor_starts is not None
-            or file.unit_bytes
+            or file.call.unit_bytes
             or reader.reads_pool
         ):
             return

@@ -250,7 +250,7 @@ class Live:
         return doc.File(
             path=file.path,
             size_bytes=file.size_bytes,
-            file_system=file.file_system,
+            file_system=file.call.file_system,
             served_by=self._engine.ledger.verdicts.get(file.path),
             mappings=file.attached,
             changed=file.changed,

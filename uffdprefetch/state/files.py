@@ -13,16 +13,14 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base import file_systems
-from uffdprefetch.base.cache_call import CHUNK_LEAST_BYTES, Choice, Doubt, choose
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import gain
 from uffdprefetch.state.cached import AllCached
+from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.opening import Opened
 
@@ -39,9 +37,6 @@ _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
 _IS_NEW = bytes(not i & _USED for i in range(256))
 #: Name of the checkpoint memfds in /proc/PID/maps.
 MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
-
-#: Tests: bytes that stand for each device's read_ahead_kb.
-_READAHEAD = "UFFDPREFETCH_TEST_READAHEAD"
 
 Key = tuple[int, int, int, int]
 
@@ -66,16 +61,9 @@ class FileState:
     page_fd: int  # another, FADV_RANDOM: single checkpoint pages
     map_fd: int  # another: for forked children to map
     size_bytes: int
-    file_system: str
+    call: FileCall
     checkpoint_rw: int = -1
     checkpoint_ro: int = -1
-    method: int = uffd.WARM_PROBE
-    chunk_bytes: int = CHUNK_LEAST_BYTES
-    unit_bytes: int = 0  # its storage's request size (base/file_systems.py)
-    counts_reads: bool = False  # /proc/PID/io is known to count its reads
-    ahead_bytes: int | None = None  # the kernel's readahead window; None: not known
-    doubt: Doubt = field(default_factory=Doubt)
-    method_reason: str = "not probed yet"
     written: set[int] = field(default_factory=set)  # checkpoint pages in the memfd
     pending_pages: set[int] = field(default_factory=set)  # ... that a worker is to copy
     in_flight: IntervalSet = field(default_factory=IntervalSet)
@@ -122,8 +110,6 @@ class FileState:
         fd, page_fd, map_fd, st = opened.fd, opened.page_fd, opened.map_fd, opened.status
         with contextlib.ExitStack() as undo:
             os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
-            mountinfo = Path("/proc/self/mountinfo").read_text()
-            kind, _ = mount_of(st.st_dev, mountinfo)
             state = cls(
                 key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
                 path=path,
@@ -131,7 +117,7 @@ class FileState:
                 page_fd=page_fd,
                 map_fd=map_fd,
                 size_bytes=st.st_size,
-                file_system=kind,
+                call=FileCall.of(opened),
                 blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
                 times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
                 opened_ns=time.monotonic_ns(),
@@ -140,29 +126,9 @@ class FileState:
                 was=opened.was,
                 network=not file_systems.known(opened.f_type).one_machine,
             )
-            state._choose_call(opened.f_type, mountinfo)
             state._take_lease()
             undo.pop_all()
         return state
-
-    def _choose_call(self, f_type: int, mountinfo: str) -> None:
-        """Choose the call that fills its cache, before the first request."""
-        residency, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
-        known = file_systems.known(f_type)
-        self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads is True
-        said = os.environ.get(_READAHEAD, "")
-        self.ahead_bytes = int(said) if said.isdigit() else read_ahead_bytes(self.key[0], mountinfo)
-        self.use(choose(f_type, self.ahead_bytes, residency is not None))
-
-    def use(self, choice: Choice) -> None:
-        """Prefetch with this call from now on."""
-        self.method, self.chunk_bytes, self.method_reason = choice
-        self.doubt.forget()
-        advice = {
-            uffd.WARM_READAHEAD: os.POSIX_FADV_SEQUENTIAL, uffd.WARM_PREAD: os.POSIX_FADV_RANDOM,
-        }.get(self.method)  # fmt: skip
-        if advice is not None:
-            os.posix_fadvise(self.fd, 0, 0, advice)
 
     def _take_lease(self) -> None:
         """Take a read lease: a new local writer waits until we have detached (fcntl(2)).
@@ -365,8 +331,7 @@ class FileState:
         self.was = opened.was
         self.resting, self.idle_ns = False, 0
         os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
-        if self.method == uffd.WARM_PREAD:
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self.call.use_again(self.fd)
         if not self.writer:
             self._take_lease()
         # after the lease, which later writers wait for

@@ -408,9 +408,9 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     return {
         "path": file.path,
         "size_bytes": file.size_bytes,
-        "file_system": file.file_system,
+        "file_system": file.call.file_system,
         "served_by": served_by,
-        "warmed_by": "the pool" if served_by == "pool" else file.method_reason,
+        "warmed_by": "the pool" if served_by == "pool" else file.call.reason,
         "change_guard": file.guard,
         "changed": file.changed,
         "compared_pages": file.compared_pages,
@@ -437,10 +437,10 @@ def reads_of(file: FileState) -> FileReads:
     readahead (POSIX_FADV_SEQUENTIAL) when it maps one so. Where a request costs more than its
     bytes, one brings them all.
     """
-    ahead = MISS_BYTES if file.ahead_bytes is None else file.ahead_bytes
-    request_bytes = max(uffd.PAGE_BYTES, ahead * (2 if file.copied else 1), file.unit_bytes)
+    ahead = MISS_BYTES if file.call.ahead_bytes is None else file.call.ahead_bytes
+    request_bytes = max(uffd.PAGE_BYTES, ahead * (2 if file.copied else 1), file.call.unit_bytes)
     if file.says_random:
-        request_bytes = max(uffd.PAGE_BYTES, file.unit_bytes)
+        request_bytes = max(uffd.PAGE_BYTES, file.call.unit_bytes)
     asked_bytes = file.prefetched_bytes + file.already_resident_bytes
     brought = file.prefetched_bytes / asked_bytes if asked_bytes else 1.0
     return FileReads(file.used, request_bytes, brought, *file.pieces_used(request_bytes))

@@ -83,7 +83,7 @@ class Extent:
         small, and all of them that are under way are bounded."""
         if not self.yield_bytes or self.guess or self.pooled:
             return 0
-        if self.file.method != uffd.WARM_READAHEAD:
+        if self.file.call.method != uffd.WARM_READAHEAD:
             return 0
         return max(PIECE_BYTES, self.yield_bytes // EXTENTS)
 
@@ -216,12 +216,12 @@ class Scheduler:
     @staticmethod
     def _grid(wanted: PrefetchRange) -> int:
         """On which it is cut."""
-        if wanted.guess and wanted.file.unit_bytes:
-            return wanted.file.unit_bytes  # less costs a request as well
+        if wanted.guess and wanted.file.call.unit_bytes:
+            return wanted.file.call.unit_bytes  # less costs a request as well
         if wanted.guess:
             several = wanted.yield_bytes >= 2 * GUESSED_EXTENT_BYTES
             return GUESSED_EXTENT_BYTES if several else GUESSED_EXTENT_BYTES // EXTENTS
-        by_pread = wanted.file.unit_bytes or wanted.file.method == uffd.WARM_PREAD
+        by_pread = wanted.file.call.unit_bytes or wanted.file.call.method == uffd.WARM_PREAD
         return EXTENT_BYTES if by_pread or wanted.yield_bytes else READAHEAD_EXTENT_BYTES
 
     def _cut(
@@ -255,7 +255,7 @@ class Scheduler:
         pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
         if file.resting:
             return
-        if file.unit_bytes:
+        if file.call.unit_bytes:
             pages = [p for p in pages if file.has(p * uffd.PAGE_BYTES)]
         for page in pages:  # side by side: the job waits for the last of them
             if self._send(Extent(file, 0, 0, None, [page])):
@@ -266,9 +266,9 @@ class Scheduler:
         """A mapping of the file itself begins at this offset. Where a request costs more than its
         bytes, the first of them goes out before its reader comes: until that is known to walk, each
         of its pages would be one."""
-        if not file.unit_bytes or file.was_here(start):
+        if not file.call.unit_bytes or file.was_here(start):
             return
-        low, high = cells(start, start + 1, file.unit_bytes, file.size_bytes)
+        low, high = cells(start, start + 1, file.call.unit_bytes, file.size_bytes)
         if file.fresh(low, high):
             self._send(Extent(file, low, high, None, []))
             self._workers.start()
@@ -444,7 +444,7 @@ class Scheduler:
         """Where a request costs more than its bytes: the whole of what one brings, less what is
         under way."""
         file = extent.file
-        cell = cells(extent.start, extent.end, file.unit_bytes, file.size_bytes)
+        cell = cells(extent.start, extent.end, file.call.unit_bytes, file.size_bytes)
         for start, end in extent.in_flight.missing(*cell):
             if start <= extent.start < end:
                 if extent.need is not None:
@@ -485,7 +485,7 @@ class Scheduler:
             due_ns = extent.due_ns
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length, due_ns)
         else:
-            window, chunk = extent.window_bytes, file.chunk_bytes
+            window, chunk = extent.window_bytes, file.call.chunk_bytes
             if window:  # by two requests at a time where they are not too small
                 chunk = min(chunk, max(PIECE_BYTES, window // 2))
             sent = self._workers.submit(
@@ -493,7 +493,7 @@ class Scheduler:
                 file.fd if length else file.page_fd,
                 extent.start,
                 length,
-                method=file.method,
+                method=file.call.method,
                 chunk_bytes=chunk,
                 device=file.key[0],
                 window_bytes=window,
@@ -537,19 +537,19 @@ class Scheduler:
     def _check_call(self, extent: Extent, result: uffd.WarmResult) -> None:
         """What a probe has found; or whether the call still does what it was chosen for."""
         file = extent.file
-        if file.method == uffd.WARM_PROBE and extent.pooled is None:
+        if file.call.method == uffd.WARM_PROBE and extent.pooled is None:
             if result.method != uffd.WARM_PROBE:
-                chunk_bytes = result.chunk_bytes
-                file.use(probed(result.method, chunk_bytes, file.ahead_bytes))
+                chunk_bytes, ahead_bytes = result.chunk_bytes, file.call.ahead_bytes
+                file.call.use(probed(result.method, chunk_bytes, ahead_bytes), file.fd)
             return
-        if result.method != file.method or extent.window_bytes:  # sent before that was chosen
+        if result.method != file.call.method or extent.window_bytes:  # sent before that was chosen
             return
-        found = file.doubt.note(result.asked_bytes, result.came_bytes)
+        found = file.call.doubt.note(result.asked_bytes, result.came_bytes)
         if found is None:
             return
-        choice = corrected(file.method, *found)
+        choice = corrected(file.call.method, *found)
         if choice is not None:
-            file.use(choice)
+            file.call.use(choice, file.fd)
             self._on_finding(f"{file.path}: {choice.reason}")
         elif file.path not in self._told:
             self._told.add(file.path)
@@ -565,7 +565,7 @@ class Scheduler:
             file.recent.add(extent.start, extent.end)
         there, brought = result.resident_bytes, result.bytes
         if result.sensor < 0:  # nobody says what was there: by what our own reads had to fetch
-            counted = file.counts_reads and result.storage_bytes >= 0
+            counted = file.call.counts_reads and result.storage_bytes >= 0
             fetched = result.storage_bytes if counted else result.waited_bytes
             brought = min(result.bytes, fetched)
             there = result.bytes - brought

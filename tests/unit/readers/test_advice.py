@@ -75,9 +75,9 @@ def test_who_says_sequential_and_jumps_about_has_no_more_read_for_it(
 def test_of_who_says_random_a_miss_brings_no_more_than_a_block(bed: Bed, file: FileState) -> None:
     """So what is read ahead of a walk saves more of them."""
     region = bed.region(file)
-    assert bed.ahead._link(region.reader).miss_bytes == file.ahead_bytes
+    assert bed.ahead._link(region.reader).miss_bytes == file.call.ahead_bytes
     say(bed, region, Stated.RANDOM)
-    assert bed.ahead._link(region.reader).miss_bytes == BLOCK < file.ahead_bytes
+    assert bed.ahead._link(region.reader).miss_bytes == BLOCK < file.call.ahead_bytes
 
 
 def test_ahead_of_who_says_random_less_may_be_lost(bed: Bed, file: FileState) -> None:
@@ -101,7 +101,7 @@ def test_what_a_whole_file_may_cost_follows_the_pages_of_who_says_random(
         of.visited.visits.places = 1
         bed.ahead._whole.judge(of.visited, region.reader, bed.ahead._link(region.reader), 0)
         brought.append(of.visited.miss_bytes)
-    assert brought == [file.ahead_bytes, mmap.PAGESIZE]
+    assert brought == [file.call.ahead_bytes, mmap.PAGESIZE]
 
 
 def test_normal_takes_it_back(bed: Bed, file: FileState) -> None:

@@ -101,7 +101,7 @@ def test_what_is_there_already_is_not_asked_for(bed: Bed, file: FileState) -> No
 def test_a_miss_brings_what_the_kernel_reads_around_it(
     bed: Bed, file: FileState, ahead_bytes: int | None, brings: int
 ) -> None:
-    file.ahead_bytes = ahead_bytes
+    file.call.ahead_bytes = ahead_bytes
     assert bed.ahead._link(bed.region(file).reader).miss_bytes == brings
 
 

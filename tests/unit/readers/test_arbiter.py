@@ -260,7 +260,7 @@ def test_of_files_that_are_not_mapped_the_one_mapped_longest_ago_is_forgotten() 
 
 def near(node: Node, readahead_bytes: int) -> None:
     """Its file lies on a disk at hand, of which the kernel reads so much ahead."""
-    node.region.file.ahead_bytes = readahead_bytes
+    node.region.file.call.ahead_bytes = readahead_bytes
     node.client.touched_runs = lambda address, length: [(address, length)]
     for latency_ns in (900_000, 250_000):
         took: Any = SimpleNamespace(start_ns=0, done_ns=latency_ns)

@@ -205,6 +205,6 @@ def test_of_a_stream_that_yields_a_few_pieces_are_under_way(bed: Bed, file: File
     assert bed.scheduler.under_way_bytes == 2 * PIECE_BYTES
     bed.scheduler.reap()
     assert bed.scheduler.under_way_bytes == 0
-    file.method = uffd.WARM_PREAD  # whose requests have a size of their own
+    file.call.method = uffd.WARM_PREAD  # whose requests have a size of their own
     bed.scheduler.pump(bed.now)
     assert bed.scheduler.under_way_bytes >= MIB

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import wait_until
 
+from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, Used, Watched
 from uffdprefetch.predict.window import Storage
@@ -203,7 +204,7 @@ def test_what_is_not_known_is_not_said(found: Gained, gain: str, seconds: float 
 
 
 def drawn(size_bytes: int, chance: random.Random) -> FileState:
-    file = FileState((0, 0, 0, 0), "", -1, -1, -1, size_bytes, "")
+    file = file_of(size_bytes)
     file.blocks = bytearray(chance.choices(range(4), k=-(-size_bytes // BLOCK_BYTES)))
     return file
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.file_states import file_of
 from uffdprefetch.base.config import Config
 from uffdprefetch.state.admission import LOOK_NS, FileTable, is_of_a_program
 from uffdprefetch.state.files import FileState
@@ -38,7 +39,7 @@ def test_a_file_that_is_left_has_not_all_others_looked_at(monkeypatch: pytest.Mo
     table = FileTable(Config(), SimpleNamespace(), Ledger(), clock)  # type: ignore[arg-type]
     number, each = 100, 10  # none of them is idle for long yet
     for one in range(number):
-        file = FileState((0, one, 0, 0), f"/{one}", -1, -1, -1, 1 << 20, "")
+        file = file_of(1 << 20, f"/{one}", one)
         table.files[file.key] = file
         table.left(file, 1)
         now.ns += LOOK_NS // each

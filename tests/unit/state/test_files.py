@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+from tests.support.file_states import file_of
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 
 BLOCKS = 64
@@ -12,8 +13,7 @@ BLOCKS = 64
 
 def book(ahead: list[int], used: list[int]) -> FileState:
     """Of a file of which these blocks were read ahead, and then these used."""
-    file = FileState((0, 0, 0, 0), "/data", -1, -1, -1, BLOCKS * BLOCK_BYTES, "")
-    file.blocks = bytearray(BLOCKS)
+    file = file_of(BLOCKS * BLOCK_BYTES)
     for block in ahead:
         file.mark_prefetched(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES)
     for block in used:

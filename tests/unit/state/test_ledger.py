@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.file_states import file_of
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.summary import degradations
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import (
     DEGRADATIONS_MAX,
     FILES_MAX,
@@ -149,7 +149,7 @@ def test_what_is_said_to_the_user_is_said_once_and_bounded() -> None:
 def test_the_books_of_all_closed_files_are_kept_in_bounded_space() -> None:
     ledger, count = Ledger(), 3 * FILES_MAX
     for number in range(count):
-        file = FileState((0, number, 0, 0), f"/{number}", -1, -1, -1, 1 << 20, "")
+        file = file_of(1 << 20, f"/{number}", number)
         file.used.runs = 1
         ledger.close_file(file)
     assert len(ledger.spared) == len(ledger.closed_files) == FILES_MAX

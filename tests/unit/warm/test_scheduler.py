@@ -254,7 +254,7 @@ def test_of_each_device_as_much_is_under_way_as_keeps_that_one_busy(
 def test_a_call_that_does_not_bring_what_is_asked_for_is_changed_and_that_is_said(
     file: FileState, came_share: float
 ) -> None:
-    file.use(choose(0xEF53, 128 << 10, True))
+    file.call.use(choose(0xEF53, 128 << 10, True), file.fd)
     said: list[str] = []
     notes = Notes(came_share)
     scheduler = scheduler_of(notes, on_finding=said.append)
@@ -266,12 +266,12 @@ def test_a_call_that_does_not_bring_what_is_asked_for_is_changed_and_that_is_sai
     changed = notes.methods.index(uffd.WARM_PREAD)
     assert 16 <= changed <= 20, "32 MiB of 2 MiB each, and what was under way"
     assert set(notes.methods[changed:]) == {uffd.WARM_PREAD}
-    assert said[0] == f"{file.path}: {file.method_reason}"
+    assert said[0] == f"{file.path}: {file.call.reason}"
     assert "readahead(2) brought 0 of 32 MiB" in said[0]
 
 
 def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
-    file.use(choose(file_systems.LUSTRE, 0, True))
+    file.call.use(choose(file_systems.LUSTRE, 0, True), file.fd)
     said: list[str] = []
     scheduler = scheduler_of(Notes(0.0), on_finding=said.append)
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 200 * MIB))
@@ -286,7 +286,7 @@ def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
 def test_where_nobody_tells_what_was_cached_what_our_reads_waited_for_was_prefetched(
     file: FileState, waited_bytes: int
 ) -> None:
-    file.counts_reads = False
+    file.call.counts_reads = False
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=0, waited_bytes=waited_bytes))
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
@@ -298,7 +298,7 @@ def test_where_nobody_tells_what_was_cached_what_our_reads_waited_for_was_prefet
 def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched(
     file: FileState, storage_bytes: int
 ) -> None:
-    file.counts_reads = True
+    file.call.counts_reads = True
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=storage_bytes))
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
@@ -312,8 +312,8 @@ def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched
 @pytest.fixture
 def lustre(file: FileState) -> FileState:
     """The file, as if it lay there."""
-    file.unit_bytes = file_systems.LUSTRE_RPC_BYTES
-    file.use(choose(file_systems.LUSTRE, 0, True))
+    file.call.unit_bytes = file_systems.LUSTRE_RPC_BYTES
+    file.call.use(choose(file_systems.LUSTRE, 0, True), file.fd)
     return file
 
 
@@ -369,7 +369,7 @@ def test_a_checkpoint_page_is_no_request_of_its_own(
     there.add(2048)
     scheduler.copy(lustre, [1024, 2048])
     assert lustre.pending_pages == {1024, 2048}
-    lustre.unit_bytes = 0
+    lustre.call.unit_bytes = 0
     there.clear()
     scheduler.copy(lustre, [4096])
     assert 4096 in lustre.pending_pages
@@ -396,7 +396,7 @@ def test_the_first_request_of_a_mapping_goes_out_before_its_reader_comes_and_onc
     assert notes.sent == [(0, 4 * MIB), (8 * MIB, 4 * MIB)]
     lustre.recent = type(lustre.recent)()  # as each second
     scheduler.begin(lustre, 0)
-    lustre.unit_bytes = 0
+    lustre.call.unit_bytes = 0
     scheduler.begin(lustre, 100 * MIB)
     assert len(notes.sent) == 2
 

@@ -25,6 +25,7 @@ from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES, fixed_set
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.client import Client
+from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.processes import Watched
@@ -244,14 +245,15 @@ class ReplayNode:
     def _file(
         number: int, size: int, path: str, around_bytes: int, there: Callable[[int, int, int], int]
     ) -> ReplayFile:
+        call = FileCall(
+            "replay", ahead_bytes=around_bytes, method=uffd.WARM_READAHEAD, chunk_bytes=EXTENT_BYTES
+        )
         file = ReplayFile(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
             tensor_starts=IntervalSet(),  # its bytes are not there to tell
-            size_bytes=size, file_system="replay", method=uffd.WARM_READAHEAD,
-            chunk_bytes=EXTENT_BYTES, blocks=bytearray(-(-size // BLOCK_BYTES)),
+            size_bytes=size, call=call, blocks=bytearray(-(-size // BLOCK_BYTES)),
         )  # fmt: skip
         file.there = lambda start, length: there(number, start, length)
-        file.ahead_bytes = around_bytes
         return file
 
     # ---- the job --------------------------------------------------------------------------------
