@@ -37,7 +37,7 @@ from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.known_orders import OrderService
-from uffdprefetch.state import client, files, processes
+from uffdprefetch.state import client, copies, files, processes
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.warm.limits import TokenBucket
@@ -364,7 +364,7 @@ def without_kernel(put: seams.Put) -> None:
     put(indexer_client.IndexerClient, "start", lambda self: setattr(self, "_starts", 1) or True)
     put(indexer_client.IndexerClient, "ready", lambda self: None)
     put(indexer_client.IndexerClient, "fd", property(lambda self: 0 if self._starts else -1))
-    put(files.FileState, "checkpoint_fds", lambda self: (-1, -1))
+    put(copies.Copies, "fds", lambda self: (-1, -1))
 
     def no_pool(self: Any, *args: Any, **how: Any) -> None:
         self._pointer = None

@@ -22,8 +22,9 @@ from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native import uffd
 from uffdprefetch.service import freshness
 from uffdprefetch.service.freshness import Freshness, Times
+from uffdprefetch.state.copies import mapped_by
 from uffdprefetch.state.file_watch import FileWatch
-from uffdprefetch.state.files import FileState, mapped_by
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.region_state import CheckpointState
@@ -61,10 +62,10 @@ class Rounds:
 
     def copy(self, pages: list[int]) -> None:
         """Have pages of the file in the memfd, as a worker does."""
-        memfd, _ = self.file.checkpoint_fds()
+        memfd, _ = self.file.copies.fds()
         for page in pages:
             os.pwrite(memfd, os.pread(self.file.page_fd, PAGE, page * PAGE), page * PAGE)
-        self.file.written.update(pages)
+        self.file.copies.written.update(pages)
 
     def begin(self) -> FileWatch:
         """A round, which is under way then."""
@@ -88,14 +89,14 @@ class Rounds:
     @contextlib.contextmanager
     def mapped(self) -> Iterator[mmap.mmap]:
         """The memfd as a job has it."""
-        _, ro = self.file.checkpoint_fds()
+        _, ro = self.file.copies.fds()
         with mmap.mmap(ro, SIZE_BYTES, mmap.MAP_PRIVATE, mmap.PROT_READ) as view:
             yield view
 
     def wrong(self, view: mmap.mmap) -> list[int]:
         """Copied pages that are not the file's."""
         data = self.path.read_bytes()
-        pages = [p * PAGE for p in sorted(self.file.written) if (p + 1) * PAGE <= len(data)]
+        pages = [p * PAGE for p in sorted(self.file.copies.written) if (p + 1) * PAGE <= len(data)]
         return [at for at in pages if view[at : at + PAGE] != data[at : at + PAGE]]
 
     def close(self) -> None:
@@ -218,9 +219,9 @@ def test_pages_that_nobody_maps_are_copied_anew_before_they_are_laid_again(round
     one.file.attached = 0
     with one.mapped():
         one.round()
-        assert one.file.written == set(PAGES)
+        assert one.file.copies.written == set(PAGES)
     one.round()
-    assert one.file.written == set()
+    assert one.file.copies.written == set()
 
 
 def test_without_room_for_a_mapping_of_the_copies_they_are_compared_all_the_same(
@@ -340,13 +341,13 @@ def test_a_forked_child_keeps_the_checkpoints_in_use_until_it_ends(rounds: Make)
             os._exit(0)
     os.close(go[0])
     os.read(ready[0], 1)
-    inode = os.fstat(one.file.checkpoint_rw).st_ino
+    inode = os.fstat(one.file.copies.rw).st_ino
     assert one.file.in_use() and mapped_by(inode) == child
     os.close(go[1])
     os.waitpid(child, 0)
     wait_until(lambda: not one.file.in_use(), "the end of the last mapping")
     assert mapped_by(inode) is None
-    assert one.file.checkpoint_fds()[1] >= 0  # can be had again
+    assert one.file.copies.fds()[1] >= 0  # can be had again
     os.close(ready[0])
     os.close(ready[1])
 
@@ -362,12 +363,12 @@ def test_more_pages_than_a_round_takes_are_copied_anew_before_they_are_laid(
     region = SimpleNamespace(file=one.file, checkpoints=CheckpointState(laid=laid))
     one.engine.clients[1] = SimpleNamespace(regions={1: region})
     one.round()
-    assert one.file.written == laid
+    assert one.file.copies.written == laid
     with one.mapped() as view:
         overwrite(path)
         for _ in range(len(PAGES) // 16 + 1):
             one.round()
-        one.file.written.update(PAGES)
+        one.file.copies.written.update(PAGES)
         assert not one.wrong(view)  # those that an unseen child may have, too
 
 

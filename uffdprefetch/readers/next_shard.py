@@ -153,7 +153,7 @@ class NextShard:
 
     def _in_pool(self, file: FileState) -> bool:
         """Whether the file is in the pool, or can be: before anybody maps it."""
-        if file.pooled is None and self._table.pool is not None and file.checkpoint_rw < 0:
+        if file.pooled is None and self._table.pool is not None and file.copies.rw < 0:
             with contextlib.suppress(OSError):  # as a mapping it would be told why
                 self._table.pool.open(file)
         return file.pooled is not None

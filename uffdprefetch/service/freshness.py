@@ -144,7 +144,7 @@ class Freshness:
     def _let_go(file: FileState, state: FileWatch) -> None:
         """Nobody has a page of the memfd: nothing is compared, and what is laid in another epoch is
         copied anew before."""
-        file.written.clear()
+        file.copies.keep(set())
         state.loose.clear()
         state.close()
 
@@ -161,11 +161,11 @@ class Freshness:
             if not file.attached or early or self._engine.pool is None:
                 return []
             return self._engine.pool.sample(file, self._reads())
-        if len(file.written) > PAGES_MAX:
+        if len(file.copies.written) > PAGES_MAX:
             self._loosen(file, state)
-        state.loose -= file.written
-        if len(state.pages) != len(file.written):
-            state.pages = sorted(file.written)
+        state.loose -= file.copies.written
+        if len(state.pages) != len(file.copies.written):
+            state.pages = sorted(file.copies.written)
         if not state.loose:
             return state.pages
         some = some_of(sorted(state.loose), state.loose_at, LOOSE_AT_ONCE)
@@ -178,8 +178,8 @@ class Freshness:
             for region in client.regions.values():
                 if region.file is file:
                     laid |= region.checkpoints.laid
-        state.loose |= file.written - laid
-        file.written &= laid
+        state.loose |= file.copies.written - laid
+        file.copies.keep(laid)
 
     def _reads(self) -> int:
         bandwidth = self._engine.scheduler.meter.storage.bandwidth_bytes_per_second
@@ -192,7 +192,7 @@ class Freshness:
             if not pages or pooled:  # its times, or what the pool reads: no copies
                 watch = uffd_compare.Watch(file.page_fd, -1, file.size_bytes)
             elif watch is None:
-                watch = uffd_compare.Watch(file.page_fd, file.checkpoint_rw, file.size_bytes)
+                watch = uffd_compare.Watch(file.page_fd, file.copies.rw, file.size_bytes)
                 state.watch = watch
         except OSError as error:
             self._engine.ledger.degrade(f"its copies are not compared: {error}", file.path)
@@ -234,7 +234,7 @@ class Freshness:
             self._ledger.old_at_most.add(result.done_ns - state.since_ns)
             self._changed(file, "its bytes have changed")
         state.start = result.stopped_at
-        if not result.unread and (result.compared or not file.written):
+        if not result.unread and (result.compared or not file.copies.written):
             state.since_ns = result.start_ns
             state.compared = not moved
         if not must_compare(leased=file.leased, network=file.network, compared=state.compared):

@@ -68,7 +68,7 @@ class Offers:
         if not pages or a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
             return [], [], bool(pages)
         try:
-            return pages, [file.checkpoint_fds()[1]], True
+            return pages, [file.copies.fds()[1]], True
         except OSError as error:
             self._ledger.degrade(f"no checkpoints: {error}", file.path)
             return [], [], False
@@ -84,7 +84,7 @@ class Offers:
         now, waiting = self._clock.now_ns(), []
         for offer in self._waiting:
             region, file = offer.region, offer.region.file
-            missing = [p for p in offer.pages if p not in file.written]
+            missing = [p for p in offer.pages if p not in file.copies.written]
             if missing and now < offer.until_ns and not file.changed:
                 self._scheduler.copy(file, missing)
                 waiting.append(offer)
@@ -92,7 +92,7 @@ class Offers:
             if offer.client.regions.get(region.id) is not region:
                 continue  # gone meanwhile
             region.checkpoints.offered = (
-                [] if file.changed else [p for p in offer.pages if p in file.written]
+                [] if file.changed else [p for p in offer.pages if p in file.copies.written]
             )
             offer.client.tell(
                 region.id, wire.ServingMode.CHECKPOINTS, [offer.memfd],

@@ -60,7 +60,7 @@ class PoolBridge:
         """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
         if client.pool_slot < 0:
             why = "the process has no userfaultfd for it"
-        elif file.pooled is None and file.checkpoint_rw >= 0:
+        elif file.pooled is None and file.copies.rw >= 0:
             why = "it has checkpoints"  # whose pages and the pool's are not compared at once
         else:
             try:

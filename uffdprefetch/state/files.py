@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a record file: the service's descriptors, checkpoint pages, per-block flags.
+"""State of a record file: the service's descriptors, and its parts, each of which has an owner.
 
 Bounded by construction: one byte of flags per 64 KiB of file (16 MiB per TiB), one page of memory
 per checkpoint ever laid.
@@ -20,6 +20,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import gain
 from uffdprefetch.state.cached import AllCached
+from uffdprefetch.state.copies import Copies
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.opening import Opened
@@ -35,20 +36,7 @@ _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
 _IS_NEW = bytes(not i & _USED for i in range(256))
-#: Name of the checkpoint memfds in /proc/PID/maps.
-MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
-
 Key = tuple[int, int, int, int]
-
-
-def mapped_by(inode: int) -> int | None:
-    """A process, among those we may inspect, that maps the checkpoint memfd of this inode."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/maps", errors="replace") as maps:
-            for line in maps:
-                if MEMFD_NAME in line and line.split()[4] == str(inode):
-                    return int(name)
-    return None
 
 
 @dataclass
@@ -62,10 +50,6 @@ class FileState:
     map_fd: int  # another: for forked children to map
     size_bytes: int
     call: FileCall
-    checkpoint_rw: int = -1
-    checkpoint_ro: int = -1
-    written: set[int] = field(default_factory=set)  # checkpoint pages in the memfd
-    pending_pages: set[int] = field(default_factory=set)  # ... that a worker is to copy
     in_flight: IntervalSet = field(default_factory=IntervalSet)
     recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
     blocks: bytearray = field(default_factory=bytearray)
@@ -98,9 +82,11 @@ class FileState:
     closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
+    copies: Copies = field(init=False)
     all_cached: AllCached = field(init=False)
 
     def __post_init__(self) -> None:
+        self.copies = Copies(self.size_bytes)
         self.all_cached = AllCached(self.resident_bytes, self.size_bytes)
 
     @classmethod
@@ -168,47 +154,9 @@ class FileState:
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             self.leased = False
 
-    def checkpoint_fds(self) -> tuple[int, int]:
-        """(read-write, read-only) descriptors of the checkpoint memfd; made on first use."""
-        if self.checkpoint_rw < 0:
-            self.checkpoint_rw, self.checkpoint_ro = uffd.checkpoint_memfd(self.size_bytes)
-        if self.checkpoint_ro < 0:  # in_use() has closed it
-            own = f"/proc/self/fd/{self.checkpoint_rw}"
-            self.checkpoint_ro = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
-        return self.checkpoint_rw, self.checkpoint_ro
-
-    @property
-    def checkpoint_pages(self) -> int:
-        """Pages of memory in the checkpoint memfd; none is ever freed."""
-        if self.checkpoint_rw < 0:
-            return 0
-        return os.fstat(self.checkpoint_rw).st_blocks * 512 // uffd.PAGE_BYTES
-
     def in_use(self) -> bool:
-        """Whether any other process, known or not, has the checkpoint memfd open or mapped.
-
-        A write lease is granted only on a file that nobody else has open, and a mapping counts as
-        open. (The memfd's first description, ours, does not: it was not made by open(2).)
-        """
-        if self.checkpoint_rw < 0:
-            return False
-        if self.checkpoint_ro >= 0:
-            os.close(self.checkpoint_ro)
-            self.checkpoint_ro = -1
-        try:
-            own = f"/proc/self/fd/{self.checkpoint_rw}"
-            fd = os.open(own, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return True
-        try:
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except BlockingIOError:
-            return True
-        except OSError:  # no leases on memfds here
-            return mapped_by(os.fstat(fd).st_ino) is not None
-        finally:
-            os.close(fd)
-        return False
+        """Whether somebody else has copies of ours open or mapped."""
+        return self.copies.in_use()
 
     def fresh(self, start: int, end: int) -> bool:
         """Whether any byte of [start, end) is neither in flight nor recently made resident."""
@@ -338,11 +286,7 @@ class FileState:
         self.times, self.opened_ns = Times.of(self.fd), time.monotonic_ns()
         same = self.times.ctime_ns == self.closed_ctime_ns
         if not same:
-            for fd in (self.checkpoint_rw, self.checkpoint_ro):
-                if fd >= 0:
-                    os.close(fd)
-            self.checkpoint_rw = self.checkpoint_ro = -1
-            self.written.clear()
+            self.copies.close()
         return same
 
     def close(self) -> None:
@@ -352,7 +296,5 @@ class FileState:
         self.release_lease()
         for fd in (self.fd, self.page_fd, self.map_fd):
             uffd.close_file(fd)
-        for fd in (self.checkpoint_rw, self.checkpoint_ro):
-            if fd >= 0:
-                os.close(fd)
-        self.fd = self.page_fd = self.map_fd = self.checkpoint_rw = self.checkpoint_ro = -1
+        self.copies.close()
+        self.fd = self.page_fd = self.map_fd = -1

@@ -421,7 +421,7 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "prefetched_used_blocks_bytes": both,
         "prefetched_unused_blocks_bytes": unused,
         "demand_used_blocks_bytes": other,
-        "checkpoint_pages": file.checkpoint_pages,
+        "checkpoint_pages": file.copies.pages,
         "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
         "pool_others_bytes": file.pool_counts.others_bytes if file.pool_counts else None,

@@ -245,21 +245,21 @@ class Scheduler:
     @staticmethod
     def _take_back(queue: deque[Extent]) -> Extent:
         extent = queue.pop()
-        extent.file.pending_pages.difference_update(extent.pages)
+        extent.file.copies.drop(extent.pages)
         return extent
 
     def copy(self, file: FileState, pages: list[int]) -> None:
         """Have checkpoint pages copied that no extent brings along. Where each would be a request
         of its own, only those that are in the cache: the others are asked for again when a window
         has brought what lies around them."""
-        pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
+        pages = file.copies.missing(pages)
         if file.resting:
             return
         if file.call.unit_bytes:
             pages = [p for p in pages if file.has(p * uffd.PAGE_BYTES)]
         for page in pages:  # side by side: the job waits for the last of them
             if self._send(Extent(file, 0, 0, None, [page])):
-                file.pending_pages.add(page)
+                file.copies.ask(page)
         self._workers.start()
 
     def begin(self, file: FileState, start: int) -> None:
@@ -276,7 +276,7 @@ class Scheduler:
     def forget(self, consumer: Consumer) -> None:
         """Drop what a consumer had queued."""
         for extent in self._queues.pop(id(consumer), ()):
-            extent.file.pending_pages.difference_update(extent.pages)
+            extent.file.copies.drop(extent.pages)
             self.device_of(extent.file).queued_bytes -= extent.end - extent.start
         self._consumers.pop(id(consumer), None)
 
@@ -288,7 +288,7 @@ class Scheduler:
         taken = [e for e in queue if e.file is file and e.start < end and start < e.end]
         for extent in taken:
             queue.remove(extent)
-            file.pending_pages.difference_update(extent.pages)
+            file.copies.drop(extent.pages)
             self.device_of(file).queued_bytes -= extent.end - extent.start
         if not queue:
             self.forget(consumer)
@@ -387,7 +387,7 @@ class Scheduler:
                 continue
             deferred_ns = self._deferred_ns(extent, queue[-1])
             if deferred_ns is not None and extent.passed:  # it was not needed
-                extent.file.pending_pages.difference_update(extent.pages)
+                extent.file.copies.drop(extent.pages)
                 self._drop_first(key)
                 continue
             if deferred_ns is not None:
@@ -431,7 +431,7 @@ class Scheduler:
             extent.pooled = None  # it has been closed since
         fresh = extent.fresh
         if file.changed or file.resting or not (extent.pages or fresh):
-            file.pending_pages.difference_update(extent.pages)
+            file.copies.drop(extent.pages)
             return True
         if fresh and extent.whole:
             length = extent.end - extent.start
@@ -497,7 +497,7 @@ class Scheduler:
                 chunk_bytes=chunk,
                 device=file.key[0],
                 window_bytes=window,
-                checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
+                checkpoint_fd=file.copies.fds()[0] if extent.pages else -1,
                 pages=extent.pages,
             )
         if sent:
@@ -522,8 +522,8 @@ class Scheduler:
             self.device_of(file).under_way_bytes -= extent.sent_bytes
             extent.in_flight.remove(extent.start, extent.end)
             copied = [p for i, p in enumerate(extent.pages) if result.copied >> i & 1]
-            file.pending_pages.difference_update(extent.pages)
-            file.written.update(copied)
+            file.copies.drop(extent.pages)
+            file.copies.came(copied)
             if result.error:
                 self.failed_extents += 1
                 self.last_error = f"{file.path} at {extent.start}: errno {-result.error}"

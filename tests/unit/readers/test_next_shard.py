@@ -186,7 +186,7 @@ def test_what_has_checkpoints_is_not_read_into_the_pool(node: Node) -> None:
     """As of a mapping: its pages and the pool's are not compared at once."""
     node.table.pool = SimpleNamespace(open=lambda file: pytest.fail("it has"))  # type: ignore[assignment]
     after = node.reader(SHARDS[1]).file
-    after.checkpoint_fds()
+    after.copies.fds()
     reader = node.reader(SHARDS[0])
     reader.reads_pool = True
     for _ in range(2):

@@ -320,7 +320,7 @@ def lustre(file: FileState) -> FileState:
 def test_windows_of_a_stream_become_whole_requests(lustre: FileState) -> None:
     notes = Notes()
     scheduler = scheduler_of(notes)
-    lustre.written.update(range(1 << 18))
+    lustre.copies.written.update(range(1 << 18))
     stream = reader(0, 0, 1e9)
     at = 0
     for end in (1, 3, 4, 9, 17, 18, 40):
@@ -335,7 +335,7 @@ def test_records_of_an_order_that_reads_all_bring_their_surroundings_once(
 ) -> None:
     notes = Notes()
     scheduler = scheduler_of(notes)
-    lustre.written.update(range(1 << 18))  # no checkpoint page is to be copied
+    lustre.copies.written.update(range(1 << 18))  # no checkpoint page is to be copied
     order = [(5 * n + 3) % 64 for n in range(64)]
     for need, n in enumerate(order):
         start = n * 256 << 10
@@ -365,14 +365,14 @@ def test_a_checkpoint_page_is_no_request_of_its_own(
     there = {1024}
     monkeypatch.setattr(FileState, "has", lambda _, at: at // uffd.PAGE_BYTES in there)
     scheduler.copy(lustre, [1024, 2048])
-    assert lustre.pending_pages == {1024}
+    assert lustre.copies.pending == {1024}
     there.add(2048)
     scheduler.copy(lustre, [1024, 2048])
-    assert lustre.pending_pages == {1024, 2048}
+    assert lustre.copies.pending == {1024, 2048}
     lustre.call.unit_bytes = 0
     there.clear()
     scheduler.copy(lustre, [4096])
-    assert 4096 in lustre.pending_pages
+    assert 4096 in lustre.copies.pending
 
 
 def test_checkpoint_pages_are_copied_side_by_side(file: FileState) -> None:

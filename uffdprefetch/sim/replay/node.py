@@ -98,10 +98,6 @@ class ReplayFile(FileState):
         """See FileState."""
         return self.there(start, length)
 
-    def checkpoint_fds(self) -> tuple[int, int]:
-        """See FileState."""
-        return -1, -1
-
 
 class ReplayWorkers(uffd.Workers):
     """Requests sent, until the replay has put them on the link and they have completed."""
