@@ -26,8 +26,9 @@ from uffdprefetch.pool import node_pool
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers import ahead, order_sources
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state import admission, client, files, ledger
+from uffdprefetch.state import admission, client, files, guard, ledger
 from uffdprefetch.state.file_call import FileCall
+from uffdprefetch.state.guard import Guard
 from uffdprefetch.warm import limits, scheduler
 from uffdprefetch.warm.consumer import PrefetchRange
 
@@ -56,8 +57,9 @@ SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
 #: Of a file that has just been opened: what its storage has said of it.
 OPENED = {
     **{name: name for name in (
-        "key", "path", "size_bytes", "network", "leased", "no_lease", "writer", "generation",
+        "key", "path", "size_bytes", "generation",
     )},
+    **{name: f"guard.{name}" for name in ("network", "leased", "no_lease", "writer")},
     **{name: f"call.{name}" for name in (
         "file_system", "method", "chunk_bytes", "unit_bytes", "counts_reads", "ahead_bytes",
     )},
@@ -104,7 +106,7 @@ def install(world: World, put: Put) -> None:
     """Let the core have this world; ``put`` is setattr, or a test's that is undone."""
     for name in MODULES:  # those, too, that are imported late
         importlib.import_module(f"uffdprefetch.{name}")
-    put(files, "time", SimpleNamespace(**{**vars(time), "monotonic_ns": world.now}))
+    put(guard, "time", SimpleNamespace(**{**vars(time), "monotonic_ns": world.now}))
     _questions(world, put)
     _of_files(world, put)
     _of_orders(world, put)
@@ -204,14 +206,14 @@ def _of_files(world: World, put: Put) -> None:
 
 def _file(what: Any, told: dict[str, Any], now: int) -> files.FileState:
     """One that a tape tells of."""
-    parts: dict[str, dict[str, Any]] = {"": {}, "call": {}}
+    parts: dict[str, dict[str, Any]] = {"": {}, "call": {}, "guard": {}}
     for name, where in OPENED.items():
         part, _, field = where.rpartition(".")
         parts[part][field] = told[name]
     own = parts[""]
     return files.FileState(
         **{**own, "key": tuple(own["key"])}, fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,
-        call=FileCall(**parts["call"]), opened_ns=now,
+        call=FileCall(**parts["call"]), guard=Guard(**parts["guard"], opened_ns=now),
         blocks=bytearray(-(-own["size_bytes"] // files.BLOCK_BYTES)),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from uffdprefetch.service.freshness import Freshness, Times
 from uffdprefetch.state.copies import mapped_by
 from uffdprefetch.state.file_watch import FileWatch
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.guard import Guard
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.region_state import CheckpointState
@@ -43,10 +44,10 @@ class Rounds:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.file = FileState.open(reopen(fd), str(path))
         if leased:
-            require(self.file.leased, "no read lease on this file system")
+            require(self.file.guard.leased, "no read lease on this file system")
         else:
-            self.file.release_lease()
-        self.file.network = network
+            self.file.guard.release_lease(self.file.fd)
+        self.file.guard.network = network
         self.file.attached = 1
         self.told: list[str] = []
         self.engine = SimpleNamespace(
@@ -57,7 +58,7 @@ class Rounds:
         self.freshness = Freshness(self.engine, self._event_fd)  # type: ignore[arg-type]
 
     def _give_up(self, file: FileState, why: str) -> None:
-        file.changed = why
+        file.guard.changed = why
         self.told.append(why)
 
     def copy(self, pages: list[int]) -> None:
@@ -71,8 +72,8 @@ class Rounds:
         """A round, which is under way then."""
         self.freshness.due_ns = 0
         self.freshness.step(1)
-        assert self.file.watched is not None
-        return self.file.watched
+        assert self.file.guard.watched is not None
+        return self.file.guard.watched
 
     def round(self) -> None:
         """One whole round."""
@@ -147,8 +148,8 @@ def test_pages_that_nobody_wrote_are_compared_and_left(rounds: Make, network: bo
         one.round()
         one.round()
         assert not one.wrong(view)
-    assert one.file.compared_pages == 2 * len(PAGES)
-    assert (one.file.rewritten_pages, one.told) == (0, [])
+    assert one.file.guard.compared_pages == 2 * len(PAGES)
+    assert (one.file.guard.rewritten_pages, one.told) == (0, [])
 
 
 @both_ways
@@ -164,7 +165,7 @@ def test_every_mapping_has_the_files_bytes_after_the_next_round(
         assert one.wrong(view) == [page * PAGE for page in PAGES]
         one.round()
         assert not one.wrong(view)
-    assert one.file.rewritten_pages == len(PAGES)
+    assert one.file.guard.rewritten_pages == len(PAGES)
     assert one.told == ["its bytes have changed" if times_back else "modified"]
     assert one.engine.ledger.freshness.old_at_most.count == 1
 
@@ -188,7 +189,7 @@ def test_a_store_through_a_mapping_that_moves_no_time_is_found(
             one.round()
             assert not one.wrong(view)
     assert one.told == ["its bytes have changed"]
-    assert one.file.rewritten_pages == 1
+    assert one.file.guard.rewritten_pages == 1
 
 
 def test_what_was_given_back_is_compared_as_long_as_somebody_maps_it(
@@ -206,10 +207,10 @@ def test_what_was_given_back_is_compared_as_long_as_somebody_maps_it(
         assert not one.freshness.may_end()
     assert one.told == ["modified"]
     assert one.freshness.may_end()
-    compared = one.file.compared_pages
+    compared = one.file.guard.compared_pages
     one.round()
     one.round()
-    assert one.file.compared_pages == compared
+    assert one.file.guard.compared_pages == compared
 
 
 def test_pages_that_nobody_maps_are_copied_anew_before_they_are_laid_again(rounds: Make) -> None:
@@ -254,9 +255,9 @@ def test_a_file_that_is_closed_during_a_round_is_compared_when_it_is_opened_agai
     assert not one.told
     with one.mapped() as view:
         assert one.file.unpark(reopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
-        one.file.network, before = True, one.file.compared_pages
+        one.file.guard.network, before = True, one.file.guard.compared_pages
         one.round()
-        assert one.file.compared_pages > before
+        assert one.file.guard.compared_pages > before
         assert not one.wrong(view)
 
 
@@ -264,8 +265,8 @@ def test_a_lease_that_the_kernel_has_broken_is_given_back_without_a_word(rounds:
     """It does so when the service was too slow for a writer (fs.lease-break-time)."""
     one = rounds(leased=True)
     fcntl.fcntl(one.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    one.file.release_lease()
-    assert not one.file.leased
+    one.file.guard.release_lease(one.file.fd)
+    assert not one.file.guard.leased
 
 
 def test_while_a_lease_holds_nothing_is_compared(rounds: Make) -> None:
@@ -273,7 +274,7 @@ def test_while_a_lease_holds_nothing_is_compared(rounds: Make) -> None:
     one.copy(PAGES)
     one.round()
     one.round()
-    assert (one.file.compared_pages, one.told) == (0, [])
+    assert (one.file.guard.compared_pages, one.told) == (0, [])
 
 
 @pytest.mark.parametrize("how", ["chmod", "link", "rename"])
@@ -291,7 +292,7 @@ def test_when_only_ctime_has_moved_pages_are_compared_once_and_nothing_is_given_
         path.rename(path.with_suffix(".3"))
     for _ in range(4):
         one.round()
-    assert one.file.compared_pages == len(PAGES)
+    assert one.file.guard.compared_pages == len(PAGES)
     assert one.told == []
 
 
@@ -403,7 +404,7 @@ def test_another_machines_write_is_found_without_a_request_for_the_other_pages(
         assert shared_bed.counters()["requests"] == 1
         assert not shared.wrong(view)
     assert shared.told == ["its bytes have changed"]
-    assert shared.file.rewritten_pages == 1
+    assert shared.file.guard.rewritten_pages == 1
 
 
 def test_what_is_read_again_in_one_round_is_bounded_and_the_rest_comes_next(
@@ -416,10 +417,10 @@ def test_what_is_read_again_in_one_round_is_bounded_and_the_rest_comes_next(
     shared_bed._command(f"invalidate=0 {SIZE_BYTES} file.bin")
     rounds = compared = 0
     while compared < len(PAGES):  # a round that does not come to its turn in time reads less
-        requests, before = shared_bed.counters()["requests"], shared.file.compared_pages
+        requests, before = shared_bed.counters()["requests"], shared.file.guard.compared_pages
         shared.round()
         assert shared_bed.counters()["requests"] - requests <= 5
-        compared = shared.file.compared_pages - before
+        compared = shared.file.guard.compared_pages - before
         rounds += 1
     assert compared == len(PAGES) and rounds > len(PAGES) // 5
     assert not shared.told
@@ -430,8 +431,10 @@ def test_a_file_system_that_is_not_known_to_be_local_may_be_written_elsewhere(
 ) -> None:
     for where, elsewhere in ((shared_bed.path("file.bin"), True), (path, False)):
         file = FileState.open(reopen(os.open(where, os.O_RDONLY | os.O_CLOEXEC)), str(where))
-        assert file.network is elsewhere, file.call.file_system
-        assert ("compared" in file.guard) is (elsewhere or bool(file.no_lease))
+        assert file.guard.network is elsewhere, file.call.file_system
+        assert ("compared" in file.guard.describe(pooled=False)) is (
+            elsewhere or bool(file.guard.no_lease)
+        )
         file.close()
 
 
@@ -446,7 +449,7 @@ def test_what_moved_says_what_ends_the_service_of_a_file() -> None:
 @pytest.mark.parametrize("compared", [False, True])
 def test_only_a_lease_on_a_local_file_system_makes_comparing_needless(compared: bool) -> None:
     def must(leased: bool, network: bool) -> bool:
-        return freshness.must_compare(leased=leased, network=network, compared=compared)
+        return freshness.must_compare(Guard(network, leased), compared=compared)
 
     assert must(False, False) and must(True, True) and must(False, True)
     assert must(True, False) is not compared

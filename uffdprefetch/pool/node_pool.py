@@ -305,7 +305,7 @@ class NodePool:
 
     def housekeep(self) -> None:
         """Once a second: free changed files, fit the size to memory, release orphans."""
-        for file in [f for f in self.files.values() if f.changed and not f.attached]:
+        for file in [f for f in self.files.values() if f.guard.changed and not f.attached]:
             self.forget(file)
         self.fit()
         self.look_for_orphans()

@@ -145,7 +145,7 @@ class Arbiter:
         for key, one in due.items():
             reader = one.reader
             mapped = any(not region.detaching for region in reader.regions.values())
-            if reader.file.changed or not mapped:
+            if reader.file.guard.changed or not mapped:
                 continue
             charge = self._charge(reader)
             if now < charge.next_ns:

@@ -132,7 +132,7 @@ class NextShard:
         after = found.file
         most = min(most, after.size_bytes)
         start, last = found.frontier_bytes, most == after.size_bytes
-        if after.changed or most <= start or (most - start < STEP_BYTES and not last):
+        if after.guard.changed or most <= start or (most - start < STEP_BYTES and not last):
             return
         self._note(reader, found)
         if not self._law.window(self._followed(reader.pid), least, 1):

@@ -93,7 +93,7 @@ class PlanFile:
         """Ask for an order."""
 
         def heard(answer: Answer) -> None:
-            if "error" in answer and file.changed is None:  # of that one has been told
+            if "error" in answer and file.guard.changed is None:  # of that one has been told
                 self._ledger.degrade(f"--plan: {answer['error']}")
             done(answer)
             self._came()
@@ -322,7 +322,7 @@ class Announcements:
         for client in self._clients():
             if client.descends_from(heard.peer):
                 for region in client.regions.values():
-                    if region.file.changed is None:
+                    if region.file.guard.changed is None:
                         regions = files.setdefault(id(region.file), (region.file, []))[1]
                         regions.append(
                             [client.pid, region.address, region.offset_bytes, region.length_bytes]

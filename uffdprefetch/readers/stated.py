@@ -168,7 +168,7 @@ class StatedRanges:
         for book in self.books.values():
             if book.file.resting:
                 continue
-            if book.pending and not book.file.changed:
+            if book.pending and not book.file.guard.changed:
                 self._decide(book, now)
             if book.stream is not None and not self._ends(book, book.stream, now):
                 book.stream.in_pool = book.in_pool
@@ -234,7 +234,7 @@ class StatedRanges:
 
     def _ends(self, book: StatedFile, stream: FileStream, now: int) -> bool:
         file = book.file
-        if file.changed or file.fd < 0:
+        if file.guard.changed or file.fd < 0:
             self._end(book, Stage.STOPPED, "the file is not managed any more", now)
         elif (
             book.by is Sayer.JOB

@@ -85,7 +85,7 @@ class TensorStarts:
         consumer = FileConsumer(reader.rank, reader.pid)
 
         def told(found: list[Range] | OSError) -> None:
-            if not isinstance(found, OSError) and file.fd >= 0 and not file.changed:
+            if not isinstance(found, OSError) and file.fd >= 0 and not file.guard.changed:
                 self._read(consumer, file, found)
 
         if not self._opener.run(lambda: tensor_starts_of(fd, file.size_bytes), told):

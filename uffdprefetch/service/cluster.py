@@ -240,7 +240,7 @@ class Cluster:
         if kind.one_machine and not identity.is_named(path, globs):
             self._keep_to_itself(path, f"{kind.name} is a local file system")
             return
-        one = self._files[number] = _Shared(path, file.times)
+        one = self._files[number] = _Shared(path, file.guard.times)
         if self.link is not None:
             self.link.pending(number, PENDING_MS)
         fd = os.dup(file.fd)

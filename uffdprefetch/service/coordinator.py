@@ -204,7 +204,7 @@ class Coordinator:
         """Before attach(): somebody may have opened the file for writing while this process stood
         still."""
         file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
-        if file is not None and file.changed is None and file.lease_breaking():
+        if file is not None and file.guard.changed is None and file.guard.lease_breaking(file.fd):
             self.give_up(file, OPENED_FOR_WRITING)
 
     def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
@@ -239,9 +239,9 @@ class Coordinator:
             self._refuse(client, a, path, why, [])
             return
         writable = a.flags & wire.ATTACH_WRITABLE or (
-            not (file.leased or file.writer) and may_write(client.pid, file.path)
+            not (file.guard.leased or file.guard.writer) and may_write(client.pid, file.path)
         )
-        if writable and not file.changed:
+        if writable and not file.guard.changed:
             self.writer_came(file)
         serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
@@ -452,8 +452,8 @@ class Coordinator:
 
     def give_up(self, file: FileState, why: str) -> None:
         """The file changes: every region of it becomes the job's own mapping again."""
-        if file.changed is None:
-            file.changed = why
+        if file.guard.changed is None:
+            file.guard.give_up(why)
             self._table.note_changed(file)
             self.ledger.degrade(f"{why} during the run; given back to the kernel", file.path)
         self.scheduler.forget_file(file)
@@ -475,9 +475,9 @@ class Coordinator:
         its first write, nothing is laid over the file from now on: copies of ours would not show
         it, and who writes it from its own mapping would wait for the pool's read of that, and this
         for the writer (csrc/job/writer.c)."""
-        if file.writer or file.leased:
+        if file.guard.writer or file.guard.leased:
             return
-        file.writer = True
+        file.guard.writer_came()
         for client in self.clients.values():
             for region in client.regions.values():
                 if region.file is file and region.verdict != wire.ServingMode.PAGE_TABLES:

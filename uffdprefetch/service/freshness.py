@@ -23,6 +23,7 @@ from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import uffd
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.file_watch import FileWatch
+from uffdprefetch.state.guard import Guard
 
 if TYPE_CHECKING:
     from uffdprefetch.service.coordinator import Coordinator
@@ -62,10 +63,9 @@ def what_moved(before: Times, now: Times) -> str | None:
     return "" if now.ctime_ns != before.ctime_ns else None
 
 
-def must_compare(*, leased: bool, network: bool, compared: bool) -> bool:
-    """Whether anybody can have written since the pages were compared last. ``network``: from
-    another machine."""
-    return network or not leased or not compared
+def must_compare(guard: Guard, *, compared: bool) -> bool:
+    """Whether anybody can have written since the pages were compared last."""
+    return guard.unbound or not compared
 
 
 def reads_allowed(bandwidth_bytes_per_second: float, nodes: int = 1) -> int:
@@ -116,27 +116,25 @@ class Freshness:
         """False: not now, others of its kind are under way."""
         if file.fd < 0:
             return True
-        state = file.watched
-        if state is None:
-            state = file.watched = FileWatch(file.times, file.opened_ns, now)
+        state = file.guard.watch(now)
         if state.under_way or state.over:
             return True
         if not file.attached and file.pooled is None and not file.in_use():
-            state.over = file.changed is not None
-            if state.over or file.network or not file.leased:
+            state.over = file.guard.changed is not None
+            if state.over or file.guard.unbound:
                 self._let_go(file, state)
         if file.opened_again:  # network file systems ask for what is new then
             file.opened_again = False
-            if file.network or not file.leased:
+            if file.guard.unbound:
                 state.compared, state.began_ns = False, 0
-        if file.changed and file.pooled is not None and file.attached and self._engine.pool:
+        if file.guard.changed and file.pooled is not None and file.attached and self._engine.pool:
             self._engine.pool.drop(file)  # for those who cannot give it back
         pages = self._pages(file, state, now)
-        if not pages and not file.network:
+        if not pages and not file.guard.network:
             with contextlib.suppress(OSError):
                 self._look(file, state, Times.of(file.fd))
             return True
-        if file.network and self._busy(file.key[0]) >= PER_DEVICE:
+        if file.guard.network and self._busy(file.key[0]) >= PER_DEVICE:
             return False
         return self._submit(file, state, pages)
 
@@ -150,14 +148,14 @@ class Freshness:
 
     def _busy(self, device: int) -> int:
         under_way = self._under_way.values()
-        return sum(file.key[0] == device and file.network for file, _ in under_way)
+        return sum(file.key[0] == device and file.guard.network for file, _ in under_way)
 
     def _pages(self, file: FileState, state: FileWatch, now: int) -> list[int]:
         """What to compare in this round."""
-        if not must_compare(leased=file.leased, network=file.network, compared=state.compared):
+        if not must_compare(file.guard, compared=state.compared):
             return []
         if file.pooled is not None:
-            early = file.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
+            early = file.guard.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
             if not file.attached or early or self._engine.pool is None:
                 return []
             return self._engine.pool.sample(file, self._reads())
@@ -186,7 +184,7 @@ class Freshness:
         return reads_allowed(bandwidth, max(1, self.nodes()))
 
     def _submit(self, file: FileState, state: FileWatch, pages: list[int]) -> bool:
-        pooled, how = file.pooled, uffd_compare.MAPPED if file.network else uffd_compare.READ
+        pooled, how = file.pooled, uffd_compare.MAPPED if file.guard.network else uffd_compare.READ
         try:
             watch = state.watch
             if not pages or pooled:  # its times, or what the pool reads: no copies
@@ -220,9 +218,8 @@ class Freshness:
         state.under_way = False
         self._cpu_ns += result.cpu_ns
         self._ledger.note(result, pool=state.pooled is not None)
-        file.compared_pages += result.compared
-        file.rewritten_pages += result.rewritten
-        if file.watched is not state:
+        file.guard.note(result)
+        if file.guard.watched is not state:
             return  # closed meanwhile: whether it has changed is looked at when it is opened again
         moved = False
         if result.error:
@@ -237,7 +234,7 @@ class Freshness:
         if not result.unread and (result.compared or not file.copies.written):
             state.since_ns = result.start_ns
             state.compared = not moved
-        if not must_compare(leased=file.leased, network=file.network, compared=state.compared):
+        if not must_compare(file.guard, compared=state.compared):
             state.close()
 
     def _look(self, file: FileState, state: FileWatch, now: Times) -> bool:
@@ -248,16 +245,14 @@ class Freshness:
         state.times, state.compared = now, False
         if moved:
             self._changed(file, moved)
-        elif self._engine.pool and must_compare(
-            leased=file.leased, network=file.network, compared=True
-        ):
+        elif self._engine.pool and must_compare(file.guard, compared=True):
             # Somebody may have written, and put size and mtime back: who maps it from now on, here
             # or on another node, would see that.
             self._engine.pool.drop(file, "its ctime has moved")
         return True
 
     def _changed(self, file: FileState, why: str) -> None:
-        if file.changed is None:
+        if file.guard.changed is None:
             self._engine.give_up(file, why)
         if file.pooled is not None and self._engine.pool:
             self._engine.pool.drop(file)

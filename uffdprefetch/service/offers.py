@@ -85,14 +85,14 @@ class Offers:
         for offer in self._waiting:
             region, file = offer.region, offer.region.file
             missing = [p for p in offer.pages if p not in file.copies.written]
-            if missing and now < offer.until_ns and not file.changed:
+            if missing and now < offer.until_ns and not file.guard.changed:
                 self._scheduler.copy(file, missing)
                 waiting.append(offer)
                 continue
             if offer.client.regions.get(region.id) is not region:
                 continue  # gone meanwhile
             region.checkpoints.offered = (
-                [] if file.changed else [p for p in offer.pages if p in file.copies.written]
+                [] if file.guard.changed else [p for p in offer.pages if p in file.copies.written]
             )
             offer.client.tell(
                 region.id, wire.ServingMode.CHECKPOINTS, [offer.memfd],

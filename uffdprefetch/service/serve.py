@@ -474,15 +474,15 @@ class Service:
         """A broken lease: detach everywhere, then let the writer in."""
         now = CLOCK.now_ns()
         for file in self.engine.files.values():
-            if not file.leased or not file.lease_breaking():
+            if not file.guard.leased or not file.guard.lease_breaking(file.fd):
                 continue
-            if file.changed is None:
+            if file.guard.changed is None:
                 self.engine.give_up(file, OPENED_FOR_WRITING)
             self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.attached or now >= deadline:
                 self._freshness.let_in(file)
-                file.release_lease()
+                file.guard.release_lease(file.fd)
                 del self._leaving[key]
 
     def _close(self) -> None:

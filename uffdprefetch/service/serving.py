@@ -39,8 +39,8 @@ def by_page_tables(client: Client, coarse: Coarse, more: str = "") -> Serving:
 
 def serving_of(client: Client, a: wire.Attach, file: FileState, engine: str) -> Serving:
     """How a mapping of a file that can be served is."""
-    if file.changed:
-        return refused(Refusal(Reason.CHANGED, file.changed))
+    if file.guard.changed:
+        return refused(Refusal(Reason.CHANGED, file.guard.changed))
     coarse = _coarse(client, a, file, engine)
     if coarse is Coarse.NO_USERFAULTFD:
         error = os.strerror(client.hello.uffd_error)
@@ -53,7 +53,7 @@ def serving_of(client: Client, a: wire.Attach, file: FileState, engine: str) -> 
 def _coarse(client: Client, a: wire.Attach, file: FileState, engine: str) -> Coarse | None:
     if a.flags & wire.ATTACH_WRITABLE:
         return Coarse.OPENED_FOR_WRITING
-    if file.writer:
+    if file.guard.writer:
         return Coarse.WRITER
     if a.flags & wire.ATTACH_COPIES:
         return Coarse.COPIES

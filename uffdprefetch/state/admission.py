@@ -131,7 +131,7 @@ class FileTable:
                 return None
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
-        if file.writer or file_systems.known(file.f_type).in_memory:
+        if file.guard.writer or file_systems.known(file.f_type).in_memory:
             file.close()
             return None
         self.files[key] = file
@@ -256,7 +256,7 @@ class FileTable:
         if file is None:
             return None
         if file.pooled is not None and self.pool is not None:
-            if file.closed_ctime_ns != opened.status.st_ctime_ns:
+            if file.guard.closed_ctime_ns != opened.status.st_ctime_ns:
                 self.pool.forget(file)  # its pages may be outdated
             else:
                 self.pool.unpark(file, opened)

@@ -7,27 +7,22 @@ per checkpoint ever laid.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base import file_systems
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import gain
 from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.copies import Copies
 from uffdprefetch.state.file_call import FileCall
-from uffdprefetch.state.file_times import Times
+from uffdprefetch.state.guard import Guard
 from uffdprefetch.state.opening import Opened
 
 if TYPE_CHECKING:
     from uffdprefetch.native.pool import FileCounts
-    from uffdprefetch.state.file_watch import FileWatch
     from uffdprefetch.state.pool_file import PoolFile
 
 #: Resolution of *used*: fault-around maps the cached pages of an aligned 64 KiB.
@@ -50,6 +45,7 @@ class FileState:
     map_fd: int  # another: for forked children to map
     size_bytes: int
     call: FileCall
+    guard: Guard = field(default_factory=Guard)
     in_flight: IntervalSet = field(default_factory=IntervalSet)
     recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
     blocks: bytearray = field(default_factory=bytearray)
@@ -57,20 +53,10 @@ class FileState:
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
     late_bytes: int = 0
-    times: Times = field(default_factory=lambda: Times(0, 0, 0))  # when it was opened
-    opened_ns: int = 0
     opened_again: bool = False  # since the last look
     generation: int | None = None
     f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
     was: uffd.FileStatus | None = None  # see Opened
-    network: bool = True  # another machine may write it, whom no lease here binds
-    leased: bool = False
-    no_lease: str = ""  # why no lease was taken
-    writer: bool = False  # it was open for writing at our open: page tables only
-    watched: FileWatch | None = None
-    compared_pages: int = 0
-    rewritten_pages: int = 0
-    changed: str | None = None  # why it is no longer managed
     attached: int = 0  # regions
     copied: bool = False  # it was mapped private and writable
     says_random: bool = False  # a job has said so (MADV_RANDOM), last
@@ -79,7 +65,6 @@ class FileState:
     tensor_starts: IntervalSet | None = None  # readers/tensor_starts.py; None: not asked for
     streamed: bool = False  # some of it was read for no walk (readers/file_stream.py)
     resting: bool = False  # unmapped: not read, about to be closed (admission.py)
-    closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
     copies: Copies = field(init=False)
@@ -93,66 +78,22 @@ class FileState:
     def open(cls, opened: Opened, path: str) -> FileState:
         """Take over ``opened``, unless this raises: OSError, or MemoryError when the file is too
         large for the block flags."""
-        fd, page_fd, map_fd, st = opened.fd, opened.page_fd, opened.map_fd, opened.status
-        with contextlib.ExitStack() as undo:
-            os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
-            state = cls(
-                key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
-                path=path,
-                fd=fd,
-                page_fd=page_fd,
-                map_fd=map_fd,
-                size_bytes=st.st_size,
-                call=FileCall.of(opened),
-                blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
-                times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
-                opened_ns=time.monotonic_ns(),
-                generation=opened.generation,
-                f_type=opened.f_type,
-                was=opened.was,
-                network=not file_systems.known(opened.f_type).one_machine,
-            )
-            state._take_lease()
-            undo.pop_all()
-        return state
-
-    def _take_lease(self) -> None:
-        """Take a read lease: a new local writer waits until we have detached (fcntl(2)).
-
-        Tried once: a page copied while a writer had the file open must never be laid, even when the
-        file looks unchanged later.
-        """
-        try:
-            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        except BlockingIOError:
-            self.writer, self.no_lease = True, "a writer has it open"
-        except OSError as error:
-            self.no_lease = error.strerror or str(error)
-        else:
-            self.leased = True
-
-    @property
-    def guard(self) -> str:
-        """How a change of the file is detected."""
-        held = f"no lease: {self.no_lease}" if self.no_lease else "read lease: local writers wait"
-        if self.pooled is not None or self.pool_counts is not None:
-            bytes_ = "one page in 4 MiB sampled each second"
-        else:
-            bytes_ = "checkpoint pages compared within a second"
-        if not self.network and not self.no_lease:
-            return f"{held}; size and times, each second"
-        return f"{held}; size and times, each second; {bytes_}"
-
-    def lease_breaking(self) -> bool:
-        """Whether a writer waits for our lease."""
-        return self.leased and fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
-
-    def release_lease(self) -> None:
-        """Release the lease, of which agents may have descriptors, too: the writer goes on."""
-        if self.leased:
-            with contextlib.suppress(OSError):  # the kernel has broken it after lease-break-time
-                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-            self.leased = False
+        st = opened.status
+        os.posix_fadvise(opened.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return cls(
+            key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
+            path=path,
+            fd=opened.fd,
+            page_fd=opened.page_fd,
+            map_fd=opened.map_fd,
+            size_bytes=st.st_size,
+            call=FileCall.of(opened),
+            guard=Guard.of(opened),
+            blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
+            generation=opened.generation,
+            f_type=opened.f_type,
+            was=opened.was,
+        )
 
     def in_use(self) -> bool:
         """Whether somebody else has copies of ours open or mapped."""
@@ -261,12 +202,7 @@ class FileState:
     def park(self) -> None:
         """Close our descriptors of the file, and the lease; flags and checkpoint pages are kept for
         unpark()."""
-        with contextlib.suppress(OSError):
-            self.closed_ctime_ns = uffd.file_status(self.fd).ctime_ns
-        if self.watched is not None:
-            self.watched.close()
-            self.watched = None
-        self.release_lease()
+        self.guard.park(self.fd)
         for fd in (self.fd, self.page_fd, self.map_fd):
             uffd.close_file(fd)
         self.fd = self.page_fd = self.map_fd = -1
@@ -280,20 +216,14 @@ class FileState:
         self.resting, self.idle_ns = False, 0
         os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.call.use_again(self.fd)
-        if not self.writer:
-            self._take_lease()
-        # after the lease, which later writers wait for
-        self.times, self.opened_ns = Times.of(self.fd), time.monotonic_ns()
-        same = self.times.ctime_ns == self.closed_ctime_ns
+        same = self.guard.go_on(self.fd)
         if not same:
             self.copies.close()
         return same
 
     def close(self) -> None:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""
-        if self.watched is not None:
-            self.watched.close()
-        self.release_lease()
+        self.guard.close(self.fd)
         for fd in (self.fd, self.page_fd, self.map_fd):
             uffd.close_file(fd)
         self.copies.close()

@@ -405,16 +405,17 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.block_counts()
     served_by = verdicts.get(file.path)
+    pooled = file.pooled is not None or file.pool_counts is not None
     return {
         "path": file.path,
         "size_bytes": file.size_bytes,
         "file_system": file.call.file_system,
         "served_by": served_by,
         "warmed_by": "the pool" if served_by == "pool" else file.call.reason,
-        "change_guard": file.guard,
-        "changed": file.changed,
-        "compared_pages": file.compared_pages,
-        "rewritten_pages": file.rewritten_pages,
+        "change_guard": file.guard.describe(pooled=pooled),
+        "changed": file.guard.changed,
+        "compared_pages": file.guard.compared_pages,
+        "rewritten_pages": file.guard.rewritten_pages,
         "prefetched_bytes": file.prefetched_bytes,
         "already_resident_bytes": file.already_resident_bytes,
         "late_bytes": file.late_bytes,

@@ -430,7 +430,7 @@ class Scheduler:
         if extent.pooled is not file.pooled:
             extent.pooled = None  # it has been closed since
         fresh = extent.fresh
-        if file.changed or file.resting or not (extent.pages or fresh):
+        if file.guard.changed or file.resting or not (extent.pages or fresh):
             file.copies.drop(extent.pages)
             return True
         if fresh and extent.whole:

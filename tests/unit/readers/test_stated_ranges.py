@@ -226,7 +226,7 @@ def test_it_ends_when_memory_becomes_short_or_the_file_changes(
     bed.stated.needed(bed.region(file), 0, SIZE)
     bed.stated.needed(bed.region(other), 0, SIZE)
     bed.rest(20)
-    other.changed = "modified"
+    other.guard.changed = "modified"
     bed.turn()
     assert said(bed, other)[0] == "stopped" and bed.ledger.degradations == []
     monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (MIB, Limit.MEMORY))

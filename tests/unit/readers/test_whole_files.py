@@ -155,7 +155,7 @@ def test_who_comes_now_and_then_has_no_more_of_it_read_for_that(bed: Bed, file: 
 
 
 def _changes(bed: Bed, region: Region) -> None:
-    region.file.changed = "modified"
+    region.file.guard.changed = "modified"
 
 
 def _is_closed(bed: Bed, region: Region) -> None:
