@@ -21,7 +21,8 @@ from argparse_manpage.manpage import Manpage
 
 from uffdprefetch import __version__
 from uffdprefetch.base.options import OPTIONS
-from uffdprefetch.cli import COMMANDS, parser_of
+from uffdprefetch.cli import COMMANDS
+from uffdprefetch.cli.parser import parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Metavars of what is completed as a file, and as a directory.
@@ -42,6 +43,7 @@ def page(parser: argparse.ArgumentParser, name: str, text: str, last: Sequence[s
     that end it."""
     parser.usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     parser.prog, parser.epilog = name, None
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # lines are roff's to fill
     data = {
         "prog": name, "project_name": "uffdprefetch", "description": text,
         "version": __version__, "manual_title": "uffdprefetch", "manual_section": 1,

@@ -8,14 +8,17 @@ import importlib
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from conftest import HANG_SECONDS, uffdprefetch
+from paths import ROOT
 
 from uffdprefetch import __version__
 from uffdprefetch.base import options
-from uffdprefetch.cli import COMMANDS, main, parser_of, split_rest
+from uffdprefetch.cli import COMMANDS, main, split_rest
+from uffdprefetch.cli.parser import parser_of
 
 SHOWN = [name for name, (_, text) in COMMANDS.items() if text]
 
@@ -151,6 +154,51 @@ def test_examples_are_of_options_that_there_are(name: str) -> None:
 
 def test_the_commands_that_people_begin_with_have_examples() -> None:
     assert all(examples(name) for name in ("wrap", "cluster", "trace", "doctor", "summary"))
+
+
+def options_of(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Those that the help which ``words`` ask for has a line of."""
+    with pytest.raises(SystemExit):
+        main(words)
+    return set(re.findall(r"^  (?:-\w(?: [A-Z]+)?, )?(--[\w-]+)", capsys.readouterr().out, re.M))
+
+
+@pytest.mark.parametrize("name", ["wrap", "cluster", "compare"])
+def test_help_shows_what_one_begins_with_and_help_all_shows_the_rest(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    command = importlib.import_module(COMMANDS[name][0]).Command()
+    every = {a.option_strings[-1] for a in parser_of(name, command)._actions}
+    shown, all_ = (options_of([name, word], capsys) for word in ("--help", "--help-all"))
+    assert all_ == every
+    assert shown == all_ - set(command.rare)
+    shown -= {"--help", "--help-all", "--version"}
+    assert {"--budget", "--policy", "--plan", "--include"} < shown
+    assert 11 <= len(shown) <= 15 and len(all_) > len(shown) + 10
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_help_fits_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = importlib.import_module(COMMANDS[name][0]).Command()
+    for word in ("--help", *(["--help-all"] if hasattr(command, "rare") else [])):
+        with pytest.raises(SystemExit):
+            main([name, word])
+        assert [one for one in capsys.readouterr().out.splitlines() if len(one) > 80] == []
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_each_option_stands_in_the_reference(name: str) -> None:
+    """Those of `wrap` in the first table, the others' in their own line of the second."""
+    text = (ROOT / "docs" / "reference.md").read_text()
+    lines = [one for one in text.splitlines() if one.startswith((f"| `{name}`", "Each has"))]
+    own = text if name in ("wrap", "cluster", "compare") else "\n".join(lines)
+    command = importlib.import_module(COMMANDS[name][0]).Command()
+    for action in parser_of(name, command)._actions:
+        for option in action.option_strings[-1:]:
+            assert re.search(rf"`{option}[`\[ ]", own), option
 
 
 def test_each_option_is_in_one_group_of_the_help() -> None:

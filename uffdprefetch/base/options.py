@@ -236,6 +236,16 @@ GROUPS = (
     ("besides", ("strict", "ownlock")),
 )
 
+#: Those that one begins with: --help shows them, and leaves the others to --help-all.
+COMMON = frozenset((
+    "include", "exclude", "whole", "plan", "engine", "policy", "budget", "output", "quiet",
+    "verbose", "live", "trace",
+))  # fmt: skip
+#: These others, and what add_options() adds by itself, as they are written.
+RARE = frozenset((
+    "--headless", "--config", *(f"--{one.key}" for one in OPTIONS if one.key not in COMMON),
+))  # fmt: skip
+
 
 def add_options(parser: argparse.ArgumentParser, left_out: Collection[str] = ()) -> None:
     """Add every option, and --config, to ``parser``, but for those ``left_out`` (keys); options

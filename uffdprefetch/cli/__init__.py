@@ -23,12 +23,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn, Protocol
+    from typing import Any, Protocol
 
     class CommandProtocol(Protocol):
         """Interface of a command; ``rest``: the words after ``--``, None without a ``--``. One that
         runs a command and has no words of its own tells by ``options_end`` where that begins if
-        there is no ``--`` before it. ``examples``: lines for the help."""
+        there is no ``--`` before it. ``examples``: lines for the help; ``rare``: its options that
+        --help leaves to --help-all, if there are any."""
 
         examples: tuple[str, ...]
 
@@ -75,35 +76,14 @@ def split_rest(
     return words[:at], words[at + 1 :] if at < len(words) else None
 
 
-def with_values(words: Sequence[str]) -> list[str]:
-    """The words with a negative number joined to the option before it: argparse takes -5MiB for an
-    option, and says that the one before it lacks its value."""
-    found: list[str] = []
-    for word in words:
-        after = found[-1] if found else ""
-        if word[:1] == "-" and word[1:2].isdigit() and after[:2] == "--" and "=" not in after:
-            found[-1] = f"{after}={word}"
-        else:
-            found.append(word)
-    return found
-
-
-def _dedented(docstring: str) -> str:
-    """A docstring as help text (Python 3.13 dedents it by itself)."""
-    import textwrap
-
-    first, _, rest = docstring.partition("\n")
-    return f"{first}\n{textwrap.dedent(rest)}".rstrip()
-
-
 def _usage() -> str:
     lines = [
         "usage: uffdprefetch COMMAND ...",
         "",
-        "Prefetches the pages of mmap'ed record files (LMDB and others) ahead of a training job.",
+        "Prefetches the pages of mapped files ahead of the job that reads them.",
         "",
     ]
-    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items() if text]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items() if text]
     lines += ["", "uffdprefetch COMMAND --help tells the options; --version the version."]
     docs = documentation()
     if docs:
@@ -128,64 +108,6 @@ class Plain:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
-
-
-def _parser_class() -> type[argparse.ArgumentParser]:
-    import argparse
-
-    class Parser(argparse.ArgumentParser):
-        """What is wrong on the command line is said in one line, as all that goes wrong."""
-
-        def error(self, message: str) -> NoReturn:
-            what = message.removeprefix("argument ")
-            raise UffdPrefetchError(f"{what}; see {self.prog} --help", EXIT_USAGE)
-
-    return Parser
-
-
-def _unrecognized(words: Sequence[str], parser: argparse.ArgumentParser, is_split: bool) -> str:
-    """``is_split``: there is a ``--`` already."""
-    import difflib
-
-    key = words[0].partition("=")[0]
-    near = difflib.get_close_matches(key, list(parser._option_string_actions), n=1)
-    hint = ""
-    if near and key.startswith("--"):
-        hint = f" (did you mean {near[0]}?)"
-    elif not is_split and "-- CMD" in (parser.usage or ""):
-        hint = " (a command goes after --)"
-    return f"unrecognized arguments: {' '.join(words)}{hint}"
-
-
-def _help_formatter() -> type[argparse.HelpFormatter]:
-    import argparse
-
-    class Formatter(argparse.RawDescriptionHelpFormatter):
-        """A value that may be left out is given by =: the next word may be the command."""
-
-        def _format_action_invocation(self, action: argparse.Action) -> str:
-            text = super()._format_action_invocation(action)
-            is_optional = bool(action.option_strings) and action.nargs == "?"
-            return text.replace(" [", "[=") if is_optional else text
-
-    return Formatter
-
-
-def parser_of(
-    name: str, command: CommandProtocol, parser: argparse.ArgumentParser | None = None
-) -> argparse.ArgumentParser:
-    """A command's parser, with its help. ``parser``: one to be made it."""
-    if parser is None:
-        parser = _parser_class()(prog=f"uffdprefetch {name}")
-    parser.description = _dedented(command.__doc__ or "")
-    parser.formatter_class = _help_formatter()
-    parser.allow_abbrev = False  # an abbreviation that is unique today is ambiguous tomorrow
-    parser.add_argument("--version", action="version", version=f"uffdprefetch {__version__}")
-    command.prepare_parser(parser)
-    examples = getattr(command, "examples", ())
-    if examples:
-        parser.epilog = "examples:\n" + "".join(f"  {line}\n" for line in examples)
-    return parser
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -216,10 +138,12 @@ def _dispatch(argv: Sequence[str]) -> int:
         plain = command.parse_plain(words)
         if plain is not None:
             return command.run(Plain(plain), rest)  # type: ignore[arg-type]
+    from uffdprefetch.cli.parser import parser_of, unrecognized, with_values
+
     parser = parser_of(name, command)
     args, unknown = parser.parse_known_args(with_values(words))
     if unknown:
-        parser.error(_unrecognized(unknown, parser, rest is not None))
+        parser.error(unrecognized(unknown, parser, rest is not None))
     return command.run(args, rest)
 
 

@@ -10,7 +10,7 @@ from uffdprefetch.base.errors import usage_error
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 class Command:
@@ -31,6 +31,12 @@ class Command:
         "uffdprefetch cluster srun python train.py",
         "uffdprefetch cluster --budget 32GiB -- mpirun python train.py",
     )
+
+    @property
+    def rare(self) -> Collection[str]:
+        from uffdprefetch.base import options
+
+        return options.RARE - {"--meet", "--share", "--launcher"}
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import options

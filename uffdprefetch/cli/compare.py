@@ -45,9 +45,11 @@ class Command:
 
     examples = (
         "uffdprefetch compare -- python train.py --steps 500",
-        "uffdprefetch compare --rounds 5 --engine cache,pool -- ./search database.bin query",
-        "uffdprefetch compare --drop data/ --no-first-run --json -- ./small-files.sh > c.json",
+        "uffdprefetch compare --rounds 5 --engine cache,pool ./search data.bin query",
+        "uffdprefetch compare --drop data/ --no-first-run --json ./small.sh > c.json",
     )
+
+    rare = options.RARE
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "uffdprefetch compare [options] [--] CMD..."

@@ -13,10 +13,10 @@ from typing import Any
 from uffdprefetch.base.errors import usage_error
 
 FORMATS = ("text", "json", "html", "png", "perfetto")
-_USAGE = """uffdprefetch trace [-o FILE] [options] -- CMD...      record a command
-       uffdprefetch trace [-o FILE] [options] --pid PID       record a process that runs
-       uffdprefetch trace FILE... [--format FORMAT] [-o OUT]  show
-       uffdprefetch trace --compare PLAIN WRAPPED             what got better and worse"""
+_USAGE = """uffdprefetch trace [options] -- CMD...             record a command
+       uffdprefetch trace [options] --pid PID            record what runs
+       uffdprefetch trace FILE... [--format F] [-o OUT]  show
+       uffdprefetch trace --compare PLAIN WRAPPED        what got better, worse"""
 
 
 class Command:

@@ -11,7 +11,7 @@ from uffdprefetch.base.messages import say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 
@@ -26,10 +26,16 @@ class Command:
 
     examples = (
         "uffdprefetch wrap ./train.sh",
-        "uffdprefetch wrap --engine pool --budget 8GiB -- torchrun --nproc-per-node 4 train.py",
+        "uffdprefetch wrap --engine pool --budget 8GiB mpirun -n 4 python train.py",
         'uffdprefetch wrap --whole "*.safetensors" python serve.py',
         "uffdprefetch wrap --live --trace run -- python train.py",
     )
+
+    @property
+    def rare(self) -> Collection[str]:
+        from uffdprefetch.base import options
+
+        return options.RARE
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import options

@@ -145,9 +145,9 @@ def test_plain_options_are_read_as_argparse_reads_them(words: list[str]) -> None
 @pytest.mark.parametrize(
     "words",
     [
-        ["-h"], ["--help"], ["-qf"], ["-oX"], ["--config", "F"], ["--headless"], ["--nonsense"],
-        ["--size"], ["--size", "--strict"], ["--strict=1"], ["true"], ["--pol", "fixed"], ["-"],
-        ["--size", "-5"], ["-o=x"], ["--"], [""],
+        ["-h"], ["--help"], ["--help-all"], ["-qf"], ["-oX"], ["--config", "F"], ["--headless"],
+        ["--nonsense"], ["--size"], ["--size", "--strict"], ["--strict=1"], ["true"],
+        ["--pol", "fixed"], ["-"], ["--size", "-5"], ["-o=x"], ["--"], [""],
     ],
 )  # fmt: skip
 def test_what_is_not_plain_is_left_to_argparse(words: list[str]) -> None:
