@@ -28,7 +28,7 @@ from conftest import HANG_SECONDS, require
 from harness import AGENT_STATES, Start, hammered
 from paths import ROOT
 
-from uffdprefetch.launch.launcher import TEST_PRELOAD_VARIABLE
+from uffdprefetch.launch.environment import TEST_PRELOAD_VARIABLE
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow

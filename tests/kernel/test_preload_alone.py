@@ -14,7 +14,7 @@ from conftest import require
 from harness import Records, programs
 from paths import PROGRAMS
 
-from uffdprefetch.launch.launcher import ASAN_NO_ORDER_CHECK, without_order_check
+from uffdprefetch.launch.environment import ASAN_NO_ORDER_CHECK, without_order_check
 from uffdprefetch.protocol import wire
 
 pytest_plugins = ("harness_fixtures",)

@@ -129,9 +129,9 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 
 #: An emulated machine is 20 times slower: what `wrap` waits for takes longer than it waits.
 _PATIENT = (
-    "import sys; from uffdprefetch.launch import launcher, service; "
+    "import sys; from uffdprefetch.launch import job_report, service; "
     "from uffdprefetch.cli import main; "
-    "service.START_TIMEOUT_SECONDS = launcher.SUMMARY_TIMEOUT_SECONDS = 120.0; sys.exit(main())"
+    "service.START_TIMEOUT_SECONDS = job_report.SUMMARY_TIMEOUT_SECONDS = 120.0; sys.exit(main())"
 )
 
 

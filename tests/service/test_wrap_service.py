@@ -18,7 +18,8 @@ from fake_service import SUMMARY_JSON
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory
-from uffdprefetch.launch import launcher, nothing_reported, service
+from uffdprefetch.launch import nothing_reported, service
+from uffdprefetch.launch.environment import preloadable, prepend_preload
 from uffdprefetch.launch.service import Address
 from uffdprefetch.protocol import leftovers
 
@@ -356,9 +357,9 @@ def test_an_object_path_with_a_space_is_linked(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     path = tmp_path / "a b" / "x.so"
     path.write_text("")
-    link = launcher.preloadable(str(path), str(tmp_path))
+    link = preloadable(str(path), str(tmp_path))
     assert " " not in link and os.path.samefile(link, path)
-    assert launcher.preloadable(link, str(tmp_path)) == link
+    assert preloadable(link, str(tmp_path)) == link
 
 
 @pytest.mark.parametrize(
@@ -373,4 +374,4 @@ def test_an_object_path_with_a_space_is_linked(tmp_path: Path) -> None:
     ],
 )
 def test_prepending_to_the_preload_list(old: str | None, expected: str) -> None:
-    assert launcher.prepend_preload(old, "/u.so") == expected
+    assert prepend_preload(old, "/u.so") == expected

@@ -29,7 +29,8 @@ from uffdprefetch.base.options import as_variables
 from uffdprefetch.cluster import hold, mpi_start, slurm
 from uffdprefetch.cluster.meeting import FAILED, Meeting
 from uffdprefetch.cluster.which_node import which_node
-from uffdprefetch.launch import launcher, service
+from uffdprefetch.launch import job_report, service
+from uffdprefetch.launch.environment import job_environment
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.report import output
 from uffdprefetch.report.merge import merged
@@ -227,7 +228,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
             say(f"each node reads for itself: {'; '.join(missing)}")
         # a wrap within the command finds the service that is there
         inner = Config(**{**vars(config), "cluster": None})
-        environment = launcher.job_environment(environ, inner, services.place, preload_object())
+        environment = job_environment(environ, inner, services.place, preload_object())
         environment[service.GROUP_VARIABLE] = GROUP
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)
@@ -245,7 +246,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
             found = services.end()
     if services is not None:
         if found:
-            launcher.write_and_print(config, environ, services.place, merged(found))
+            job_report.write_and_print(config, environ, services.place, merged(found))
         else:
             say("no summary: no node has left one")
     return spawn.end_like(status)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.cluster.which_node import WhichNode, which_node
-from uffdprefetch.launch import launcher
+from uffdprefetch.launch import job_report
 
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_NODEID": "3", "SLURM_JOB_NUM_NODES": "4",
@@ -59,4 +59,4 @@ def test_a_run_is_a_name_of_a_file() -> None:
 )
 def test_the_first_node_of_a_run_speaks_for_all(environ: dict[str, str], speaks: bool) -> None:
     """`srun -N4 uffdprefetch wrap` printed four times three lines."""
-    assert launcher.speaks(environ) == speaks
+    assert job_report.speaks(environ) == speaks

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`wrap --trace`: the recorder of a job on this node, of which one of the node's launchers starts
+one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from uffdprefetch.base import rundir
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base.identity import identify
+from uffdprefetch.base.messages import say
+from uffdprefetch.launch import service
+from uffdprefetch.protocol import leftovers
+from uffdprefetch.report import output
+from uffdprefetch.trace.record.program import Spec
+from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from uffdprefetch.base.config import Config
+    from uffdprefetch.launch.service import Address
+
+#: Interval of looks for the mark of another launcher's recorder, and the longest wait for it.
+_POLL_SECONDS = 0.02
+RECORDER_TIMEOUT_SECONDS = 10.0
+
+
+def start(
+    config: Config, environ: Mapping[str, str], address: Address | None, argv: Sequence[str]
+) -> Recording | None:
+    """Start the recorder of this job and node, unless another launcher has.
+
+    Where that cannot be the job runs without it after a line; with --strict raises
+    UffdPrefetchError.
+    """
+    assert config.trace is not None
+    key = address.key if address else ""
+    name = output.expand(config.trace, key, identify(environ).rank, environ, option="--trace")
+    mark = None
+    if address is not None:
+        mark = address.socket + leftovers.TRACE
+        try:
+            mark_fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            _wait_for_recorder(mark)
+            return None
+        except OSError as error:
+            why = rundir.why_unusable(address.directory, error)
+            _say_no_trace(config, UffdPrefetchError(why, EXIT_OURS))
+            return None
+        fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (protocol/leftovers.py)
+    spec = Spec(
+        output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
+        list(argv), launcher=os.getpid(), quiet=config.quiet,
+    )  # fmt: skip
+    directory = address.directory if address else "/"
+    try:
+        recording = Recording.start(spec, service.own_environment(environ), directory)
+    except UffdPrefetchError as error:
+        if mark is not None:
+            os.unlink(mark)
+        _say_no_trace(config, error)
+        return None
+    if mark is not None:
+        leftovers.mark(mark_fd)
+    return recording
+
+
+def _say_no_trace(config: Config, error: UffdPrefetchError) -> None:
+    """With --strict it is raised."""
+    if config.strict:
+        raise error
+    say(f"running the job without a trace: {error.message}")
+
+
+def _wait_for_recorder(mark: str) -> None:
+    """Wait for the recorder of another launcher, so that the job's first events are recorded."""
+    deadline = time.monotonic() + RECORDER_TIMEOUT_SECONDS
+    try:
+        while os.stat(mark).st_size == 0 and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    except OSError:
+        pass
