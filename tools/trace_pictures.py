@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from uffdprefetch.base.units import parse_size  # noqa: E402
 from uffdprefetch.demo.jobrun import job_command, job_environment  # noqa: E402
-from uffdprefetch.demo.storage import Storage, Wanted, open_storage  # noqa: E402
+from uffdprefetch.demo.storage import DemoStorage, Wanted, open_storage  # noqa: E402
 
 PATTERNS = ("skipping", "contiguous", "shuffled")
 RANKS = 4
@@ -30,7 +30,7 @@ EPOCHS = 2
 COMPUTE_SHARE = 0.95
 
 
-def record(storage: Storage, pattern: str, wrapped: bool, path: Path, size_bytes: int) -> None:
+def record(storage: DemoStorage, pattern: str, wrapped: bool, path: Path, size_bytes: int) -> None:
     """Record one run, cold, into ``path``."""
     per_byte = COMPUTE_SHARE * RANKS / storage.bandwidth
     job = job_command(

@@ -23,10 +23,10 @@ from uffdprefetch.demo.bed import why_no_bed
 pytestmark = pytest.mark.slow
 
 
-def options(**changes: Any) -> demo.Options:
+def options(**changes: Any) -> demo.DemoOptions:
     """Baseline and warm only: what this file tests does not need the tool."""
     return dataclasses.replace(
-        demo.Options(
+        demo.DemoOptions(
             size_bytes=SIZE_BYTES, bandwidth=1 << 30, configurations=("baseline", "warm cache")
         ),
         **changes,
@@ -87,12 +87,12 @@ def row(name: str, seconds: float, right: bool = True, **changes: Any) -> demo.C
     return dataclasses.replace(base, **changes)
 
 
-def result_of(*rows: demo.Configuration) -> demo.Result:
+def result_of(*rows: demo.Configuration) -> demo.DemoResult:
     """A result with those rows."""
-    return demo.Result(demo.SCHEMA, "a link", 1 << 30, 1 << 30, 1, 1.0, "ab" * 32, list(rows))
+    return demo.DemoResult(demo.SCHEMA, "a link", 1 << 30, 1 << 30, 1, 1.0, "ab" * 32, list(rows))
 
 
-def shown(result: demo.Result) -> str:
+def shown(result: demo.DemoResult) -> str:
     """The table as 80 columns of text."""
     from rich.console import Console
 
@@ -153,9 +153,9 @@ def command(*words: str) -> tuple[Any, argparse.Namespace]:
 def test_the_command_fails_exactly_when_a_digest_differs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: bool, status: int
 ) -> None:
-    asked: list[demo.Options] = []
+    asked: list[demo.DemoOptions] = []
 
-    def fake(options: demo.Options, say: Callable[[str], None]) -> demo.Result:
+    def fake(options: demo.DemoOptions, say: Callable[[str], None]) -> demo.DemoResult:
         asked.append(options)
         return result_of(row("baseline", 6.0), row("prefetch-on", 2.0, right=right))
 

@@ -23,7 +23,7 @@ import numpy as np
 from tests.net import tape
 from uffdprefetch.demo.dataset import INDEX_NAME
 from uffdprefetch.demo.jobrun import job_command
-from uffdprefetch.demo.storage import Storage, Wanted, open_storage
+from uffdprefetch.demo.storage import DemoStorage, Wanted, open_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -35,21 +35,21 @@ COMPUTE = 0.95 / 300e6
 class Scenario:
     """A job, and the options of its `wrap`."""
 
-    job: Callable[[Storage], list[str]]
+    job: Callable[[DemoStorage], list[str]]
     options: tuple[str, ...] = ()
     size_bytes: int = 96 * MIB
     warm: bool = False
 
 
-def _demo(*options: str, ranks: int = 1) -> Callable[[Storage], list[str]]:
+def _demo(*options: str, ranks: int = 1) -> Callable[[DemoStorage], list[str]]:
     words = "--batch=8", f"--compute-seconds-per-byte={COMPUTE * ranks!r}", *options
     return lambda storage: job_command(storage.database, *words)
 
 
-def _here(count: int, ranks: int) -> Callable[[Storage], list[str]]:
+def _here(count: int, ranks: int) -> Callable[[DemoStorage], list[str]]:
     """The first ``count`` of some ranks that skip; the others are on other nodes."""
 
-    def words(storage: Storage) -> list[str]:
+    def words(storage: DemoStorage) -> list[str]:
         jobs = [
             f"RANK={rank} " + shlex.join(job_command(
                 storage.database, "--batch=4", "--pattern=skipping", f"--rank={rank}",
@@ -63,8 +63,8 @@ def _here(count: int, ranks: int) -> Callable[[Storage], list[str]]:
     return words
 
 
-def _shuffled(*options: str) -> Callable[[Storage], list[str]]:
-    def words(storage: Storage) -> list[str]:
+def _shuffled(*options: str) -> Callable[[DemoStorage], list[str]]:
+    def words(storage: DemoStorage) -> list[str]:
         script = str(ROOT / "bench" / "shuffle_job.py")
         return [
             "env", "OMP_NUM_THREADS=1", sys.executable, script, "--db", str(storage.database),
@@ -74,7 +74,7 @@ def _shuffled(*options: str) -> Callable[[Storage], list[str]]:
     return words
 
 
-def _planned(storage: Storage) -> list[str]:
+def _planned(storage: DemoStorage) -> list[str]:
     """A shuffled job whose order a plan file tells; written here, in bytes."""
     extents = np.load(storage.bed.source / INDEX_NAME)  # type: ignore[union-attr]
     random = np.random.default_rng(7)

@@ -309,13 +309,13 @@ def test_a_thread_that_waits_for_a_page_is_seen_to_wait_and_one_that_sleeps_is_n
     drop_cache(path)
     before = procfs.children(os.getpid())
     reader = children([*SCAN, str(path), how], stdout=subprocess.DEVNULL)
-    with watch.Watcher(reader.pid, False, before) as seen:
+    with watch.RunWatcher(reader.pid, False, before) as seen:
         reader.wait(HANG_SECONDS)
     assert str(path) in seen.files and seen.waited_seconds > 0
 
     sleeper = children(["sleep", "1000"])
     wait_until(lambda: process_state(sleeper.pid) == "S", "the sleeper")
-    with watch.Watcher(sleeper.pid, False, before) as seen:
+    with watch.RunWatcher(sleeper.pid, False, before) as seen:
         wait_until(lambda: seen.looks > 20, "twenty looks")
     assert seen.waited_seconds == 0
 

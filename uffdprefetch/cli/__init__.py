@@ -103,7 +103,7 @@ def documentation() -> str | None:
     return None
 
 
-class Plain:
+class PlainArguments:
     """As argparse.Namespace, of options that were plain."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     if hasattr(command, "parse_plain"):  # what starts beside a job
         plain = command.parse_plain(words)
         if plain is not None:
-            return command.run(Plain(plain), rest)  # type: ignore[arg-type]
+            return command.run(PlainArguments(plain), rest)  # type: ignore[arg-type]
     from uffdprefetch.cli.parser import parser_of, unrecognized, with_values
 
     parser = parser_of(name, command)

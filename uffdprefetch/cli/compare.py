@@ -16,7 +16,7 @@ from uffdprefetch.base.errors import EXIT_NOT_FOUND, UffdPrefetchError, usage_er
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from uffdprefetch.compare.rounds import Plan
+    from uffdprefetch.compare.rounds import ComparisonPlan
 
 #: Options of `wrap` that are of no use here: this command says where output goes, and compares on
 #: one node.
@@ -138,10 +138,10 @@ def _engines(text: str | None, args: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _plan(args: argparse.Namespace, rest: list[str] | None) -> Plan:
+def _plan(args: argparse.Namespace, rest: list[str] | None) -> ComparisonPlan:
     """What is asked for; raises UffdPrefetchError where that cannot be."""
     from uffdprefetch.base import spawn
-    from uffdprefetch.compare.rounds import Plan
+    from uffdprefetch.compare.rounds import ComparisonPlan
 
     if not rest:
         raise usage_error("nothing to compare: uffdprefetch compare [options] [--] CMD...")
@@ -164,7 +164,7 @@ def _plan(args: argparse.Namespace, rest: list[str] | None) -> Plan:
         raise UffdPrefetchError(f"cannot execute {rest[0]!r}: not found", EXIT_NOT_FOUND)
     for key in LEFT_OUT - {"engine"}:
         environment.pop(options.BY_KEY[key].variable, None)
-    return Plan(
+    return ComparisonPlan(
         command=rest, engines=engines, rounds=args.rounds, options=options.as_words(vars(args)),
         named=args.drop, learns=not args.no_first_run, shows_output=args.show_output,
         environment=environment,

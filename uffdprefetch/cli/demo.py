@@ -49,7 +49,7 @@ class Command:
                 raise usage_error(
                     f"--configurations {unknown[0]}: one of {', '.join(demo.CONFIGURATIONS)}"
                 )
-        options = demo.Options(
+        options = demo.DemoOptions(
             size_bytes=named("--size", parse_size, args.size),
             bandwidth=named("--bandwidth", parse_rate, args.bandwidth),
             latency_us=round(named("--latency", parse_duration, args.latency) * 1e6),

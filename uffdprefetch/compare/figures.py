@@ -58,7 +58,7 @@ class Why(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One run, from start to exit. ``round``: from 1; ``waited_seconds``: of the job's threads,
     added up; ``read_bytes``: from storage; ``unused_bytes``: read ahead and not used; None: not
     known. ``cpu_seconds``, ``major_faults``: of all processes, ours too. ``others_cpu_seconds``:
@@ -127,15 +127,15 @@ FIGURES = (
 )  # fmt: skip
 
 
-def whole_rounds(runs: Iterable[Run], names: Sequence[str]) -> list[dict[str, Run]]:
+def whole_rounds(runs: Iterable[MeasuredRun], names: Sequence[str]) -> list[dict[str, MeasuredRun]]:
     """By name, the runs of the rounds in which all of these ran."""
-    rounds: dict[int, dict[str, Run]] = {}
+    rounds: dict[int, dict[str, MeasuredRun]] = {}
     for run in runs:
         rounds.setdefault(run.round, {})[run.variant] = run
     return [one for _, one in sorted(rounds.items()) if all(name in one for name in names)]
 
 
-def _of(runs: Sequence[Run], name: str) -> dict[str, float] | None:
+def _of(runs: Sequence[MeasuredRun], name: str) -> dict[str, float] | None:
     """A figure's interval; None where one run's is not known, or there is none."""
     values = [getattr(run, name) for run in runs]
     if not values or any(value is None for value in values):
@@ -143,14 +143,14 @@ def _of(runs: Sequence[Run], name: str) -> dict[str, float] | None:
     return interval(values)._asdict()
 
 
-def _bytes_ratio(rounds: Sequence[Mapping[str, Run]], name: str) -> dict[str, float] | None:
+def _bytes_ratio(rounds: Sequence[Mapping[str, MeasuredRun]], name: str) -> dict[str, float] | None:
     """Of this variant's and plain's, within each round; None where one is not known or nothing."""
     pairs = [(one[name].read_bytes, one[PLAIN].read_bytes) for one in rounds]
     known = [ours / plain for ours, plain in pairs if ours is not None and plain]
     return interval(known)._asdict() if len(known) == len(pairs) else None
 
 
-def variants(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+def variants(runs: Sequence[MeasuredRun], names: Sequence[str]) -> list[dict[str, Any]]:
     """One object a variant, ``plain`` first; figures of whole rounds only."""
     rounds = whole_rounds(runs, names)
     found = []
@@ -192,7 +192,7 @@ def remark(kind: Remark, **values: Any) -> dict[str, Any]:
 
 
 def remarks_of_runs(
-    runs: Sequence[Run], names: Sequence[str], asked: int, cpus: int, all_bytes: int = 0
+    runs: Sequence[MeasuredRun], names: Sequence[str], asked: int, cpus: int, all_bytes: int = 0
 ) -> list[dict[str, Any]]:
     """What the runs themselves tell. ``asked``: rounds; ``cpus``: of this machine; ``all_bytes``:
     of the files that are dropped."""
@@ -228,10 +228,12 @@ def remarks_of_runs(
     return found
 
 
-def _disturbed(kind: Remark, runs: Sequence[Run], name: str, share: float) -> list[dict[str, Any]]:
+def _disturbed(
+    kind: Remark, runs: Sequence[MeasuredRun], name: str, share: float
+) -> list[dict[str, Any]]:
     """Where that took more than this share of a run's time."""
 
-    def taken(run: Run) -> float:
+    def taken(run: MeasuredRun) -> float:
         return float(getattr(run, name))
 
     some = [run for run in runs if taken(run) > max(DISTURBED_SECONDS, share * run.seconds)]
@@ -263,7 +265,7 @@ def worth_naming(left: Sequence[Mapping[str, Any]], all_bytes: int) -> list[Mapp
 
 
 def document(
-    command: Sequence[str], names: Sequence[str], runs: Sequence[Run], asked: int,
+    command: Sequence[str], names: Sequence[str], runs: Sequence[MeasuredRun], asked: int,
     first_run: Mapping[str, Any] | None, files: Mapping[str, Any],
     remarks: Sequence[Mapping[str, Any]], cpus: int,
 ) -> dict[str, Any]:  # fmt: skip

@@ -84,7 +84,7 @@ def _start(
 def run(
     argv: Sequence[str], environment: Mapping[str, str], output: tuple[int, int],
     is_wrapped: bool, is_learning: bool = False,
-) -> tuple[Ended, watch.Seen]:  # fmt: skip
+) -> tuple[Ended, watch.RunObservations]:  # fmt: skip
     """Run a command to its end, and what was seen of it. An exception, as a signal raises it, ends
     it."""
     usage, read = resource.getrusage(resource.RUSAGE_CHILDREN), JobRead.now()
@@ -95,7 +95,7 @@ def run(
     try:
         pid = _start(argv, environment, output, mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with watch.Watcher(pid, is_wrapped, before, is_learning) as seen:
+        with watch.RunWatcher(pid, is_wrapped, before, is_learning) as seen:
             ended, status = 0, 0
             while ended != pid:  # or what it has left behind, for which nobody else waits
                 ended, status = os.waitpid(-1, 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.messages import PREFIX, say
 from uffdprefetch.compare import show
-from uffdprefetch.compare.figures import Run
+from uffdprefetch.compare.figures import MeasuredRun
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -60,7 +60,7 @@ class Progress:
         """A run."""
         self._what, self._since = what, time.monotonic()
 
-    def ended(self, what: str, seconds: float, runs: Sequence[Run]) -> None:
+    def ended(self, what: str, seconds: float, runs: Sequence[MeasuredRun]) -> None:
         """The same run; ``runs``: all that have been measured."""
         if self._live is None:
             say(f"{what}: {show.seconds_text(seconds)} s")

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.compare import job, watch
 from uffdprefetch.compare.cold import Files, Left, counts_reads
-from uffdprefetch.compare.figures import PLAIN, Remark, Run, remark, words_of_status
+from uffdprefetch.compare.figures import PLAIN, MeasuredRun, Remark, remark, words_of_status
 from uffdprefetch.report import summary as report
 
 #: The end of what a command that failed has said, that is shown.
@@ -39,13 +39,13 @@ class Shows(Protocol):
 
     def begins(self, what: str) -> None: ...
 
-    def ended(self, what: str, seconds: float, runs: Sequence[Run]) -> None: ...
+    def ended(self, what: str, seconds: float, runs: Sequence[MeasuredRun]) -> None: ...
 
     def said(self, text: str) -> None: ...
 
 
 @dataclass
-class Plan:
+class ComparisonPlan:
     """What is asked for. ``options``: words for `wrap`; ``named``: files and folders to be dropped,
     whether or not they are seen; ``environment``: of the job; ``shows_output``: the job's output is
     ours."""
@@ -64,10 +64,10 @@ class Plan:
 class Comparison:
     """What has come of it, until now. ``names``: the variants, ``plain`` first."""
 
-    plan: Plan
+    plan: ComparisonPlan
     files: Files
     names: list[str] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[MeasuredRun] = field(default_factory=list)
     first_run: dict[str, Any] | None = None
     left: dict[str, Left] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def own_command() -> list[str]:
 class Runner:
     """Runs what a plan asks for, in a folder of its own that is gone when the block is left."""
 
-    def __init__(self, plan: Plan, shows: Shows) -> None:
+    def __init__(self, plan: ComparisonPlan, shows: Shows) -> None:
         self.result = Comparison(plan, Files(plan.named), [PLAIN, *plan.engines])
         self._plan, self._shows = plan, shows
         self._folder = tempfile.mkdtemp(prefix="uffdprefetch-compare-")
@@ -189,7 +189,7 @@ class Runner:
 
     def _run(
         self, name: str, words: list[str], is_learning: bool = False
-    ) -> tuple[job.Ended, watch.Seen, Summary | None]:
+    ) -> tuple[job.Ended, watch.RunObservations, Summary | None]:
         """Run a variant, with the summary that `wrap` has left."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._summary_path())
@@ -216,7 +216,7 @@ class Runner:
         self._first_said = self._said()
         self._shows.ended("first run", ended.seconds, [])
 
-    def _saw(self, seen: watch.Seen, summary: Summary | None, begin: float = 0.0) -> int:
+    def _saw(self, seen: watch.RunObservations, summary: Summary | None, begin: float = 0.0) -> int:
         """Bytes of files that were there when the run began (seconds since the epoch), and not
         known."""
         told = [file["path"] for file in (summary or {}).get("files") or []]
@@ -241,7 +241,7 @@ class Runner:
         if name != PLAIN and not self._is_right_engine(name, summary):
             return
         self.result.runs.append(
-            Run(
+            MeasuredRun(
                 variant=name, round=number, seconds=ended.seconds, status=ended.status,
                 waited_seconds=seen.waited_seconds if seen.looks >= LOOKS_LEAST else None,
                 read_bytes=_read(ended.read_bytes, cached.total_bytes - before, summary),

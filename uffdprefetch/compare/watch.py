@@ -32,7 +32,7 @@ THREADS_MOST = 64
 
 
 @dataclass
-class Seen:
+class RunObservations:
     """What was seen of a run. ``elsewhere``: files that are not here by the names that the job has
     for them."""
 
@@ -79,14 +79,14 @@ def job_processes(pid: int, is_wrapped: bool, before: Collection[int] = ()) -> l
     return [one for root in roots for one in procfs.descendants(root)]
 
 
-class Watcher:
+class RunWatcher:
     """A thread that looks, from __enter__ to __exit__."""
 
     def __init__(
         self, pid: int, is_wrapped: bool, before: Collection[int], is_learning: bool = False
     ) -> None:
         """See job_processes()."""
-        self.seen = Seen()
+        self.seen = RunObservations()
         self._pid, self._is_wrapped, self._before = pid, is_wrapped, before
         self._files_seconds = LEARNING_SECONDS if is_learning else FILES_SECONDS
         self._files_share = LEARNING_SHARE if is_learning else SHARE
@@ -94,7 +94,7 @@ class Watcher:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
-    def __enter__(self) -> Seen:
+    def __enter__(self) -> RunObservations:
         self._thread.start()
         return self.seen
 

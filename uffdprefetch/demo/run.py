@@ -29,7 +29,7 @@ from uffdprefetch.demo.jobrun import (
     run_job,
     wrap_command,
 )
-from uffdprefetch.demo.storage import Say, Storage, Wanted, open_storage
+from uffdprefetch.demo.storage import DemoStorage, Say, Wanted, open_storage
 
 SCHEMA = "uffdprefetch.demo/1"
 CONFIGURATIONS = ("baseline", "prefetch-off", "prefetch-on", "warm cache")
@@ -39,7 +39,7 @@ prefetching has to be nearly perfect (the goals' default point)."""
 
 
 @dataclass(frozen=True)
-class Options(Wanted):
+class DemoOptions(Wanted):
     """The demonstration's options."""
 
     configurations: tuple[str, ...] = CONFIGURATIONS
@@ -64,7 +64,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoResult:
     """The demonstration's result; `expected_sha256` is the manifest's."""
 
     schema: str
@@ -106,7 +106,7 @@ def _check_needs(configurations: Sequence[str]) -> None:
         )
 
 
-def run_demo(options: Options, say: Say) -> Result:
+def run_demo(options: DemoOptions, say: Say) -> DemoResult:
     """Run the configurations one after the other; `say` gets a line of progress at a time."""
     _check_needs(options.configurations)
     from uffdprefetch.demo.dataset import read_manifest
@@ -116,7 +116,7 @@ def run_demo(options: Options, say: Say) -> Result:
         manifest = read_manifest(source)
         assert manifest is not None
         per_byte_seconds = COMPUTE_SHARE / storage.bandwidth
-        result = Result(
+        result = DemoResult(
             schema=SCHEMA,
             storage=storage.description,
             size_bytes=manifest.file_bytes,
@@ -152,7 +152,7 @@ def run_demo(options: Options, say: Say) -> Result:
 
 
 def _run_configuration(
-    name: str, storage: Storage, job: list[str], timeout_seconds: float, output: Path
+    name: str, storage: DemoStorage, job: list[str], timeout_seconds: float, output: Path
 ) -> JobRun:
     if name == "warm cache":
         storage.make_warm()
@@ -169,7 +169,7 @@ def _run_configuration(
     return run_job(job, timeout_seconds=timeout_seconds, cwd=output.parent)
 
 
-def _row(name: str, run: JobRun, right: bool, storage: Storage, output: Path) -> Configuration:
+def _row(name: str, run: JobRun, right: bool, storage: DemoStorage, output: Path) -> Configuration:
     epochs = run.job["epochs"]
     return Configuration(
         name=name,

@@ -40,7 +40,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Storage:
+class DemoStorage:
     """The job's LMDB and its storage.
 
     bed is None on a local disk; bandwidth is then a measured one.
@@ -139,7 +139,7 @@ def _make_records(wanted: Wanted, on_bed: bool, stack: contextlib.ExitStack, say
 
 
 @contextlib.contextmanager
-def _slow_storage(wanted: Wanted, say: Say) -> Iterator[Storage]:
+def _slow_storage(wanted: Wanted, say: Say) -> Iterator[DemoStorage]:
     """The data set behind a slow link; raises BedError."""
     reason = why_no_bed()
     if reason is not None:
@@ -153,17 +153,19 @@ def _slow_storage(wanted: Wanted, say: Say) -> Iterator[Storage]:
             f"{format_rate(wanted.bandwidth)}, {wanted.latency_us / 1000:g} ms latency, "
             f"readahead {bed.read_ahead_kb} KiB (FUSE bed)"
         )
-        yield Storage(bed.path(_database_name()), bed, wanted.bandwidth, description)
+        yield DemoStorage(bed.path(_database_name()), bed, wanted.bandwidth, description)
 
 
 @contextlib.contextmanager
-def _local_storage(wanted: Wanted, say: Say) -> Iterator[Storage]:
+def _local_storage(wanted: Wanted, say: Say) -> Iterator[DemoStorage]:
     """The data set on the local disk."""
     with contextlib.ExitStack() as stack:
         source = _make_records(wanted, False, stack, say)
         database = source / _database_name()
         bandwidth = measure_bandwidth(database / "data.mdb")
-        yield Storage(database, None, bandwidth, f"local disk, {format_rate(bandwidth)} measured")
+        yield DemoStorage(
+            database, None, bandwidth, f"local disk, {format_rate(bandwidth)} measured"
+        )
 
 
 def _database_name() -> str:
@@ -173,10 +175,10 @@ def _database_name() -> str:
 
 
 @contextlib.contextmanager
-def open_storage(wanted: Wanted, say: Say) -> Iterator[Storage]:
+def open_storage(wanted: Wanted, say: Say) -> Iterator[DemoStorage]:
     """The data set on slow storage, or on the local disk if requested or there is no bed."""
     with contextlib.ExitStack() as stack:
-        storage: Storage | None = None
+        storage: DemoStorage | None = None
         if not wanted.local:
             try:
                 storage = stack.enter_context(_slow_storage(wanted, say))

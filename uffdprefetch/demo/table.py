@@ -8,10 +8,10 @@ from rich.table import Table
 
 from uffdprefetch.base.units import format_size
 from uffdprefetch.demo.bed import proactive_reclaim
-from uffdprefetch.demo.run import COMPUTE_SHARE, Result
+from uffdprefetch.demo.run import COMPUTE_SHARE, DemoResult
 
 
-def render_table(result: Result) -> Table:
+def render_table(result: DemoResult) -> Table:
     """The table of a result."""
     epochs = max((len(row.epoch_seconds) for row in result.configurations), default=0)
     table = Table(
@@ -47,7 +47,7 @@ def render_table(result: Result) -> Table:
     return table
 
 
-def verdict(result: Result) -> str:
+def verdict(result: DemoResult) -> str:
     """The result in one sentence."""
     if not result.digests_right:
         wrong = [row.name for row in result.configurations if not row.digest_right]
@@ -69,7 +69,7 @@ def verdict(result: Result) -> str:
     )
 
 
-def remarks(result: Result) -> list[str]:
+def remarks(result: DemoResult) -> list[str]:
     """Caveats on the times; usually none."""
     found = []
     for row in result.configurations:

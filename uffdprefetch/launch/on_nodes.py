@@ -51,7 +51,7 @@ GROUP = "cluster"
 FOUND = "of-"
 
 
-class Plan(NamedTuple):
+class NodeStart(NamedTuple):
     """How services are started: the command before what each node runs, its environment; how many
     nodes there are, None: the launcher knows."""
 
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     nodes: int | None
 
 
-def plan(config: Config, environ: Mapping[str, str]) -> Plan:
+def plan(config: Config, environ: Mapping[str, str]) -> NodeStart:
     """By what the allocation offers, or --launcher. Raises UffdPrefetchError (125) where there is
     none."""
     try:
@@ -73,14 +73,16 @@ def plan(config: Config, environ: Mapping[str, str]) -> Plan:
         nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
         inside = slurm.outside_of_a_step(environ)
         srun = own[0] if own else "srun"  # the options are the transports' step's
-        return Plan("srun", slurm.step(nodes, [], inside, mpi="none", srun=srun), inside, nodes)
+        return NodeStart(
+            "srun", slurm.step(nodes, [], inside, mpi="none", srun=srun), inside, nodes
+        )
     try:
         mpi = mpi_start.named(own) if own else mpi_start.find()
     except mpi_start.NoMpiError as error:
         raise UffdPrefetchError(f"no allocation of Slurm's, and {error}", EXIT_OURS) from None
     nodes_here = config.cluster or None
     words = mpi_start.in_an_allocation(mpi, nodes_here, [])
-    return Plan(mpi.kind, words, slurm.outside_of_a_rank(environ), nodes_here)
+    return NodeStart(mpi.kind, words, slurm.outside_of_a_rank(environ), nodes_here)
 
 
 def _name(environ: Mapping[str, str]) -> str:
@@ -95,7 +97,7 @@ def _name(environ: Mapping[str, str]) -> str:
 class Services:
     """Those of all nodes, from the start of their step to its end."""
 
-    def __init__(self, config: Config, environ: Mapping[str, str], how: Plan) -> None:
+    def __init__(self, config: Config, environ: Mapping[str, str], how: NodeStart) -> None:
         """Starts them. Raises UffdPrefetchError, OSError."""
         self._config, self._how = config, how
         name = _name(environ)

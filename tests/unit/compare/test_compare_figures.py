@@ -11,8 +11,8 @@ import pytest
 from uffdprefetch.compare.figures import (
     PLAIN,
     Interval,
+    MeasuredRun,
     Remark,
-    Run,
     Verdict,
     document,
     interval,
@@ -24,7 +24,7 @@ from uffdprefetch.compare.show import lines, remark_text
 MIB = 1 << 20
 
 
-def run(variant: str, number: int, seconds: float, **changes: Any) -> Run:
+def run(variant: str, number: int, seconds: float, **changes: Any) -> MeasuredRun:
     """One of a job that reads 100 MiB and waits for most of its time."""
     figures: dict[str, Any] = {
         "status": 0, "waited_seconds": 0.8 * seconds, "read_bytes": 100 * MIB,
@@ -32,16 +32,16 @@ def run(variant: str, number: int, seconds: float, **changes: Any) -> Run:
         "unused_bytes": None if variant == PLAIN else 0, "others_cpu_seconds": 0.0,
         "stolen_seconds": 0.0,
     }  # fmt: skip
-    return Run(variant, number, seconds, **{**figures, **changes})
+    return MeasuredRun(variant, number, seconds, **{**figures, **changes})
 
 
-def rounds(plain: list[float], ours: list[float], **changes: Any) -> list[Run]:
+def rounds(plain: list[float], ours: list[float], **changes: Any) -> list[MeasuredRun]:
     """Of each list a run a round; ``changes``: of ours."""
     runs = [run(PLAIN, n, seconds) for n, seconds in enumerate(plain, 1)]
     return runs + [run("cache", n, seconds, **changes) for n, seconds in enumerate(ours, 1)]
 
 
-def compared(runs: list[Run], asked: int = 3, **changes: Any) -> dict[str, Any]:
+def compared(runs: list[MeasuredRun], asked: int = 3, **changes: Any) -> dict[str, Any]:
     """The document of these runs."""
     files = {"count": 1, "bytes": 100 * MIB, "paths": ["/d/a.bin"], "not_dropped": []}
     given: dict[str, Any] = {"files": files, "remarks": [], "cpus": 2} | changes
