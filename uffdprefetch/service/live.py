@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from uffdprefetch.base.config import Config
@@ -151,46 +152,33 @@ class Live:
         in_flight_bytes: int,
         now: int,
     ) -> doc.Rank:
-        walks = [(reader, stream) for reader in readers for stream in reader.table.active()]
-        walks.sort(key=lambda walk: self._leads(walk[1], now))
-        mapped = readers[-1] if readers else None
-        random = next((r for r in reversed(readers) if r.random), None)
+        walks = self._walks(readers, now)
         moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
-        reader, stream = moving[0] if moving else (random or mapped, None)
-        if reader is not None and reader.order.followed:
-            pattern = "planned"
-        elif stream is None or random is not None:
-            pattern = "random" if random else "unknown" if mapped else "no mapping"
-        else:
-            pattern = stream.pattern
-        file = reader.file if reader else None
-        alive = [p for p in members if p.watched.pid and not p.watched.ended]
+        random = next((r for r in reversed(readers) if r.random), None)
+        told = moving[0][0] if moving else (random or (readers[-1] if readers else None))
+        alive = _alive(members)
         track = self.sampling.ranks.get(rank)
         wasted = sum(track.wasted_bytes.values()) if track and track.wasted_bytes else None
-        streams = tuple(self._walk(*walk, now) for walk in moving[:STREAMS_MAX])
-        leading = streams[0] if streams else None
-        return doc.Rank(
+        made = doc.Rank(
             rank=rank,
             local_rank=members[0].local_rank,
             pids=tuple(p.watched.pid for p in alive[:PIDS_MAX]),
             pids_not_listed=max(0, len(alive) - PIDS_MAX),
             commands=tuple(sorted({p.command for p in alive})[:PIDS_MAX]),
-            file=file.path if file else None,
-            size_bytes=file.size_bytes if file else None,
-            pattern=pattern,
-            direction=stream.direction if stream else None,
-            start_bytes=leading.start_bytes if leading else None,
-            position_bytes=leading.position_bytes if leading else None,
-            frontier_bytes=leading.frontier_bytes if leading else None,
-            stride_bytes=stream.stride_bytes if stream else None,
-            density_64KiB=stream.density if stream else None,
-            quiet_seconds=round((now - stream.last_ns) / 1e9, 1) if stream else None,
+            file=told.file.path if told else None,
+            size_bytes=told.file.size_bytes if told else None,
+            pattern=_pattern(told, moving[0][1] if moving else None, random),
+            direction=None,
+            start_bytes=None,
+            position_bytes=None,
+            frontier_bytes=None,
+            stride_bytes=None,
+            density_64KiB=None,
+            quiet_seconds=None,
             rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
             read_bytes_per_second=round(sum(self._reads(s, now) for _, s in moving)),
             window_bytes=sum(self._engine.window_bytes(s) for _, s in moving),
-            ahead_bytes=sum(
-                max(0, (s.frontier_bytes - s.position_bytes) * s.direction) for _, s in moving
-            ),
+            ahead_bytes=sum(_ahead_bytes(s) for _, s in moving),
             in_flight_bytes=in_flight_bytes,
             wasted_bytes=wasted,
             wasted_why=None if wasted is not None else "not counted yet",
@@ -199,8 +187,14 @@ class Live:
             demand_misses=sum(p.watched.misses for p in members),
             stall=doc.Stall(share=None, seconds=None, sensor=None, why=doc.ADDED_BY_WATCHER),
             walks=len(walks),
-            streams=streams,
+            streams=tuple(self._walk(*walk, now) for walk in moving[:STREAMS_MAX]),
         )
+        return _with_leading(made, moving[0][1], now) if moving else made
+
+    def _walks(self, readers: list[Reader], now: int) -> list[tuple[Reader, Stream]]:
+        """Those that were touched lately, the leading one first."""
+        walks = [(reader, stream) for reader in readers for stream in reader.table.active()]
+        return sorted(walks, key=lambda walk: self._leads(walk[1], now))
 
     def _walk(self, reader: Reader, stream: Stream, now: int) -> doc.Walk:
         size_bytes = reader.file.size_bytes  # pages end where the file does
@@ -293,6 +287,41 @@ class Live:
             service_cpu_share=round(cpu / max(ledger.seconds(), 1e-3), 4),
             io_pressure=doc.Pressure(share=None, why=doc.ADDED_BY_WATCHER),
         )
+
+
+def _alive(members: list[JobProcess]) -> list[JobProcess]:
+    return [p for p in members if p.watched.pid and not p.watched.ended]
+
+
+def _pattern(told: Reader | None, stream: Stream | None, random: Reader | None) -> str:
+    """In a word, of what is ``told`` of a rank and its leading ``stream``. ``random``: one of its
+    readers that jumps about."""
+    if told is None:
+        return "no mapping"
+    if told.order.followed:
+        return "planned"
+    if random is not None:
+        return "random"
+    return stream.pattern if stream is not None else "unknown"
+
+
+def _with_leading(rank: doc.Rank, stream: Stream, now: int) -> doc.Rank:
+    """With the place of its leading walk, the first of those that it tells of."""
+    leading = rank.streams[0]
+    return replace(
+        rank,
+        direction=stream.direction,
+        start_bytes=leading.start_bytes,
+        position_bytes=leading.position_bytes,
+        frontier_bytes=leading.frontier_bytes,
+        stride_bytes=stream.stride_bytes,
+        density_64KiB=stream.density,
+        quiet_seconds=round((now - stream.last_ns) / 1e9, 1),
+    )
+
+
+def _ahead_bytes(stream: Stream) -> int:
+    return max(0, (stream.frontier_bytes - stream.position_bytes) * stream.direction)
 
 
 def _hit(track: RankTrack | None, random: bool) -> doc.Hit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
@@ -220,31 +221,31 @@ def alert_lines(view: View, width: int, rows: int, glyphs: Glyphs) -> list[Text]
     return [Text(line, draw.ALERT) for line in lines]
 
 
-def picture(
-    view: View, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
-) -> list[Text]:
-    """The whole dashboard: at most ``height`` lines of at most ``width`` cells."""
-    if width < WIDTH_MIN or height < HEIGHT_MIN:
-        return [Text(words.fit(line, width)) for line in _tiny(view)[:height]]
-    snapshot, history = view.snapshot, view.snapshot.history
-    count = len(snapshot.ranks) + bool(snapshot.ranks_not_listed) or 1
-    # what may be left out, least missed first: the name, lines needed
-    optional = [
-        ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
-        ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),
-    ]  # fmt: skip
-    if snapshot.cluster:
-        optional[2:2] = [("nodes", 1)]
-    if snapshot.pool:
-        optional[1:1] = [("pool", 1)]
-        optional[6:6] = [("waits", 1)]
+@dataclass(frozen=True)
+class LineBudget:
+    """What a picture of some height has room for. ``shown``: names of its optional parts; lines of
+    ranks, alerts, a curve, and of files but their first; ``loose``: a line between curves."""
+
+    shown: frozenset[str]
+    rank_rows: int
+    alert_rows: int
+    chart_rows: int
+    more_files: int
+    loose: bool
+
+
+def line_budget(view: View, width: int, height: int) -> LineBudget:
+    """Gives lines to the parts in the order in which they would be missed; what is left goes to
+    files, ranks and curves."""
+    snapshot = view.snapshot
     folded = sum(len(_folded(alert, width)) for alert in words.alerts(view))
     alerts = min(folded, 1 if height < 20 else 3)
+    count = len(snapshot.ranks) + bool(snapshot.ranks_not_listed) or 1
     least = min(count, max(4, height // 3))
     least = min(least, height - 1 - alerts)  # 1: the titles of the ranks
     left = height - 1 - alerts - least
     shown: set[str] = set()
-    for name, needed in optional:
+    for name, needed in _optional(snapshot):
         if needed > left:
             break
         shown.add(name)
@@ -255,47 +256,86 @@ def picture(
     left -= rows - least
     chart_rows = min(CHART_ROWS_MAX, 1 + left // 3) if "readers" in shown else 1
     left -= 3 * (chart_rows - 1)
-    between = [Text("")] if chart_rows > 3 and left >= 3 else []
+    loose = chart_rows > 3 and left >= 3
+    return LineBudget(frozenset(shown), rows, alerts, chart_rows, more_files, loose)
 
+
+def _optional(snapshot: Snapshot) -> list[tuple[str, int]]:
+    """What may be left out, most missed first: its name, the lines that it needs."""
+    parts = [
+        ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
+        ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),
+    ]  # fmt: skip
+    if snapshot.cluster:
+        parts[2:2] = [("nodes", 1)]
+    if snapshot.pool:
+        parts[1:1] = [("pool", 1)]
+        parts[6:6] = [("waits", 1)]
+    return parts
+
+
+def picture(
+    view: View, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
+) -> list[Text]:
+    """The whole dashboard: at most ``height`` lines of at most ``width`` cells."""
+    if width < WIDTH_MIN or height < HEIGHT_MIN:
+        return [Text(words.fit(line, width)) for line in _tiny(view)[:height]]
+    snapshot = view.snapshot
+    has = line_budget(view, width, height)
+    gap = [Text("")] if "gaps" in has.shown else []
     lines: list[Text] = []
-    if "title" in shown:
+    if "title" in has.shown:
         lines.append(title_line(snapshot, width, hint, glyphs))
-    if "how" in shown:
+    if "how" in has.shown:
         lines.append(how_line(snapshot, width))
-    gap = [Text("")] if "gaps" in shown else []
     lines += gap
     lines.append(rank_titles(rank_columns(width)))
-    lines += rank_lines(snapshot, width, rows, glyphs)
+    lines += rank_lines(snapshot, width, has.rank_rows, glyphs)
     lines += gap
-    if "storage" in shown:
+    lines += _node_lines(snapshot, width, has, glyphs)
+    lines += _curves(snapshot, width, has, glyphs)
+    if "files" in has.shown:
+        lines += gap
+        lines += file_lines(snapshot, width, 2 + has.more_files, glyphs)
+    if has.alert_rows:
+        lines += alert_lines(view, width, has.alert_rows, glyphs)
+    if "notes" in has.shown:
+        notes = words.notes(snapshot)[:2]
+        lines += [Text(words.fit(note, width, glyphs.more), draw.FAINT) for note in notes]
+    for line in lines:
+        line.no_wrap = True
+    return lines[:height]
+
+
+def _node_lines(snapshot: Snapshot, width: int, has: LineBudget, glyphs: Glyphs) -> list[Text]:
+    """The node's storage, memory and neighbours."""
+    lines: list[Text] = []
+    if "storage" in has.shown:
         lines.append(storage_line(snapshot, width))
-    if "ahead" in shown:
+    if "ahead" in has.shown:
         lines.append(ahead_line(snapshot, width, glyphs))
-    if snapshot.pool and "pool" in shown:
+    if snapshot.pool and "pool" in has.shown:
         lines.append(pool_line(snapshot.pool, width, glyphs))
-    if snapshot.cluster and "nodes" in shown:
+    if snapshot.cluster and "nodes" in has.shown:
         lines.append(nodes_line(snapshot.cluster, width))
-    if snapshot.pool and "waits" in shown:
+    if snapshot.pool and "waits" in has.shown:
         lines.append(waits_line(snapshot.pool, width))
+    return lines
+
+
+def _curves(snapshot: Snapshot, width: int, has: LineBudget, glyphs: Glyphs) -> list[Text]:
+    """The last minutes."""
+    history = snapshot.history
+    lines: list[Text] = []
     for name, values, unit, style in (
         ("prefetch", history.prefetch_bytes_per_second, rate_text, draw.READ),
         ("readers", history.reader_bytes_per_second, rate_text, draw.READERS),
         ("misses", history.misses_per_second, lambda v: f"{v:.0f}/s", draw.MISSES),
     ):
-        if name in shown:
-            lines += between
-            lines += history_lines(name, values, width, chart_rows, unit, glyphs, style)
-    if "files" in shown:
-        lines += gap
-        lines += file_lines(snapshot, width, 2 + more_files, glyphs)
-    lines += alert_lines(view, width, alerts, glyphs) if alerts else []
-    if "notes" in shown:
-        lines += [
-            Text(words.fit(n, width, glyphs.more), draw.FAINT) for n in words.notes(snapshot)[:2]
-        ]
-    for line in lines:
-        line.no_wrap = True
-    return lines[:height]
+        if name in has.shown:
+            lines += [Text("")] if has.loose else []
+            lines += history_lines(name, values, width, has.chart_rows, unit, glyphs, style)
+    return lines
 
 
 def _tiny(view: View) -> list[str]:
