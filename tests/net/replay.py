@@ -40,8 +40,8 @@ from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.state import client, copies, files, processes
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
-from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 #: A read that the tape does not know takes as long as on the bed of the tapes (300 MB/s, 1 ms).
 UNKNOWN_NS, UNKNOWN_NS_A_BYTE = 1_000_000, 1e9 / 300e6

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from uffdprefetch.native import memory_limits as limits
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import announcement, indexer_client
@@ -29,7 +30,7 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.state import admission, client, files, guard, ledger
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.guard import Guard
-from uffdprefetch.warm import limits, scheduler
+from uffdprefetch.warm import scheduler
 from uffdprefetch.warm.consumer import PrefetchRange
 
 #: Of all that the core is made of, also what it imports late.
@@ -40,7 +41,7 @@ MODULES = [
         "window",
     )),
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
-    "warm.limits", "warm.meter", "warm.placement", "warm.scheduler",
+    "native.memory_limits", "warm.token_bucket", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.pagetable_scan", "sense.pagetables",
     "state.reader", "pool.walkers", "pool.node_pool", "pool.order_eviction", "pool.residents",
     *("orders." + name for name in (

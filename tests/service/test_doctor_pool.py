@@ -24,9 +24,9 @@ from uffdprefetch import doctor
 from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import faults, pool, site
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, run_isolated
+from uffdprefetch.native import memory_limits as limits
 from uffdprefetch.native import syscalls as sc
-from uffdprefetch.warm import limits
-from uffdprefetch.warm.limits import Limit
+from uffdprefetch.native.memory_limits import Limit
 
 pytestmark = pytest.mark.root
 

@@ -18,8 +18,8 @@ from conftest import require
 from harness import MIB, Records, Start, file_digest, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.native.memory_limits import CGROUP_SHARE
 from uffdprefetch.report.summary import short_lines
-from uffdprefetch.warm.limits import CGROUP_SHARE
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.root

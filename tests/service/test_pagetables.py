@@ -25,8 +25,8 @@ from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region
-from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 #: A skipping rank's records and the way from one to the next.
 STRIDE_BYTES = 4 * BLOCK_BYTES

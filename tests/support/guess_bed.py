@@ -25,8 +25,8 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
 from uffdprefetch.state.reader import Reader, Region, reader_of
-from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 MIB = 1 << 20
 MS = 1_000_000

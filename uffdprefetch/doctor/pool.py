@@ -25,8 +25,8 @@ from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
 from uffdprefetch.base.units import format_size
 from uffdprefetch.doctor import faults, site
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, why
+from uffdprefetch.native import memory_limits
 from uffdprefetch.native import syscalls as sc
-from uffdprefetch.warm import limits
 
 NAME = "pool"
 SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -188,7 +188,7 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
             name, status, why_not, "cache is used",
             "ask the batch system for more memory (Slurm: --mem)",
         )  # fmt: skip
-    allowed, binds = limits.pool_bytes(budget, 0)
+    allowed, binds = memory_limits.pool_bytes(budget, 0)
     values = {"budget_bytes": budget, "allowed_bytes": allowed, "allowed_by": binds.value}
     if allowed < budget:
         return Check(

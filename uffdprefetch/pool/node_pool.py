@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB, parse_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.pool import workingset
 from uffdprefetch.pool.eviction import (
     LRU,
@@ -36,6 +37,7 @@ from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.pool.walkers import SILENT_READER_NS
 from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.protocol.wire import ServingMode
@@ -46,11 +48,9 @@ from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.pool_file import PoolFile
 from uffdprefetch.state.reader import Reader as FileReader
 from uffdprefetch.state.reader import Region
-from uffdprefetch.warm.limits import Limit, Limits
 
 if TYPE_CHECKING:
     from uffdprefetch.native.memory import Pressure
-    from uffdprefetch.readers.known_order import PlannedReader
 
 #: Fill threads.
 THREADS = 16
@@ -99,6 +99,17 @@ def huge_pages(wanted: str) -> tuple[bool, str]:
     if chosen in ("always", "within_size", "advise", "force"):
         return True, f"shmem_enabled is {chosen}"
     return False, f"shmem_enabled is {chosen}: as root, `echo advise > {SHMEM_HUGE}`"
+
+
+class KnownOrder(Protocol):
+    """An order that a reader of a file follows (readers/known_order.py)."""
+
+    file: FileState
+    epochs: Epochs
+
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """How fast it reads of this file."""
 
 
 @dataclass
@@ -341,7 +352,7 @@ class NodePool:
     def plan(
         self,
         streams: Iterable[tuple[FileReader, Stream, int]],
-        planned: Sequence[PlannedReader] = (),
+        planned: Sequence[KnownOrder] = (),
         unneeded: Iterable[tuple[int, IntervalSet]] = (),
         awaited: Iterable[tuple[FileState, int]] = (),
     ) -> None:
@@ -426,14 +437,14 @@ class NodePool:
         return rows
 
     def _best(
-        self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]
+        self, residents: Residents, readers: list[Reader], planned: Sequence[KnownOrder]
     ) -> npt.NDArray[np.intp]:
         if planned:
             return self._planned_victims(residents, readers, planned)
         return self.policy.victims(residents, readers, self._victims())
 
     def _planned_victims(
-        self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]
+        self, residents: Residents, readers: list[Reader], planned: Sequence[KnownOrder]
     ) -> npt.NDArray[np.int_]:
         """Rows to evict where orders are known: pool/order_eviction.py."""
         from uffdprefetch.pool import order_eviction

@@ -18,10 +18,10 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.limits import Limit, Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, busy_bytes
 

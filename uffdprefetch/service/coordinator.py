@@ -19,6 +19,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.procfs import may_write
 from uffdprefetch.native import uffd
+from uffdprefetch.native.memory_limits import Limits
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
@@ -55,7 +56,6 @@ from uffdprefetch.state.reader import (
 )
 from uffdprefetch.state.region_state import ScanState
 from uffdprefetch.state.unserved import FOR_GOOD, Coarse, Reason, Refusal
-from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import snapshot as doc
 from uffdprefetch.service.coordinator import Coordinator
@@ -23,7 +24,6 @@ from uffdprefetch.service.summary import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SEN
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import JobProcess
 from uffdprefetch.state.reader import Reader
-from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import Scheduler
 
 STREAMS_MAX = 8

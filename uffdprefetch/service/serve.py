@@ -29,6 +29,7 @@ from uffdprefetch.base.rundir import is_of_node
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory import Pressure
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.service.coordinator import OPENED_FOR_WRITING, Coordinator
@@ -44,8 +45,8 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.publisher import NODES, WARM, EventPublisher
-from uffdprefetch.warm.limits import Limit, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from uffdprefetch.cluster.link import Link

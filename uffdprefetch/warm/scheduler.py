@@ -23,8 +23,8 @@ from uffdprefetch.native import uffd
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
-from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import Meter
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile

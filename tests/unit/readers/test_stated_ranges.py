@@ -15,13 +15,13 @@ from guess_bed import MIB, MS, SIZE, Bed, opened
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import stated as module
 from uffdprefetch.readers.file_stream import YIELD_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
-from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import EXTENT_BYTES
 
 pytest_plugins = ("guess_bed",)

@@ -14,6 +14,7 @@ import pytest
 from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.native.pool import PRESENT
 from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.predict.streams import Stream
@@ -24,7 +25,6 @@ from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import PrefetchRange, Priority
-from uffdprefetch.warm.limits import Limit
 
 pytest_plugins = ("guess_bed",)
 

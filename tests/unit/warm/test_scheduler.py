@@ -19,9 +19,9 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import METER_NS
 from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, READAHEAD_EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 MIB = 1 << 20
 NOW = 10**12

@@ -20,6 +20,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.pool.node_pool import CHUNK_BYTES, NodePool
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES, fixed_set
 from uffdprefetch.protocol import wire
@@ -30,8 +31,8 @@ from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Region
-from uffdprefetch.warm.limits import Limit, Limits, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 #: Addresses of a mapping of file f begin at (f + 1) << ADDRESS_BITS.
 ADDRESS_BITS = 48
