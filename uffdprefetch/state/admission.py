@@ -7,20 +7,17 @@ import contextlib
 import fcntl
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
+from uffdprefetch.state.file_pool import FilePool
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, generation
 from uffdprefetch.state.unserved import Reason, Refusal
-
-if TYPE_CHECKING:
-    from uffdprefetch.pool.node_pool import NodePool
-    from uffdprefetch.warm.scheduler import Scheduler
 
 MS = 1_000_000
 #: An unmapped file stays open this long, since the next batch may map it again. With LOOK_NS and a
@@ -52,11 +49,21 @@ def is_of_a_program(path: str) -> bool:
     return name == "lock.mdb" or ".so" in name or java
 
 
+class FileReads(Protocol):
+    """What is read of files (warm/scheduler.py), as far as who closes them has to know."""
+
+    def forget_file(self, file: FileState) -> None:
+        """Drop everything queued for a file."""
+
+    def busy_with(self, file: FileState) -> bool:
+        """Whether a worker still uses the file's descriptors."""
+
+
 class FileTable:
     """The files under management, by (device, inode, size, mtime)."""
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK
+        self, config: Config, scheduler: FileReads, ledger: Ledger, clock: Clock = CLOCK
     ) -> None:
         self._clock = clock
         self._config = config
@@ -68,7 +75,7 @@ class FileTable:
         self._left: dict[Key, FileState] = {}  # since the last look
         self.waits = False  # call look() when a worker has ended
         self._changed: set[tuple[int, int] | str] = set()
-        self.pool: NodePool | None = None
+        self.pool: FilePool | None = None
 
     def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
         """The file of a mapping, if it is managed; ``fd``: the mapped description."""

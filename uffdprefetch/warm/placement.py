@@ -6,20 +6,16 @@ predict/checkpoints.py says where they are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
+from uffdprefetch.state.file_pool import FilePool
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from uffdprefetch.pool.node_pool import NodePool
 
 #: A checkpoint that has been touched is armed again after this, if no reader is near: the threads
 #: of a reader, and its next few records, would touch it again at once.
@@ -38,7 +34,7 @@ class CheckpointPlacer:
         self._ledger = ledger
         self.allowed_bytes = config.budget_bytes
         self.places = 1  # at which files are read: readers near each other share a window
-        self.pool: NodePool | None = None
+        self.pool: FilePool | None = None
 
     def lookahead(self, stream: Stream, pooled: bool = False) -> int:
         """Bytes ahead of a stream that its policy wants now."""
