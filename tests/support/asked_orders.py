@@ -12,7 +12,7 @@ import pytest
 from planned_readers import SIZE, Notes, order
 from walked_orders import PAGE
 
-from tests.support.untold_cache import UNTOLD
+from tests.support.file_states import file_of
 from uffdprefetch.base.clock import MS, Clock
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.readers.known_order import KnownOrders
@@ -66,11 +66,7 @@ class Job:
 
     def file(self, path: str) -> Any:
         number = len(self.files) + 1
-        made = SimpleNamespace(
-            path=path, size_bytes=SIZE, key=(8, number, SIZE, 0), changed=None, pooled=None,
-            all_cached=UNTOLD,
-        )  # fmt: skip
-        return self.files.setdefault(path, made)
+        return self.files.setdefault(path, file_of(SIZE, path, number))
 
     def process(self, pid: int, rank: int, *paths: str, parents: tuple[int, ...] = ()) -> Any:
         """One that maps these, at addresses of its own."""

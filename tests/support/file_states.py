@@ -7,8 +7,18 @@ from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 
 
-def file_of(size_bytes: int, path: str = "/data", inode: int = 0) -> FileState:
-    """Nobody has read any of it."""
-    file = FileState((0, inode, 0, 0), path, -1, -1, -1, size_bytes, FileCall(""))
+class ClosedFile(FileState):
+    """``there``: what the kernel says of any range of it, as FileState.resident_bytes()."""
+
+    there: int | None = None
+
+    def resident_bytes(self, start: int, length: int) -> int | None:
+        """See FileState."""
+        return self.there
+
+
+def file_of(size_bytes: int, path: str = "/data", inode: int = 0) -> ClosedFile:
+    """Nobody has read any of it, and nothing is known of its storage."""
+    file = ClosedFile((0, inode, size_bytes, 0), path, -1, -1, -1, size_bytes, FileCall(""))
     file.blocks = bytearray(-(-size_bytes // BLOCK_BYTES))
     return file

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from walked_orders import KIB, PAGE, fixed_records
 
-from tests.support.untold_cache import UNTOLD
+from tests.support.file_states import file_of
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import PlannedReader
@@ -46,13 +45,6 @@ class Orders:
         return epoch >= self.epochs
 
 
-def file_of(path: str = "/data/records") -> Any:
-    return SimpleNamespace(
-        key=(1, 2, SIZE, 4), path=path, size_bytes=SIZE, unit_bytes=0, pooled=None,
-        all_cached=UNTOLD,
-    )  # fmt: skip
-
-
 def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Region:
     reader = reader_of(client, file)
     region = Region(1, file, 1 << 40, SIZE, 0, verdict, reader)
@@ -61,7 +53,7 @@ def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPO
 
 
 def follows(source: Orders, rank: int = 0) -> PlannedReader:
-    return PlannedReader(file_of(), rank, source)
+    return PlannedReader(file_of(SIZE, "/data/records"), rank, source)
 
 
 def reads(reader: PlannedReader, records: Iterable[int], now: int = 1) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.file_states import file_of
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.ahead import Ahead
 from uffdprefetch.state.ledger import Ledger
@@ -30,10 +31,8 @@ def ahead() -> Ahead:
 
 def mapped(number: int, size_bytes: int) -> Any:
     """A mapping of a file of the kind that all of them are."""
-    file = SimpleNamespace(
-        key=(1, number, size_bytes, 0), path=f"/data/{number}.bin", size_bytes=size_bytes, fd=3,
-        changed=None, pooled=None, ahead_bytes=None, unit_bytes=0, resident_bytes=lambda *_: None,
-    )  # fmt: skip
+    file = file_of(size_bytes, f"/data/{number}.bin", number)
+    file.fd = 3
     reader = SimpleNamespace(
         file=file, pid=7, rank=0, reads_pool=False, says_random=False,
         regions={}, client=SimpleNamespace(pagemap_fd=3), random=False, unneeded=Unneeded(),

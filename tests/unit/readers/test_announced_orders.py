@@ -119,7 +119,7 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
     worker = job.process(12, 4, "/train", "/valid", parents=(10,))
     stranger = job.process(13, 5, "/train", "/other")
     job.process(14, 4, "/modified", parents=(10,))
-    job.file("/modified").changed = "modified"
+    job.file("/modified").guard.give_up("modified")
     written(job, 1)
     heard.announced(10, 10, 1)
     assert job.helper.starts == 1 and heard.any

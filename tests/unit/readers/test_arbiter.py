@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.books import books
+from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
@@ -85,12 +85,8 @@ class Node:
         clock = Clock(lambda: self.now)
         self.engine = Coordinator(Config(**options), notes, Ledger(), clock=clock)
         self.engine.arbiter.add(self.oracle)
-        file: Any = SimpleNamespace(
-            key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
-            mark_used=lambda start, end: None, block_counts=lambda *_: (0, 0, 0),
-            used_runs=lambda *_: 0, **books(), streamed=False, ahead_bytes=None, unit_bytes=0,
-            resident_bytes=lambda start, length: 0, attached=1,
-        )  # fmt: skip
+        file = file_of(SIZE)
+        file.attached, file.there = 1, 0
         self.client: Any = SimpleNamespace(
             pagemap_fd=0,
             rank=0,

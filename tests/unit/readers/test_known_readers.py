@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import warnings_fail
 
-from tests.support.books import books
+from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import MIB, Stream
@@ -89,13 +89,8 @@ class Node:
         self.engine = Coordinator(Config(), scheduler, ledger, clock=clock)
         self.engine.use_known_orders(self.orders)
         self.orders.begin()
-        file: Any = SimpleNamespace(
-            key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
-            attached=1, resting=False, mark_used=lambda start, end: None, streamed=False,
-            **books(),
-            tensor_starts=None, ahead_bytes=None, unit_bytes=0,
-            resident_bytes=lambda start, length: 0,
-        )  # fmt: skip
+        file = file_of(SIZE, "/data/records")
+        file.attached, file.there = 1, 0
         self.client: Any = SimpleNamespace(
             rank=0,
             pid=100,

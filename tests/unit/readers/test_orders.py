@@ -59,7 +59,7 @@ def test_an_order_is_asked_for_once_and_the_next_when_it_is_needed(
     for _ in range(3):
         assert not reader.live and plan.pending(only(client))
     assert job.helper.asked == [
-        {"do": "plan", "path": "/train", "key": (8, 1, SIZE, 0), "rank": 3, "epoch": 0}
+        {"do": "plan", "path": "/train", "key": (0, 1, SIZE, 0), "rank": 3, "epoch": 0}
     ]
     seen: list[bool] = []
     plan._came = lambda: seen.append(reader.live)

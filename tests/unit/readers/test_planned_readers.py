@@ -12,9 +12,9 @@ import pytest
 from conftest import warnings_fail
 from planned_readers import (
     RECORD,
+    SIZE,
     Notes,
     Orders,
-    file_of,
     follows,
     found,
     place,
@@ -23,6 +23,7 @@ from planned_readers import (
 )
 from walked_orders import MIB, PAGE
 
+from tests.support.file_states import file_of
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import known_order
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
@@ -75,7 +76,7 @@ class Service:
         self.scheduler.meter = Meter()
         self.known_orders.allowed_bytes = lambda _: 64 * MIB
         self.client: Any = SimpleNamespace(rank=0, pid=7, readers={})
-        self.region = region_of(self.client, readers[0].file if readers else file_of(), verdict)
+        self.region = region_of(self.client, readers[0].file if readers else file_of(SIZE), verdict)
         self.known_orders.sources.append(Owner(*readers))
         for reader in readers:
             self.known_orders.add(reader)

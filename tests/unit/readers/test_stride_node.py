@@ -12,8 +12,7 @@ from conftest import warnings_fail
 from planned_readers import Notes
 from strided_records import KIB, MIB, index_of, mapped_by, uneven
 
-from tests.support.books import books
-from tests.support.untold_cache import UNTOLD
+from tests.support.file_states import file_of
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.predict.streams import Stream
@@ -22,7 +21,6 @@ from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.strides import ATTEMPTS, HOLD_INDEX_NS, HOLD_NS, SURE_BYTES, Strides
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region, reader_of, readers_of
 from uffdprefetch.warm.meter import Meter
@@ -52,12 +50,8 @@ class Node:
     """A file and the ranks of a node that read it."""
 
     def __init__(self, index: RecordIndex, ranks: int, policy: str) -> None:
-        self.index, self.now, self.used = index, 1000 * MS, set[int]()
-        self.file: Any = SimpleNamespace(
-            unit_bytes=0, pooled=None, all_cached=UNTOLD,
-            key=(1, 2, index.file_bytes, 4), path="/data/records", size_bytes=index.file_bytes,
-            block_counts=self._block_counts, mark_used=self._mark_used, **books(),
-        )  # fmt: skip
+        self.index, self.now = index, 1000 * MS
+        self.file = file_of(index.file_bytes, "/data/records")
         self.clients: list[Any] = []
         self.tables = {100 + rank: IntervalSet() for rank in range(ranks)}
         for rank in range(ranks):
@@ -83,12 +77,6 @@ class Node:
         )  # fmt: skip
         self.known_orders.sources.append(self.strides)
 
-    def _block_counts(self, first: int, last: int) -> tuple[int, int, int]:
-        return sum(first <= block < last for block in self.used) * BLOCK_BYTES, 0, 0
-
-    def _mark_used(self, start: int, end: int) -> None:
-        self.used.update(range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
-
     def runs(self, region: Region, start: int, end: int) -> list[tuple[int, int]]:
         return [(a, b - a) for a, b in self.tables[region.reader.pid] if a < end and b > start]
 
@@ -103,7 +91,7 @@ class Node:
         table = self.tables[client.pid]
         for start, length in mapped_by(self.index, numbers):
             table.add(start, start + length)
-            self._mark_used(start, start + length)
+            self.file.mark_used(start, start + length)
         (end,) = self.index.extents(numbers[-1])[1]
         stream: Any = reader.table.stream  # type: ignore[attr-defined]
         self.now += pass_ms * MS
@@ -376,7 +364,7 @@ def test_auto_knows_what_other_ranks_read_that_nobody_has_told_of(make: Any) -> 
     for at in range(0, 800, 40):
         node.reads(0, range(at, at + 40, 2), pass_ms=1)
         node.reads(1, range(at + 1, at + 40, 2), pass_ms=1)
-        node.used.clear()
+        node.file.blocks = bytearray(len(node.file.blocks))
     assert node.shelf.asked == 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import wait_until
 
-from tests.support.books import books
+from tests.support.file_states import file_of
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.tensor_starts import (
@@ -69,11 +69,8 @@ class Node:
         self.forgotten: list[Any] = []
         self.busy = False
         self.fd = os.open(path, os.O_RDONLY)
-        self.file = SimpleNamespace(
-            key=(1, 2, 3, 4), page_fd=self.fd, fd=self.fd, size_bytes=path.stat().st_size,
-            tensor_starts=None, unit_bytes=0, changed=None, mark_used=lambda a, b: None,
-            **books(),
-        )  # fmt: skip
+        self.file = file_of(path.stat().st_size)
+        self.file.fd = self.file.page_fd = self.fd
         reader = SimpleNamespace(rank=0, pid=7, reads_pool=False)
         self.region: Any = SimpleNamespace(
             file=self.file, reader=reader, scan=SimpleNamespace(runs=set(), mapped=IntervalSet()),
@@ -148,7 +145,7 @@ def test_tensor_starts_are_read_once_and_at_once_when_the_file_is_mapped(
 )
 def test_where_tensor_starts_are_not_read(path: Path, change: dict[str, Any]) -> None:
     node = Node(path, change.get("policy", "auto"))
-    node.file.unit_bytes = change.get("unit_bytes", 0)
+    node.file.call.unit_bytes = change.get("unit_bytes", 0)
     node.region.reader.reads_pool = change.get("reads_pool", False)
     node.busy = change.get("busy", False)
     node.mapped()
@@ -158,11 +155,13 @@ def test_where_tensor_starts_are_not_read(path: Path, change: dict[str, Any]) ->
 
 
 def test_nothing_is_wanted_of_a_file_that_was_closed_or_changed_meanwhile(path: Path) -> None:
-    for change in ({"fd": -1}, {"changed": "written"}):
+    for gone in (True, False):
         node = Node(path)
         node.starts.mapped(node.region)
-        for name, value in change.items():
-            setattr(node.file, name, value)
+        if gone:
+            node.file.fd = -1
+        else:
+            node.file.guard.give_up("written")
         ((work, then),) = node.asked
         then(work())
         assert node.wanted == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.books import books
+from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
@@ -47,7 +47,7 @@ class Node:
             file=None, looked=lambda cold: None,
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
-            reader=self.reader, walks=[], file=SimpleNamespace(**books()),
+            reader=self.reader, walks=[], file=file_of(SIZE),
             verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
             span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
         )  # fmt: skip
