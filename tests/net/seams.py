@@ -215,7 +215,6 @@ def _file(what: Any, told: dict[str, Any], now: int) -> files.FileState:
     return files.FileState(
         **{**own, "key": tuple(own["key"])}, fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,
         call=FileCall(**parts["call"]), guard=Guard(**parts["guard"], opened_ns=now),
-        blocks=bytearray(-(-own["size_bytes"] // files.BLOCK_BYTES)),
     )  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from uffdprefetch.predict.streams import MIB
 from uffdprefetch.sense import pagetables
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.observe import Observer
+from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from uffdprefetch.state.file_call import FileCall
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.files import FileState
 
 
 class ClosedFile(FileState):
@@ -19,6 +19,4 @@ class ClosedFile(FileState):
 
 def file_of(size_bytes: int, path: str = "/data", inode: int = 0) -> ClosedFile:
     """Nobody has read any of it, and nothing is known of its storage."""
-    file = ClosedFile((0, inode, size_bytes, 0), path, -1, -1, -1, size_bytes, FileCall(""))
-    file.blocks = bytearray(-(-size_bytes // BLOCK_BYTES))
-    return file
+    return ClosedFile((0, inode, size_bytes, 0), path, -1, -1, -1, size_bytes, FileCall(""))

@@ -171,7 +171,7 @@ class Bed:
         if not told:
             mapped: Any = client
             mapped.mapped.add(region.address_of(at), region.address_of(at + length))
-            file.mark_used(at, at + length)
+            file.blocks.mark_used(at, at + length)
             region.scan.mapped.add(at, at + length)
             self.arbiter.scanned(region, [(at, at + length)])
         self.arbiter.observe(region, Observation(at, at + length, self.now, True, told))

@@ -20,7 +20,8 @@ from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict.visits import LITTLE_SHARE
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, busy_bytes
@@ -244,6 +245,6 @@ def missing_bytes(
         return min(absent, end - start)
     there = file.resident_bytes(start, end - start)
     if there is None:
-        read, unused, _ = file.block_counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        read, unused, _ = file.blocks.counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         there = read + unused
     return max(0, end - start - there)

@@ -216,7 +216,7 @@ class OrderSource(Protocol):
 
 def needs_order(file: FileState, clock: Clock) -> bool:
     """Whether anything is to be gained by the order in which a file is read."""
-    return file.pooled is not None or not file.all_cached.ask(clock)
+    return file.pooled is not None or not file.cache.all.ask(clock)
 
 
 class KnownOrders(Predictor):

@@ -77,7 +77,7 @@ class Predictor(ABC):
         """What is to be read that was not asked for before, and for whom: ranges within
         ``reader.span``, ``pooled`` as ``reader.reads_pool`` says. Only the predictor in charge is
         asked. The scheduler leaves out what is in memory already, and what was read
-        within the last second (FileState.recent)."""
+        within the last second (PageCache.recent)."""
 
     def has_more(self, reader: Reader) -> bool:
         """Whether demand() has kept back some of what is wanted now: it is asked again, as soon as

@@ -21,7 +21,8 @@ from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import MEMORY_NS, FileStream, Room, Stage
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import FileConsumer, Priority
@@ -82,7 +83,7 @@ class StatedFile:
         self.counted_ns, self.counted_of_bytes, used = now, held, 0
         for start, end in self.ranges:
             blocks = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-            both, _, demanded = self.file.block_counts(*blocks)
+            both, _, demanded = self.file.blocks.counts(*blocks)
             used += both + demanded
         self.counted_bytes = max(0, held - used)
         return self.counted_bytes

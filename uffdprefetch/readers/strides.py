@@ -23,8 +23,9 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.sense import pagetables
+from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
@@ -216,7 +217,7 @@ class Strides(Predictor):
             for region in reader.regions.values():
                 pagetables.note_used(region, pagetables.runs(region, low, high))
         first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
-        both, _, other = file.block_counts(first, last)
+        both, _, other = file.blocks.counts(first, last)
         return both + other < DENSITY * (last - first) * BLOCK_BYTES
 
     # ---- finding a sequence ---------------------------------------------------------------------

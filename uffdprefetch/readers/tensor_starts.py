@@ -21,7 +21,8 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
 from uffdprefetch.readers.walks import Walks
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority

@@ -10,7 +10,7 @@ from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.files import BLOCK_BYTES
+from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.placement import CheckpointPlacer
@@ -107,7 +107,7 @@ class PagetableScanner:
             region.scan.whole_ns = now
             if not region.scan.resume_at:
                 region.scan.known_ns = region.scan.began_ns
-        region.file.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
+        region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if touched:
             region.reader.looked(cold)
@@ -224,7 +224,7 @@ class PagetableScanner:
         self._tell_news(region, news)
         for a, b in clusters:
             self._touch(region, a, b, now)
-        region.file.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
+        region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if clusters:
             region.reader.looked(cold)

@@ -37,18 +37,19 @@ def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
 def note_used(region: Region, found: list[tuple[int, int]]) -> None:
     """Book the runs as used."""
     by_tables = region.verdict != ServingMode.POOL
+    blocks, under_way = region.file.blocks, region.file.under_way
     for offset, length in found:
         if by_tables:
-            region.file.tell_used(offset, offset + length)
-        region.file.mark_used(offset, offset + length)
+            blocks.tell_used(offset, offset + length, *under_way)
+        blocks.mark_used(offset, offset + length)
 
 
 def note_told(region: Region, start: int, end: int, at_ns: int) -> None:
     """A touch of the pool's memory has told that its reader has come over [start, end) by then."""
     since_ns = at_ns - (region.scan.told_ns or region.scan.news_ns)
-    region.file.tell_used(start, end)
-    region.file.used.looked(max(0, since_ns), by_look=False)
-    region.file.mark_used(start, end)
+    region.file.blocks.tell_used(start, end, *region.file.under_way)
+    region.file.blocks.used.looked(max(0, since_ns), by_look=False)
+    region.file.blocks.mark_used(start, end)
     region.scan.told_ns = at_ns
 
 

@@ -40,8 +40,9 @@ from uffdprefetch.service.offers import Offers
 from uffdprefetch.service.pool_bridge import PoolBridge
 from uffdprefetch.service.serving import Serving, by_page_tables, serving_of
 from uffdprefetch.state.admission import REUSED, FileTable
+from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
@@ -609,7 +610,7 @@ class Coordinator:
     def refresh_all(self) -> None:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
         for file in self.files.values():
-            file.recent = IntervalSet()  # the kernel may have taken it back
+            file.cache.forget_recent()
         for reader in [one for client in self.clients.values() for one in client.readers.values()]:
             reader.table.expire(self.clock.now_ns())
             self.walks.forget_absorbed(reader)

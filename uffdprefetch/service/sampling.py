@@ -21,7 +21,8 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.snapshot import Pool, PoolHit
 from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -260,8 +261,8 @@ class Sampling:
             if file.fd < 0:  # closed meanwhile
                 continue
             used = unused = demand = 0
-            for a in range(0, len(file.blocks), BLOCKS_PIECE):
-                counts = file.block_counts(a, a + BLOCKS_PIECE)
+            for a in range(0, len(file.blocks.flags), BLOCKS_PIECE):
+                counts = file.blocks.counts(a, a + BLOCKS_PIECE)
                 used, unused, demand = used + counts[0], unused + counts[1], demand + counts[2]
                 yield
             wasted = yield from self._unused_in(file, self._passed.get(file.key))
@@ -296,7 +297,7 @@ class Sampling:
             first, last = -(-start // BLOCK_BYTES), end // BLOCK_BYTES
             for a in range(first, last, BLOCKS_PIECE):
                 b = min(last, a + BLOCKS_PIECE)
-                found += file.unused_bytes(a, b)
+                found += file.blocks.unused_bytes(a, b)
                 counted += b - a
                 if counted >= BLOCKS_PIECE:
                     counted = 0

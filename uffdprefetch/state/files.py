@@ -8,29 +8,23 @@ per checkpoint ever laid.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict import gain
+from uffdprefetch.state.blocks import Blocks
 from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.copies import Copies
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.guard import Guard
 from uffdprefetch.state.opening import Opened
+from uffdprefetch.state.page_cache import PageCache
 
 if TYPE_CHECKING:
     from uffdprefetch.native.pool import FileCounts
     from uffdprefetch.state.pool_file import PoolFile
 
-#: Resolution of *used*: fault-around maps the cached pages of an aligned 64 KiB.
-BLOCK_BYTES = gain.BLOCK_BYTES
-_PREFETCHED, _USED = 1, 2
-_SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
-_ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
-_IS_NEW = bytes(not i & _USED for i in range(256))
 Key = tuple[int, int, int, int]
 
 
@@ -46,10 +40,6 @@ class FileState:
     size_bytes: int
     call: FileCall
     guard: Guard = field(default_factory=Guard)
-    in_flight: IntervalSet = field(default_factory=IntervalSet)
-    recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
-    blocks: bytearray = field(default_factory=bytearray)
-    used: gain.Used = field(default_factory=gain.Used)  # for what was gained
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
     late_bytes: int = 0
@@ -68,11 +58,13 @@ class FileState:
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
     copies: Copies = field(init=False)
-    all_cached: AllCached = field(init=False)
+    cache: PageCache = field(init=False)
+    blocks: Blocks = field(init=False)
 
     def __post_init__(self) -> None:
         self.copies = Copies(self.size_bytes)
-        self.all_cached = AllCached(self.resident_bytes, self.size_bytes)
+        self.cache = PageCache(AllCached(self.resident_bytes, self.size_bytes))
+        self.blocks = Blocks(self.size_bytes)
 
     @classmethod
     def open(cls, opened: Opened, path: str) -> FileState:
@@ -89,7 +81,6 @@ class FileState:
             size_bytes=st.st_size,
             call=FileCall.of(opened),
             guard=Guard.of(opened),
-            blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
             generation=opened.generation,
             f_type=opened.f_type,
             was=opened.was,
@@ -99,13 +90,11 @@ class FileState:
         """Whether somebody else has copies of ours open or mapped."""
         return self.copies.in_use()
 
-    def fresh(self, start: int, end: int) -> bool:
-        """Whether any byte of [start, end) is neither in flight nor recently made resident."""
-        return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
-
-    def was_here(self, at: int) -> bool:
-        """Whether the block at a file offset has been prefetched, or observed in use."""
-        return at < self.size_bytes and bool(self.blocks[at // BLOCK_BYTES])
+    @property
+    def under_way(self) -> tuple[IntervalSet, ...]:
+        """What of it is being read, to the page cache and to the pool."""
+        cached = self.cache.in_flight
+        return (cached,) if self.pooled is None else (cached, self.pooled.in_flight)
 
     def resident_bytes(self, start: int, length: int) -> int | None:
         """Bytes of [start, +length) in the page cache; None where the kernel does not say."""
@@ -115,79 +104,12 @@ class FileState:
         """Whether the page at a file offset is cached; by our flags where the kernel does not
         say."""
         residency = self.resident_bytes(at, uffd.PAGE_BYTES)
-        return bool(self.blocks[at // BLOCK_BYTES]) if residency is None else residency > 0
-
-    def _mark(self, start: int, end: int, bit: int) -> None:
-        a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
-        if a < b:
-            self.blocks[a:b] = self.blocks[a:b].translate(_SET[bit])
+        return self.blocks.was_here(at) if residency is None else residency > 0
 
     @property
     def cold(self) -> bool:
         """Whether nothing of it was read ahead yet."""
         return not (self.prefetched_bytes or self.already_resident_bytes)
-
-    def mark_prefetched(self, start: int, end: int) -> None:
-        """We have read [start, end) bytes from storage."""
-        self._mark(start, end, _PREFETCHED)
-
-    def mark_used(self, start: int, end: int) -> None:
-        """[start, end) bytes are in some reader's page table."""
-        self._mark(start, end, _USED)
-
-    def tell_used(self, start: int, end: int) -> None:
-        """To the books for what was gained, before they are marked: somebody has come to
-        [start, end) bytes."""
-        first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
-        part = self.blocks[first:last]
-        if not (part.count(0) or part.count(_PREFETCHED)):
-            return
-        new, count = part.translate(_IS_NEW), len(self.blocks)
-        at = new.find(1)
-        while at >= 0:
-            over = new.find(0, at)
-            a, b = first + at, first + (len(new) if over < 0 else over)
-            ahead = self.blocks.count(_PREFETCHED, a, b)
-            if not ahead and self._under_way(a * BLOCK_BYTES, b * BLOCK_BYTES):
-                ahead = b - a  # it comes late
-            before = a > 0 and bool(self.blocks[a - 1] & _USED)
-            behind = b < count and bool(self.blocks[b] & _USED)
-            self.used.came(b - a, ahead, before, behind)
-            at = new.find(1, b - first)
-
-    def _under_way(self, start: int, end: int) -> bool:
-        pooled = self.pooled is not None and self.pooled.in_flight.overlaps(start, end)
-        return pooled or self.in_flight.overlaps(start, end)
-
-    def block_counts(self, first: int = 0, last: int | None = None) -> tuple[int, int, int]:
-        """(prefetched and used, prefetched only, used only), in bytes at 64 KiB; of all blocks, or
-        of the blocks first to last - 1."""
-        bits = (_PREFETCHED | _USED, _PREFETCHED, _USED)
-        counts = [self.blocks.count(bit, first, last) * BLOCK_BYTES for bit in bits]
-        beyond = -self.size_bytes % BLOCK_BYTES  # of the last block, of which the file has a part
-        blocks = len(self.blocks)
-        if beyond and first < blocks <= (blocks if last is None else last):
-            for i, bit in enumerate(bits):
-                counts[i] -= beyond * (self.blocks[-1] == bit)
-        return counts[0], counts[1], counts[2]
-
-    def pieces_used(self, piece_bytes: int) -> tuple[int, int]:
-        """Pieces of the file, of so many bytes each, in which something was used: those in which
-        all of that had been read ahead, and the others. No more are counted than there are runs."""
-        blocks, ahead, own = max(1, piece_bytes // BLOCK_BYTES), 0, 0
-        used = _ANY_USED.search(self.blocks)
-        while used and (ahead < self.used.runs or own < self.used.demand_runs):
-            first = used.start() // blocks * blocks
-            if self.blocks.count(_USED, first, first + blocks):
-                own += 1
-            else:
-                ahead += 1
-            used = _ANY_USED.search(self.blocks, first + blocks)
-        return ahead, own
-
-    def unused_bytes(self, first: int, last: int) -> int:
-        """Bytes of the blocks first to last - 1 that are prefetched and not used yet."""
-        return self.blocks.count(_PREFETCHED, first, last) * BLOCK_BYTES
 
     def deleted(self) -> bool:
         """Whether the file is unlinked. (NFS clients and FUSE rename an open one instead.)"""

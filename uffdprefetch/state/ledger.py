@@ -403,7 +403,7 @@ def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
 
 def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
-    both, unused, other = file.block_counts()
+    both, unused, other = file.blocks.counts()
     served_by = verdicts.get(file.path)
     pooled = file.pooled is not None or file.pool_counts is not None
     return {
@@ -444,4 +444,6 @@ def reads_of(file: FileState) -> FileReads:
         request_bytes = max(uffd.PAGE_BYTES, file.call.unit_bytes)
     asked_bytes = file.prefetched_bytes + file.already_resident_bytes
     brought = file.prefetched_bytes / asked_bytes if asked_bytes else 1.0
-    return FileReads(file.used, request_bytes, brought, *file.pieces_used(request_bytes))
+    return FileReads(
+        file.blocks.used, request_bytes, brought, *file.blocks.pieces_used(request_bytes)
+    )

@@ -20,7 +20,8 @@ from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.region_state import CheckpointState, ScanState
 
 #: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
@@ -234,7 +235,7 @@ class Reader:
         """A look at a mapping has ended; ``cold``: when it began nothing of the file had been read
         ahead. To the file's books, what its misses have brought so far. (Of the pool's memory no
         touch is a miss of the kernel's.)"""
-        used = self.file.used
+        used = self.file.blocks.used
         self.file.says_random = self.says_random
         if not cold or self.pooled or self._first_looks >= FIRST_LOOKS:
             return

@@ -105,14 +105,14 @@ class Extent:
     @property
     def in_flight(self) -> IntervalSet:
         """What is under way to where it goes."""
-        return self.file.in_flight if self.pooled is None else self.pooled.in_flight
+        return self.file.cache.in_flight if self.pooled is None else self.pooled.in_flight
 
     @property
     def fresh(self) -> bool:
         """Whether a byte of it is not where it goes."""
         if self.pooled is not None:
             return self.pooled.absent(self.start, self.end)
-        return self.file.fresh(self.start, self.end)
+        return self.file.cache.fresh(self.start, self.end)
 
     @property
     def passed(self) -> bool:
@@ -193,7 +193,7 @@ class Scheduler:
         if file.resting:
             return 0
         part = file.pooled if wanted.pooled else None
-        under_way = file.in_flight if part is None else part.in_flight
+        under_way = file.cache.in_flight if part is None else part.in_flight
         for a, b in under_way.missing(start, wanted.end):
             queue = self._queues.setdefault(id(consumer), deque())
             if need is None and self._goes_on(queue, file, consumer, a, part):
@@ -266,10 +266,10 @@ class Scheduler:
         """A mapping of the file itself begins at this offset. Where a request costs more than its
         bytes, the first of them goes out before its reader comes: until that is known to walk, each
         of its pages would be one."""
-        if not file.call.unit_bytes or file.was_here(start):
+        if not file.call.unit_bytes or file.blocks.was_here(start):
             return
         low, high = cells(start, start + 1, file.call.unit_bytes, file.size_bytes)
-        if file.fresh(low, high):
+        if file.cache.fresh(low, high):
             self._send(Extent(file, low, high, None, []))
             self._workers.start()
 
@@ -562,7 +562,7 @@ class Scheduler:
         file, consumer = extent.file, extent.consumer
         self._check_call(extent, result)
         if extent.pooled is None:
-            file.recent.add(extent.start, extent.end)
+            file.cache.recent.add(extent.start, extent.end)
         there, brought = result.resident_bytes, result.bytes
         if result.sensor < 0:  # nobody says what was there: by what our own reads had to fetch
             counted = file.call.counts_reads and result.storage_bytes >= 0
@@ -575,7 +575,7 @@ class Scheduler:
             return
         file.prefetched_bytes += brought
         self.prefetched_bytes += brought
-        file.mark_prefetched(extent.start, extent.end)
+        file.blocks.mark_prefetched(extent.start, extent.end)
         if extent.alone:
             self.meter.note_alone(result)
         device = self.device_of(file)

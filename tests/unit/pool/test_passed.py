@@ -52,7 +52,7 @@ class Pooled(Bed):
             at = block * BLOCK
             if flags[block] & TOUCHED:
                 guessed.add(at, at + BLOCK)
-            if any(self.file.block_counts(block, block + 1)[i] for i in (0, 2)):
+            if any(self.file.blocks.counts(block, block + 1)[i] for i in (0, 2)):
                 found.add(at, at + BLOCK)
         assert list(found) == list(guessed)
         return list(found)

@@ -399,7 +399,7 @@ def test_while_all_is_in_the_page_cache_nobody_is_asked(job: Job, heard: Announc
     job.helper.fd = 0
     cached = {"/train", "/valid"}
     for path in sorted(cached):
-        job.file(path).all_cached = SimpleNamespace(ask=lambda _clock, path=path: path in cached)
+        job.file(path).cache.all = SimpleNamespace(ask=lambda _clock, path=path: path in cached)
     heard.mapped(client)
     written(job, 1)
     heard.announced(10, 10, 1)
@@ -417,7 +417,7 @@ def test_what_the_pool_is_to_hold_needs_its_order_though_the_page_cache_has_it(
     job: Job, heard: Announcements
 ) -> None:
     job.process(10, 4, "/train")
-    job.file("/train").all_cached = SimpleNamespace(ask=lambda _clock: True)
+    job.file("/train").cache.all = SimpleNamespace(ask=lambda _clock: True)
     job.file("/train").pooled = SimpleNamespace()
     written(job, 1)
     heard.announced(10, 10, 1)

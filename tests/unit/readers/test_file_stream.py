@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from guess_bed import BLOCK, MIB, SIZE, Bed, opened
 
-from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import Stream
@@ -54,13 +53,13 @@ def test_where_nobody_tells_what_is_cached_all_is_missing_but_what_we_have_read(
     os.truncate(path, 10 * BLOCK - 100)
     file = opened(path)
     monkeypatch.setattr(uffd, "resident_bytes", lambda *_: (None, "not permitted"))
-    file.mark_used(0, 10 * BLOCK)  # which may be the demand of its readers, long ago
+    file.blocks.mark_used(0, 10 * BLOCK)  # which may be the demand of its readers, long ago
     assert missing_bytes(file) == 10 * BLOCK - 100
-    file.mark_prefetched(2 * BLOCK, 5 * BLOCK)
+    file.blocks.mark_prefetched(2 * BLOCK, 5 * BLOCK)
     assert missing_bytes(file) == 7 * BLOCK - 100
     assert missing_bytes(file, 4 * BLOCK, 8 * BLOCK) == 3 * BLOCK
     assert missing_bytes(file, 2 * BLOCK, 5 * BLOCK) == 0
-    file.mark_prefetched(0, 10 * BLOCK - 100)
+    file.blocks.mark_prefetched(0, 10 * BLOCK - 100)
     assert missing_bytes(file) == 0, "the last block is shorter"
     file.close()
 
@@ -128,7 +127,7 @@ def test_what_the_kernel_drops_is_read_once_more_and_a_little_is_not(
         if goes_on(bed, stream, 1):
             break
         bed.of(file).remove(0, dropped_bytes)
-        file.recent = IntervalSet()
+        file.cache.forget_recent()
     assert sum(n for start, n in bed.sent if start < dropped_bytes) == times * dropped_bytes
     assert sum(n for start, n in bed.sent if start >= dropped_bytes) == SIZE - dropped_bytes
 

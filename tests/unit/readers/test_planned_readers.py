@@ -222,7 +222,7 @@ def test_a_lookahead_that_has_grown_is_asked_for_bit_by_bit(
 
 def test_of_what_is_in_the_page_cache_nothing_is_asked_for() -> None:
     reader = follows(Orders(range(3000, 0, -1)))
-    reader.file.all_cached = cached = SimpleNamespace(answer=True)
+    reader.file.cache.all = cached = SimpleNamespace(answer=True)
     cached.ask = lambda _clock: cached.answer
     service = Service(reader)
     assert reader.look() is not None

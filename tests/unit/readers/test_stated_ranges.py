@@ -93,7 +93,7 @@ def test_what_the_kernel_has_dropped_since_is_read_when_it_is_said_again(
     bed.rest(100)
     bed.now += 2 * module.AGAIN_NS
     bed.of(file).remove(0, 32 * MIB)
-    file.recent = IntervalSet()
+    file.cache.forget_recent()
     before = len(bed.sent)
     bed.stated.needed(region, 0, 64 * MIB)
     bed.rest(100)
@@ -202,7 +202,7 @@ def test_of_ranges_that_are_named_one_by_one_those_that_fit_are_read_until_some_
         bed.turn()
     bed.rest(200)
     assert list(read(bed)) == [(0, 96 * MIB)]
-    file.mark_used(0, 64 * MIB)
+    file.blocks.mark_used(0, 64 * MIB)
     bed.now += 2 * module.AGAIN_NS
     bed.stated.needed(region, 96 * MIB, 160 * MIB)
     bed.rest(200)

@@ -91,7 +91,7 @@ class Node:
         table = self.tables[client.pid]
         for start, length in mapped_by(self.index, numbers):
             table.add(start, start + length)
-            self.file.mark_used(start, start + length)
+            self.file.blocks.mark_used(start, start + length)
         (end,) = self.index.extents(numbers[-1])[1]
         stream: Any = reader.table.stream  # type: ignore[attr-defined]
         self.now += pass_ms * MS
@@ -364,7 +364,7 @@ def test_auto_knows_what_other_ranks_read_that_nobody_has_told_of(make: Any) -> 
     for at in range(0, 800, 40):
         node.reads(0, range(at, at + 40, 2), pass_ms=1)
         node.reads(1, range(at + 1, at + 40, 2), pass_ms=1)
-        node.file.blocks = bytearray(len(node.file.blocks))
+        node.file.blocks.flags = bytearray(len(node.file.blocks.flags))
     assert node.shelf.asked == 0
 
 

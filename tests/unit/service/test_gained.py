@@ -30,7 +30,8 @@ from uffdprefetch.service.waits import (
     Waits,
     thread_states,
 )
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState
 
 MIB = 1 << 20
 STORAGE = Storage(300e6, 1e-3)
@@ -205,7 +206,7 @@ def test_what_is_not_known_is_not_said(found: Gained, gain: str, seconds: float 
 
 def drawn(size_bytes: int, chance: random.Random) -> FileState:
     file = file_of(size_bytes)
-    file.blocks = bytearray(chance.choices(range(4), k=-(-size_bytes // BLOCK_BYTES)))
+    file.blocks.flags = bytearray(chance.choices(range(4), k=-(-size_bytes // BLOCK_BYTES)))
     return file
 
 
@@ -214,32 +215,32 @@ def test_the_blocks_of_a_file_are_no_more_than_it(seed: int) -> None:
     chance = random.Random(seed)
     size_bytes = chance.randrange(1, 40 * BLOCK_BYTES)
     file = drawn(size_bytes, chance)
-    file.blocks = bytearray(max(1, one) for one in file.blocks)
-    assert sum(file.block_counts()) == size_bytes
-    middle = chance.randrange(len(file.blocks) + 1)
-    parts = [file.block_counts(0, middle), file.block_counts(middle, len(file.blocks))]
-    assert tuple(map(sum, zip(*parts, strict=True))) == file.block_counts()
+    file.blocks.flags = bytearray(max(1, one) for one in file.blocks.flags)
+    assert sum(file.blocks.counts()) == size_bytes
+    middle = chance.randrange(len(file.blocks.flags) + 1)
+    parts = [file.blocks.counts(0, middle), file.blocks.counts(middle, len(file.blocks.flags))]
+    assert tuple(map(sum, zip(*parts, strict=True))) == file.blocks.counts()
 
 
 def test_books_tell_where_somebody_has_come_to_and_from_where() -> None:
     file = drawn(64 * BLOCK_BYTES, random.Random(1))
-    file.blocks = bytearray(64)
-    file.mark_prefetched(8 * BLOCK_BYTES, 40 * BLOCK_BYTES)
+    file.blocks.flags = bytearray(64)
+    file.blocks.mark_prefetched(8 * BLOCK_BYTES, 40 * BLOCK_BYTES)
 
     def comes(first: int, last: int) -> None:
-        file.tell_used(first * BLOCK_BYTES, last * BLOCK_BYTES)
-        file.mark_used(first * BLOCK_BYTES, last * BLOCK_BYTES)
+        file.blocks.tell_used(first * BLOCK_BYTES, last * BLOCK_BYTES, *file.under_way)
+        file.blocks.mark_used(first * BLOCK_BYTES, last * BLOCK_BYTES)
 
     comes(0, 4)  # by itself
     comes(0, 4)  # which is no news
     comes(16, 17)
     comes(17, 20)
-    file.used.looked(3_000_000)
+    file.blocks.used.looked(3_000_000)
     comes(12, 16)
-    file.used.looked(1_000_000)
+    file.blocks.used.looked(1_000_000)
     comes(30, 34)
     comes(36, 37)
-    used = file.used
+    used = file.blocks.used
     assert (used.demand_runs, used.demand_blocks) == (1, 4)
     assert (used.runs, used.back, used.passed) == (3, (4, 1_000_000), 3)
     assert list(used.went_on.values()) == [(3, 3_000_000)]
@@ -248,11 +249,11 @@ def test_books_tell_where_somebody_has_come_to_and_from_where() -> None:
 
 def test_what_is_under_way_when_somebody_comes_is_not_his_own_miss() -> None:
     file = drawn(8 * BLOCK_BYTES, random.Random(1))
-    file.blocks = bytearray(8)
-    file.in_flight.add(0, 4 * BLOCK_BYTES)
-    file.tell_used(0, BLOCK_BYTES)
-    file.tell_used(6 * BLOCK_BYTES, 7 * BLOCK_BYTES)
-    assert (file.used.ahead_blocks, file.used.demand_blocks) == (1, 1)
+    file.blocks.flags = bytearray(8)
+    file.cache.in_flight.add(0, 4 * BLOCK_BYTES)
+    file.blocks.tell_used(0, BLOCK_BYTES, *file.under_way)
+    file.blocks.tell_used(6 * BLOCK_BYTES, 7 * BLOCK_BYTES, *file.under_way)
+    assert (file.blocks.used.ahead_blocks, file.blocks.used.demand_blocks) == (1, 1)
 
 
 def test_every_field_is_a_key_of_the_summary() -> None:

@@ -16,7 +16,8 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.service import sampling
 from uffdprefetch.service.live import Live, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.blocks import BLOCK_BYTES
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.processes import Watched
 
@@ -161,9 +162,9 @@ def test_wasted_is_what_lies_unused_behind_the_reader_not_ahead_of_it(
     run: Run, file: FileState
 ) -> None:
     stream, samples = run.reader(0, file), sample(run)
-    file.mark_prefetched(0, 12 * MIB)
-    file.mark_used(0, 3 * MIB)
-    file.mark_used(13 * MIB, 14 * MIB)
+    file.blocks.mark_prefetched(0, 12 * MIB)
+    file.blocks.mark_used(0, 3 * MIB)
+    file.blocks.mark_used(13 * MIB, 14 * MIB)
     walk(stream, 4 * MIB + 5000)  # in the middle of a block: that one is not behind it
     samples.tick(SECOND)
     samples.asked(2 * SECOND)
@@ -180,7 +181,7 @@ def test_two_ranks_that_pass_the_same_stretch_waste_it_once_in_the_file(
 ) -> None:
     streams = [run.reader(rank, file) for rank in range(2)]
     samples = sample(run)
-    file.mark_prefetched(0, 8 * MIB)
+    file.blocks.mark_prefetched(0, 8 * MIB)
     for stream in streams:
         walk(stream, 8 * MIB, touched=0)
     samples.tick(SECOND)
@@ -215,7 +216,7 @@ def test_who_comes_when_nobody_has_watched_is_told_what_is_so_now(
     samples.asked(2 * SECOND)
     passed(samples)
     assert samples.counted[file.key].unused_bytes == 0
-    file.mark_prefetched(0, 8 * MIB)
+    file.blocks.mark_prefetched(0, 8 * MIB)
     samples.asked(3 * SECOND)  # somebody watches: it is counted in its turn
     assert samples.counted[file.key].unused_bytes == 0
     samples.asked(3 * SECOND + sampling.WATCHED_NS + 1)

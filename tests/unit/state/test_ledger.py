@@ -150,7 +150,7 @@ def test_the_books_of_all_closed_files_are_kept_in_bounded_space() -> None:
     ledger, count = Ledger(), 3 * FILES_MAX
     for number in range(count):
         file = file_of(1 << 20, f"/{number}", number)
-        file.used.runs = 1
+        file.blocks.used.runs = 1
         ledger.close_file(file)
     assert len(ledger.spared) == len(ledger.closed_files) == FILES_MAX
     assert sum(one.used.runs for one in ledger.spared) == count

@@ -394,7 +394,7 @@ def test_the_first_request_of_a_mapping_goes_out_before_its_reader_comes_and_onc
         scheduler.begin(lustre, start)
         scheduler.reap()
     assert notes.sent == [(0, 4 * MIB), (8 * MIB, 4 * MIB)]
-    lustre.recent = type(lustre.recent)()  # as each second
+    lustre.cache.forget_recent()  # as each second
     scheduler.begin(lustre, 0)
     lustre.call.unit_bytes = 0
     scheduler.begin(lustre, 100 * MIB)

@@ -27,7 +27,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.file_call import FileCall
-from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Region
@@ -248,7 +248,7 @@ class ReplayNode:
         file = ReplayFile(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
             tensor_starts=IntervalSet(),  # its bytes are not there to tell
-            size_bytes=size, call=call, blocks=bytearray(-(-size // BLOCK_BYTES)),
+            size_bytes=size, call=call,
         )  # fmt: skip
         file.there = lambda start, length: there(number, start, length)
         return file
@@ -313,7 +313,7 @@ class ReplayNode:
 
     def on_evict(self, file: int, first: int, end: int) -> None:
         """These pages have been evicted."""
-        self.files[file].recent.remove(first * self._page_bytes, end * self._page_bytes)
+        self.files[file].cache.recent.remove(first * self._page_bytes, end * self._page_bytes)
         for process in self.core.clients.values():
             assert isinstance(process, ReplayProcess)
             if file in process.mapped:
