@@ -48,7 +48,7 @@ class Rounds:
         else:
             self.file.guard.release_lease(self.file.fd)
         self.file.guard.network = network
-        self.file.attached = 1
+        self.file.mappings.attached = 1
         self.told: list[str] = []
         self.engine = SimpleNamespace(
             files={self.file.key: self.file}, clients={}, ledger=Ledger(), pool=None,
@@ -198,7 +198,7 @@ def test_what_was_given_back_is_compared_as_long_as_somebody_maps_it(
     """A child that nobody saw fork cannot be told, and its parent's mapping is gone."""
     one = rounds()
     one.copy(PAGES)
-    one.file.attached = 0
+    one.file.mappings.attached = 0
     with one.mapped() as view:
         for _ in range(3):
             overwrite(path)
@@ -217,7 +217,7 @@ def test_pages_that_nobody_maps_are_copied_anew_before_they_are_laid_again(round
     """Without a lease; in another epoch they may be old."""
     one = rounds()
     one.copy(PAGES)
-    one.file.attached = 0
+    one.file.mappings.attached = 0
     with one.mapped():
         one.round()
         assert one.file.copies.written == set(PAGES)

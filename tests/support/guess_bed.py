@@ -144,10 +144,10 @@ class Bed:
             for a, b in mapped
             if a < address + length and b > address
         ]
-        file.attached += 1
+        file.mappings.attached += 1
         self.same[file.page_fd] = file.fd
         verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
-        reader, number = reader_of(client, file), file.attached
+        reader, number = reader_of(client, file), file.mappings.attached
         address = (file.fd + 1) << 40
         region = Region(number, file, address, file.size_bytes, 0, verdict, reader)
         client.regions[number] = region

@@ -316,7 +316,7 @@ class NodePool:
 
     def housekeep(self) -> None:
         """Once a second: free changed files, fit the size to memory, release orphans."""
-        for file in [f for f in self.files.values() if f.guard.changed and not f.attached]:
+        for file in [f for f in self.files.values() if f.guard.changed and not f.mappings.attached]:
             self.forget(file)
         self.fit()
         self.look_for_orphans()

@@ -109,7 +109,7 @@ class FileStream:
 
     def go_on(self, now: int) -> bool:
         """Once a turn: ask for more if it is time; whether all has come."""
-        if self.file.attached:
+        if self.file.mappings.attached:
             self._mapped_ns = now
         if self._waiting:
             gone = now - self._mapped_ns > GONE_NS  # between two batches, or for good
@@ -229,7 +229,7 @@ class Room:
             held
             for holder in self.holders
             for one, held in holder()
-            if one is not file and one.attached
+            if one is not file and one.mappings.attached
         )
 
 

@@ -138,14 +138,14 @@ class NextShard:
         if not self._law.window(self._followed(reader.pid), least, 1):
             found.frontier_bytes, found.asked_ns = most, now  # it would have been read
             return
-        if after.fd < 0 or after.resting:
+        if after.fd < 0 or after.mappings.resting:
             self._open(found, found.path or after.path, reader.pid)
             return
         pooled = reader.reads_pool
         if pooled and not self._in_pool(after):
             return
-        if not after.attached:
-            after.idle_ns = now  # needed until then
+        if not after.mappings.attached:
+            after.mappings.needed(now)
         found.frontier_bytes, found.asked_ns = most, now
         if found.consumer is None:
             found.consumer = Beyond(walk, file.size_bytes)
@@ -163,7 +163,7 @@ class NextShard:
         walk comes to them."""
         for found in self._found.values():
             file, consumer = found.file, found.consumer
-            if file is None or consumer is None or file.pooled is None or file.attached:
+            if file is None or consumer is None or file.pooled is None or file.mappings.attached:
                 continue
             if now - consumer.walk.last_ns <= AGAIN_NS:
                 yield file, found.frontier_bytes

@@ -126,7 +126,7 @@ class StatedRanges:
         book = self.books.get(region.file.key)
         if book is None or book.by is not Sayer.JOB or list(book.readers) != [region.reader.pid]:
             return
-        if region.file.attached > len(region.reader.regions):
+        if region.file.mappings.attached > len(region.reader.regions):
             return
         before = book.said_bytes
         for ranges in (book.pending, book.ranges, book.settled):
@@ -158,7 +158,7 @@ class StatedRanges:
             self.books[file.key] = book
             self._place += file.size_bytes
             if len(self.books) > FILES_MAX:
-                idle = (key for key, one in self.books.items() if not one.file.attached)
+                idle = (key for key, one in self.books.items() if not one.file.mappings.attached)
                 self.books.pop(next(idle, file.key), None)
         return book
 
@@ -167,7 +167,7 @@ class StatedRanges:
     def step(self, now: int) -> None:
         """Once a turn: decide of what was said, go on with what is streamed."""
         for book in self.books.values():
-            if book.file.resting:
+            if book.file.mappings.resting:
                 continue
             if book.pending and not book.file.guard.changed:
                 self._decide(book, now)
@@ -270,7 +270,7 @@ class StatedRanges:
         """See Room.holders."""
         now = self._clock.now_ns()
         for book in self.books.values():
-            if book.file.attached and book.file.fd >= 0:
+            if book.file.mappings.attached and book.file.fd >= 0:
                 yield book.file, book.held_bytes(now)
 
     def describe(self, path: str) -> dict[str, Any] | None:

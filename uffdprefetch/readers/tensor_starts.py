@@ -73,7 +73,7 @@ class TensorStarts:
         file, reader = region.file, region.reader
         if (
             self._policy != "auto"
-            or file.tensor_starts is not None
+            or file.blocks.tensor_starts is not None
             or file.call.unit_bytes
             or reader.reads_pool
         ):
@@ -82,7 +82,7 @@ class TensorStarts:
             fd = os.dup(file.page_fd)
         except OSError:  # out of descriptors
             return
-        file.tensor_starts = IntervalSet()
+        file.blocks.tensor_starts = IntervalSet()
         consumer = FileConsumer(reader.rank, reader.pid)
 
         def told(found: list[Range] | OSError) -> None:
@@ -93,9 +93,9 @@ class TensorStarts:
             uffd.close_file(fd)
 
     def _read(self, consumer: FileConsumer, file: FileState, found: list[Range]) -> None:
-        assert file.tensor_starts is not None
+        assert file.blocks.tensor_starts is not None
         for start, end in found:
-            file.tensor_starts.add(start, end)
+            file.blocks.tensor_starts.add(start, end)
             # 0: in no order, all of them at once
             self._scheduler.want(consumer, PrefetchRange(file, start, end, need=0))
 
@@ -103,7 +103,7 @@ class TensorStarts:
         """A page-table scan has found these ranges of a file whose tensor starts are known, and
         none of them before."""
         file = region.file
-        assert file.tensor_starts is not None
+        assert file.blocks.tensor_starts is not None
         known = self._files.get(file.key)
         if known is None:
             known = self._files[file.key] = _File(self._place)
@@ -112,7 +112,7 @@ class TensorStarts:
                 del self._files[next(iter(self._files))]
         if known.begun:
             return
-        known.touched += [(a, b) for a, b in found if not file.tensor_starts.missing(a, b)]
+        known.touched += [(a, b) for a, b in found if not file.blocks.tensor_starts.missing(a, b)]
         mapped = region.scan.mapped
         known.touched = [(a, b) for a, b in known.touched if not mapped.contains(b)]
         if len(known.touched) >= LOOKED_AT:
@@ -123,9 +123,12 @@ class TensorStarts:
         """Its reader is about to read what it has looked at. What it has touched before the starts
         were known is no walk either."""
         file, reader, mapped = region.file, region.reader, region.scan.mapped
-        assert file.tensor_starts is not None
+        assert file.blocks.tensor_starts is not None
         self._walks.forget(reader)
-        touched = [*known.touched, *(one for one in file.tensor_starts if mapped.contains(one[0]))]
+        touched = [
+            *known.touched,
+            *(one for one in file.blocks.tensor_starts if mapped.contains(one[0])),
+        ]
         start = min(touched)[0]
         ahead = min(self._room_bytes(), self._layout.allowed_bytes // self._layout.places)
         end = min(start + ahead, region.span.end_bytes)

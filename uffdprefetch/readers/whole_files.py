@@ -144,7 +144,7 @@ class WholeFiles:
             self._running.append(book)
         self._streamed[file.key] = book
         if len(self._streamed) > FILES_MAX:
-            idle = (key for key, one in self._streamed.items() if not one.file.attached)
+            idle = (key for key, one in self._streamed.items() if not one.file.mappings.attached)
             self._streamed.pop(next(idle, file.key))
 
     def _refuse(self, book: VisitedFile, why: str) -> None:

@@ -96,13 +96,14 @@ def note_found(
     scan.runs = {run for run in scan.runs if run[0] >= end or sum(run) <= start}
     scan.runs.update(found)
     note_used(region, news)
+    starts = region.file.blocks.tensor_starts
     for offset, length in news:
         for a, b in region.scan.mapped.missing(offset, offset + length):
             if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.checkpoints.laid:
                 continue  # an armed page that was touched: its event has told, or will
             if tell is not None:
                 tell(a, b)
-            if region.file.tensor_starts and not region.file.tensor_starts.missing(a, b):
+            if starts and not starts.missing(a, b):
                 continue  # of tensors that a loader looks at: no walk (readers/tensor_starts.py)
             if clusters and a - clusters[-1][1] <= CLUSTER_BYTES:
                 clusters[-1] = (clusters[-1][0], b)

@@ -391,8 +391,7 @@ class Coordinator:
             scan=ScanState(now + LOOK_FIRST_NS, now),
             anchor=a.anchor,
         )
-        file.attached += 1
-        file.copied = file.copied or bool(a.flags & wire.ATTACH_COPIES)
+        file.mappings.came(copies=bool(a.flags & wire.ATTACH_COPIES))
         client.regions[region.id] = region
         region.brings_lease = not any(n < FIRST_OBSERVED for n in region.reader.regions)
         region.reader.add(region)
@@ -416,7 +415,7 @@ class Coordinator:
         region = client.regions.pop(region_id, None)
         if region is None:
             return
-        region.file.attached -= 1
+        region.file.mappings.went()
         if self.pool:
             self._brief.note(region.file.path, self.clock.now_ns() - region.mapped_ns)
         if self.pool and region.verdict == wire.ServingMode.POOL:
@@ -437,7 +436,7 @@ class Coordinator:
         if wanted and region is not None:
             client.refused.add(region.address)  # else it is found in /proc (observe.py)
         self.detached(client, region_id)
-        if wanted and region is not None and not region.file.attached:
+        if wanted and region is not None and not region.file.mappings.attached:
             self._table.hurry(region.file)
         if reason == wire.Gone.WRITTEN and region is not None:
             self.writer_came(region.file)
@@ -521,7 +520,7 @@ class Coordinator:
 
     def _scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
         """All that one scan has found, page by page."""
-        if region.file.tensor_starts:
+        if region.file.blocks.tensor_starts:
             self.tensor_starts.scanned(region, found)
         self.arbiter.scanned(region, found)
 

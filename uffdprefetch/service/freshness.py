@@ -119,15 +119,18 @@ class Freshness:
         state = file.guard.watch(now)
         if state.under_way or state.over:
             return True
-        if not file.attached and file.pooled is None and not file.in_use():
+        if not file.mappings.attached and file.pooled is None and not file.in_use():
             state.over = file.guard.changed is not None
             if state.over or file.guard.unbound:
                 self._let_go(file, state)
-        if file.opened_again:  # network file systems ask for what is new then
-            file.opened_again = False
-            if file.guard.unbound:
-                state.compared, state.began_ns = False, 0
-        if file.guard.changed and file.pooled is not None and file.attached and self._engine.pool:
+        if file.mappings.take_opened() and file.guard.unbound:
+            state.compared, state.began_ns = False, 0  # network file systems ask what is new then
+        if (
+            file.guard.changed
+            and file.pooled is not None
+            and file.mappings.attached
+            and self._engine.pool
+        ):
             self._engine.pool.drop(file)  # for those who cannot give it back
         pages = self._pages(file, state, now)
         if not pages and not file.guard.network:
@@ -156,7 +159,7 @@ class Freshness:
             return []
         if file.pooled is not None:
             early = file.guard.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
-            if not file.attached or early or self._engine.pool is None:
+            if not file.mappings.attached or early or self._engine.pool is None:
                 return []
             return self._engine.pool.sample(file, self._reads())
         if len(file.copies.written) > PAGES_MAX:

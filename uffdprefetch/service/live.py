@@ -99,7 +99,9 @@ class Live:
         self.sampling.asked(now)
         ledger = self._engine.ledger
         ranks = self._ranks(now)
-        files = sorted(self._engine.known_files, key=lambda f: (-f.attached, -f.size_bytes))
+        files = sorted(
+            self._engine.known_files, key=lambda f: (-f.mappings.attached, -f.size_bytes)
+        )
         return doc.Snapshot(
             schema=doc.SCHEMA,
             run=self._run,
@@ -247,7 +249,7 @@ class Live:
             size_bytes=file.size_bytes,
             file_system=file.call.file_system,
             served_by=self._engine.ledger.verdicts.get(file.path),
-            mappings=file.attached,
+            mappings=file.mappings.attached,
             changed=file.guard.changed,
             compared_pages=file.guard.compared_pages,
             prefetched_bytes=file.prefetched_bytes,

@@ -256,7 +256,7 @@ class Sampling:
 
     def _pieces(self) -> Iterator[None]:
         """One pass over all files, those that are mapped first."""
-        for file in sorted(self._engine.files.values(), key=lambda f: -f.attached):
+        for file in sorted(self._engine.files.values(), key=lambda f: -f.mappings.attached):
             known, sensor = yield from self._resident(file)
             if file.fd < 0:  # closed meanwhile
                 continue

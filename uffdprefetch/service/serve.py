@@ -481,7 +481,7 @@ class Service:
                 self.engine.give_up(file, OPENED_FOR_WRITING)
             self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
-            if not file.attached or now >= deadline:
+            if not file.mappings.attached or now >= deadline:
                 self._freshness.let_in(file)
                 file.guard.release_lease(file.fd)
                 del self._leaving[key]

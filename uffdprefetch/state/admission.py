@@ -85,8 +85,7 @@ class FileTable:
         # Not asked where the file had no generation: a FUSE daemon may not answer.
         if fd is not None and file.generation is not None and generation(fd) != file.generation:
             return None  # its inode has been reused: see admit()
-        file.resting, file.idle_ns = False, 0
-        file.opened_again = file.opened_again or fd is not None
+        file.mappings.wanted(opened=fd is not None)
         return file
 
     def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, Refusal | None]:
@@ -98,7 +97,7 @@ class FileTable:
         if file is not None:
             same = opened.generation == file.generation
             opened.close()
-            file.resting, file.idle_ns, file.opened_again = False, 0, True
+            file.mappings.wanted(opened=True)
             if not same:
                 why = Refusal(Reason.ANOTHER_FILE, "another file has its number now")
                 return None, file.path, why
@@ -188,22 +187,22 @@ class FileTable:
 
     def left(self, file: FileState, pid: int) -> None:
         """A mapping of the file in this process has ended."""
-        file.last_pid = pid
-        if not file.attached:
-            file.idle_ns = self.look_ns = self._clock.now_ns()
+        file.mappings.last_pid = pid
+        if not file.mappings.attached:
+            file.mappings.idle_ns = self.look_ns = self._clock.now_ns()
             self._left[file.key] = file
 
     def ended(self, pid: int) -> None:
         """A process ends: the file that it was the last to map is closed as soon as possible, for
         whoever waits for the process in order to unmount or delete."""
         for file in self.files.values():
-            if not file.attached and file.last_pid == pid:
+            if not file.mappings.attached and file.mappings.last_pid == pid:
                 self.hurry(file)
 
     def hurry(self, file: FileState) -> None:
         """Close an unmapped file as soon as possible."""
         self.look_ns = self._clock.now_ns()
-        file.idle_ns = self.look_ns - IDLE_NS
+        file.mappings.idle_ns = self.look_ns - IDLE_NS
         self._left[file.key] = file
 
     def look(self, now: int) -> None:
@@ -216,13 +215,15 @@ class FileTable:
         if now >= self._all_ns:
             self.look_ns, self._all_ns = 0, now + LOOK_NS
             left = self.files
-        for file in [f for key, f in left.items() if self.files.get(key) is f and not f.attached]:
-            file.idle_ns = file.idle_ns or now
+        for file in [
+            f for key, f in left.items() if self.files.get(key) is f and not f.mappings.attached
+        ]:
+            file.mappings.idle_ns = file.mappings.idle_ns or now
             deleted = file.deleted()
-            if not deleted and now - file.idle_ns < IDLE_NS:
+            if not deleted and now - file.mappings.idle_ns < IDLE_NS:
                 self.look_ns = now + LOOK_NS
                 continue
-            file.resting = True
+            file.mappings.resting = True
             self._scheduler.forget_file(file)
             busy = self._scheduler.busy_with(file)
             self.waits |= busy

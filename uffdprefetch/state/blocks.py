@@ -22,11 +22,14 @@ _IS_NEW = bytes(not i & _USED for i in range(256))
 
 @dataclass
 class Blocks:
-    """Of one file; ``used``: what readers were seen to come to, for what was gained."""
+    """Of one file; ``used``: what readers were seen to come to, for what was gained;
+    ``tensor_starts``: bytes a touch of which is no walk (readers/tensor_starts.py), None: not asked
+    for."""
 
     size_bytes: int
     flags: bytearray = field(init=False)
     used: gain.Used = field(default_factory=gain.Used)
+    tensor_starts: IntervalSet | None = None
 
     def __post_init__(self) -> None:
         """Raises MemoryError when the file is too large for the flags."""

@@ -18,6 +18,7 @@ from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.copies import Copies
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.guard import Guard
+from uffdprefetch.state.mappings import Mappings
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.page_cache import PageCache
 
@@ -40,21 +41,14 @@ class FileState:
     size_bytes: int
     call: FileCall
     guard: Guard = field(default_factory=Guard)
+    mappings: Mappings = field(default_factory=Mappings)
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
     late_bytes: int = 0
-    opened_again: bool = False  # since the last look
     generation: int | None = None
     f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
     was: uffd.FileStatus | None = None  # see Opened
-    attached: int = 0  # regions
-    copied: bool = False  # it was mapped private and writable
-    says_random: bool = False  # a job has said so (MADV_RANDOM), last
-    idle_ns: int = 0  # since when it is unmapped
-    last_pid: int = 0  # the process that mapped it last
-    tensor_starts: IntervalSet | None = None  # readers/tensor_starts.py; None: not asked for
     streamed: bool = False  # some of it was read for no walk (readers/file_stream.py)
-    resting: bool = False  # unmapped: not read, about to be closed (admission.py)
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
     copies: Copies = field(init=False)
@@ -135,7 +129,7 @@ class FileState:
         pages are made anew."""
         self.fd, self.page_fd, self.map_fd = opened.fd, opened.page_fd, opened.map_fd
         self.was = opened.was
-        self.resting, self.idle_ns = False, 0
+        self.mappings.wanted()
         os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.call.use_again(self.fd)
         same = self.guard.go_on(self.fd)

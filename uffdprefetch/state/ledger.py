@@ -439,8 +439,10 @@ def reads_of(file: FileState) -> FileReads:
     bytes, one brings them all.
     """
     ahead = MISS_BYTES if file.call.ahead_bytes is None else file.call.ahead_bytes
-    request_bytes = max(uffd.PAGE_BYTES, ahead * (2 if file.copied else 1), file.call.unit_bytes)
-    if file.says_random:
+    request_bytes = max(
+        uffd.PAGE_BYTES, ahead * (2 if file.mappings.copied else 1), file.call.unit_bytes
+    )
+    if file.mappings.says_random:
         request_bytes = max(uffd.PAGE_BYTES, file.call.unit_bytes)
     asked_bytes = file.prefetched_bytes + file.already_resident_bytes
     brought = file.prefetched_bytes / asked_bytes if asked_bytes else 1.0

@@ -236,7 +236,7 @@ class Reader:
         ahead. To the file's books, what its misses have brought so far. (Of the pool's memory no
         touch is a miss of the kernel's.)"""
         used = self.file.blocks.used
-        self.file.says_random = self.says_random
+        self.file.mappings.say_random(self.says_random)
         if not cold or self.pooled or self._first_looks >= FIRST_LOOKS:
             return
         self._first_looks += 1

@@ -190,7 +190,7 @@ class Scheduler:
         comes second finds it under way, just read, or resident.
         """
         file, start, need, queued = wanted.file, wanted.start, wanted.need, 0
-        if file.resting:
+        if file.mappings.resting:
             return 0
         part = file.pooled if wanted.pooled else None
         under_way = file.cache.in_flight if part is None else part.in_flight
@@ -253,7 +253,7 @@ class Scheduler:
         of its own, only those that are in the cache: the others are asked for again when a window
         has brought what lies around them."""
         pages = file.copies.missing(pages)
-        if file.resting:
+        if file.mappings.resting:
             return
         if file.call.unit_bytes:
             pages = [p for p in pages if file.has(p * uffd.PAGE_BYTES)]
@@ -430,7 +430,7 @@ class Scheduler:
         if extent.pooled is not file.pooled:
             extent.pooled = None  # it has been closed since
         fresh = extent.fresh
-        if file.guard.changed or file.resting or not (extent.pages or fresh):
+        if file.guard.changed or file.mappings.resting or not (extent.pages or fresh):
             file.copies.drop(extent.pages)
             return True
         if fresh and extent.whole:

@@ -86,7 +86,7 @@ class Node:
         self.engine = Coordinator(Config(**options), notes, Ledger(), clock=clock)
         self.engine.arbiter.add(self.oracle)
         file = file_of(SIZE)
-        file.attached, file.there = 1, 0
+        file.mappings.attached, file.there = 1, 0
         self.client: Any = SimpleNamespace(
             pagemap_fd=0,
             rank=0,

@@ -146,14 +146,14 @@ def test_what_is_there_already_is_looked_at_bit_by_bit(
 
 def test_it_goes_on_between_two_batches_and_not_for_good(bed: Bed, file: FileState) -> None:
     stream = whole(bed, file)
-    file.attached = 0
+    file.mappings.attached = 0
     goes_on(bed, stream, 5)
     before = bed.missing(file)
     assert 0 < before < SIZE
     bed.now += 2 * GONE_NS
     goes_on(bed, stream)
     assert bed.missing(file) > SIZE // 2
-    file.attached = 1
+    file.mappings.attached = 1
     assert goes_on(bed, stream) and not bed.missing(file)
 
 

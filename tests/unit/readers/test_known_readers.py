@@ -90,7 +90,7 @@ class Node:
         self.engine.use_known_orders(self.orders)
         self.orders.begin()
         file = file_of(SIZE, "/data/records")
-        file.attached, file.there = 1, 0
+        file.mappings.attached, file.there = 1, 0
         self.client: Any = SimpleNamespace(
             rank=0,
             pid=100,

@@ -73,7 +73,7 @@ class Node:
             opened = reopen(os.open(path, os.O_RDONLY))
             self.table.files[key] = FileState.open(opened, str(path))
         file = self.table.files[key]
-        file.attached += 1
+        file.mappings.attached += 1
         reader = SimpleNamespace(
             file=file, client=self.client, pid=self.client.pid, regions={1: None}, reads_pool=False,
             seen_ns=self.now if seen else 0, span=SimpleNamespace(end_bytes=file.size_bytes),
@@ -177,7 +177,7 @@ def test_who_reads_the_pools_memory_finds_the_next_file_there(node: Node) -> Non
     assert list(node.shards.awaited(stream.last_ns)) == [(wanted.file, 8 * MIB)]
     assert to_come(wanted.file, 8 * MIB, MIB) == Block(3, 0, 1, 0, 64, 8)
     assert list(node.shards.awaited(stream.last_ns + 2 * module.AGAIN_NS)) == [], "nobody came"
-    wanted.file.attached = 1
+    wanted.file.mappings.attached = 1
     assert list(node.shards.awaited(stream.last_ns)) == [], "its own readers tell"
     wanted.file.pooled = None
 
@@ -283,7 +283,7 @@ def test_without_a_name_it_is_the_first_that_is_mapped_and_not_touched(node: Nod
         made(node.directory / name)
     reader, other, _ = node.reader("a.npy"), node.reader("d.raw", False), node.reader("b.npy")
     assert node.beyond(reader, SIZE - 24 * MIB) == [], "none is left"
-    assert other.file.attached
+    assert other.file.mappings.attached
     third = node.reader("c.npy", False)
     (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
     assert wanted.file is third.file and node.asked == []

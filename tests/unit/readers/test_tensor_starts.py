@@ -132,7 +132,7 @@ def test_tensor_starts_are_read_once_and_at_once_when_the_file_is_mapped(
     node.mapped()
     assert [(one.start, one.end) for one in node.wanted] == expected(path)
     assert {(one.need, one.priority) for one in node.wanted} == {(0, Priority.NEEDED)}
-    assert list(node.file.tensor_starts) == expected(path)
+    assert list(node.file.blocks.tensor_starts) == expected(path)
     node.wanted.clear()
     node.mapped()
     assert node.wanted == []
@@ -214,8 +214,8 @@ def test_what_was_touched_before_the_starts_were_known_counts_as_the_first(
     other = Node(path)
     other.mapped()
     other.wanted.clear()
-    assert other.file.tensor_starts is not None
-    other.file.tensor_starts.add(MIB, MIB + 4 * PAGE)
+    assert other.file.blocks.tensor_starts is not None
+    other.file.blocks.tensor_starts.add(MIB, MIB + 4 * PAGE)
     other.touch(
         monkeypatch, *((at, at + PAGE) for at in range(MIB + PAGE, MIB + 4 * PAGE, 2 * PAGE))
     )

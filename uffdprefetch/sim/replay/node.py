@@ -247,9 +247,9 @@ class ReplayNode:
         )
         file = ReplayFile(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
-            tensor_starts=IntervalSet(),  # its bytes are not there to tell
             size_bytes=size, call=call,
         )  # fmt: skip
+        file.blocks.tensor_starts = IntervalSet()  # its bytes are not there to tell
         file.there = lambda start, length: there(number, start, length)
         return file
 
