@@ -481,7 +481,7 @@ class NodePool:
 
     def _note_counts(self, file: FileState) -> None:
         if file.pooled is not None:
-            file.pool_counts = self.pool.file_counts(file.pooled.number)
+            file.account.note_pool(self.pool.file_counts(file.pooled.number))
 
     def summary(self) -> dict[str, Any]:
         """The ``pool`` object of docs/summary-schema.md; the files' counts are taken as well."""

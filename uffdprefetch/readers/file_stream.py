@@ -69,7 +69,7 @@ class FileStream:
         self, file: FileState, scheduler: Scheduler, consumer: FileConsumer, in_pool: bool, now: int
     ) -> None:
         self.file, self.consumer, self.in_pool = file, consumer, in_pool
-        file.streamed = True
+        file.account.stream()
         self.priority = Priority.BACKGROUND
         self.place = 0  # before it come so many bytes of other files
         self.absent_bytes = 0  # asked for that was not there ...

@@ -79,7 +79,7 @@ class PagetableScanner:
         cost one part in ``share`` of what looking may. ``crowd``: how many mappings there are;
         where a look at each takes too long, those of which nothing has been touched share."""
         began = self._clock.cpu_ns()
-        cold = region.file.cold
+        cold = region.file.account.cold
         walks = region.walks
         active = [] if region.reader.order.announced else [s for s in walks if s.active]
         by_tables = region.verdict != wire.ServingMode.POOL
@@ -218,7 +218,7 @@ class PagetableScanner:
 
     def last_look(self, region: Region, found: list[tuple[int, int]], now: int) -> None:
         """A mapping goes, and its agent has looked: (offset, bytes) in the order of the file."""
-        cold, news = region.file.cold, list[tuple[int, int]]()
+        cold, news = region.file.account.cold, list[tuple[int, int]]()
         start, end = found[0][0], sum(found[-1])
         clusters = pagetables.note_found(region, start, end, found, self._teller(region, news))
         self._tell_news(region, news)

@@ -63,7 +63,7 @@ class Offers:
         file = reader.file
         end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
         span = checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
-        listens = not (file.streamed or reader.random)
+        listens = not (file.account.streamed or reader.random)
         pages = checkpoints.fixed_set(span, distance_bytes) if listens else []
         if not pages or a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
             return [], [], bool(pages)

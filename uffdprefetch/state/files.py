@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.state.account import Account
 from uffdprefetch.state.blocks import Blocks
 from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.copies import Copies
@@ -23,7 +24,6 @@ from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.page_cache import PageCache
 
 if TYPE_CHECKING:
-    from uffdprefetch.native.pool import FileCounts
     from uffdprefetch.state.pool_file import PoolFile
 
 Key = tuple[int, int, int, int]
@@ -42,15 +42,11 @@ class FileState:
     call: FileCall
     guard: Guard = field(default_factory=Guard)
     mappings: Mappings = field(default_factory=Mappings)
-    prefetched_bytes: int = 0
-    already_resident_bytes: int = 0
-    late_bytes: int = 0
+    account: Account = field(default_factory=Account)
     generation: int | None = None
     f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
     was: uffd.FileStatus | None = None  # see Opened
-    streamed: bool = False  # some of it was read for no walk (readers/file_stream.py)
     pooled: PoolFile | None = None  # its part of the node's pool
-    pool_counts: FileCounts | None = None
     copies: Copies = field(init=False)
     cache: PageCache = field(init=False)
     blocks: Blocks = field(init=False)
@@ -99,11 +95,6 @@ class FileState:
         say."""
         residency = self.resident_bytes(at, uffd.PAGE_BYTES)
         return self.blocks.was_here(at) if residency is None else residency > 0
-
-    @property
-    def cold(self) -> bool:
-        """Whether nothing of it was read ahead yet."""
-        return not (self.prefetched_bytes or self.already_resident_bytes)
 
     def deleted(self) -> bool:
         """Whether the file is unlinked. (NFS clients and FUSE rename an open one instead.)"""

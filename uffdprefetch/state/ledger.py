@@ -405,7 +405,8 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.blocks.counts()
     served_by = verdicts.get(file.path)
-    pooled = file.pooled is not None or file.pool_counts is not None
+    account, pool = file.account, file.account.pool
+    pooled = file.pooled is not None or pool is not None
     return {
         "path": file.path,
         "size_bytes": file.size_bytes,
@@ -416,18 +417,18 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "changed": file.guard.changed,
         "compared_pages": file.guard.compared_pages,
         "rewritten_pages": file.guard.rewritten_pages,
-        "prefetched_bytes": file.prefetched_bytes,
-        "already_resident_bytes": file.already_resident_bytes,
-        "late_bytes": file.late_bytes,
+        "prefetched_bytes": account.prefetched_bytes,
+        "already_resident_bytes": account.already_resident_bytes,
+        "late_bytes": account.late_bytes,
         "prefetched_used_blocks_bytes": both,
         "prefetched_unused_blocks_bytes": unused,
         "demand_used_blocks_bytes": other,
         "checkpoint_pages": file.copies.pages,
-        "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
-        "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
-        "pool_others_bytes": file.pool_counts.others_bytes if file.pool_counts else None,
-        "pool_given_bytes": file.pool_counts.given_bytes if file.pool_counts else None,
-        "pool_resident_bytes": file.pool_counts.resident_bytes if file.pool_counts else None,
+        "pool_read_bytes": pool.read_bytes if pool else None,
+        "pool_unique_bytes": pool.unique_bytes if pool else None,
+        "pool_others_bytes": pool.others_bytes if pool else None,
+        "pool_given_bytes": pool.given_bytes if pool else None,
+        "pool_resident_bytes": pool.resident_bytes if pool else None,
     }
 
 
@@ -444,8 +445,9 @@ def reads_of(file: FileState) -> FileReads:
     )
     if file.mappings.says_random:
         request_bytes = max(uffd.PAGE_BYTES, file.call.unit_bytes)
-    asked_bytes = file.prefetched_bytes + file.already_resident_bytes
-    brought = file.prefetched_bytes / asked_bytes if asked_bytes else 1.0
     return FileReads(
-        file.blocks.used, request_bytes, brought, *file.blocks.pieces_used(request_bytes)
+        file.blocks.used,
+        request_bytes,
+        file.account.brought_share,
+        *file.blocks.pieces_used(request_bytes),
     )

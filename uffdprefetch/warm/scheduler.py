@@ -569,11 +569,10 @@ class Scheduler:
             fetched = result.storage_bytes if counted else result.waited_bytes
             brought = min(result.bytes, fetched)
             there = result.bytes - brought
-        file.already_resident_bytes += there
+        file.account.came(brought, there)
         self._bucket.take(-there)
         if not brought:
             return
-        file.prefetched_bytes += brought
         self.prefetched_bytes += brought
         file.blocks.mark_prefetched(extent.start, extent.end)
         if extent.alone:
@@ -591,5 +590,5 @@ class Scheduler:
         if consumer.direction < 0:
             late = consumer.position_bytes < extent.end
         if late:
-            file.late_bytes += brought
+            file.account.late(brought)
         consumer.feedback.note(late)

@@ -290,8 +290,8 @@ def test_where_nobody_tells_what_was_cached_what_our_reads_waited_for_was_prefet
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=0, waited_bytes=waited_bytes))
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
-    assert file.prefetched_bytes == scheduler.prefetched_bytes == 4 * waited_bytes
-    assert file.already_resident_bytes == 8 * MIB - 4 * waited_bytes
+    assert file.account.prefetched_bytes == scheduler.prefetched_bytes == 4 * waited_bytes
+    assert file.account.already_resident_bytes == 8 * MIB - 4 * waited_bytes
 
 
 @pytest.mark.parametrize("storage_bytes", [0, 1 * MIB, 2 * MIB])
@@ -302,8 +302,8 @@ def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=storage_bytes))
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
-    assert file.prefetched_bytes == 4 * storage_bytes
-    assert file.already_resident_bytes == 8 * MIB - 4 * storage_bytes
+    assert file.account.prefetched_bytes == 4 * storage_bytes
+    assert file.account.already_resident_bytes == 8 * MIB - 4 * storage_bytes
 
 
 # ---- storage of which a request costs more than its bytes ---------------------------------------

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was read of a file, and by whom: bytes, for the summary and for who decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uffdprefetch.native.pool import FileCounts
+
+
+@dataclass
+class Account:
+    """Of one file. ``streamed``: some of it was read for no walk (readers/file_stream.py);
+    ``pool``: as the pool counts, when it was asked last."""
+
+    prefetched_bytes: int = 0
+    already_resident_bytes: int = 0
+    late_bytes: int = 0
+    streamed: bool = False
+    pool: FileCounts | None = None
+
+    @property
+    def cold(self) -> bool:
+        """Whether nothing of it was read ahead yet."""
+        return not (self.prefetched_bytes or self.already_resident_bytes)
+
+    @property
+    def brought_share(self) -> float:
+        """The part of what was asked for ahead that was not there."""
+        asked_bytes = self.prefetched_bytes + self.already_resident_bytes
+        return self.prefetched_bytes / asked_bytes if asked_bytes else 1.0
+
+    def came(self, brought: int, there: int) -> None:
+        """Of what was asked for, so much was brought; the rest was there."""
+        self.prefetched_bytes += brought
+        self.already_resident_bytes += there
+
+    def late(self, brought: int) -> None:
+        """Its reader was there before it."""
+        self.late_bytes += brought
+
+    def stream(self) -> None:
+        """Some of it is read for no walk from now on."""
+        self.streamed = True
+
+    def note_pool(self, counts: FileCounts) -> None:
+        """What the pool says."""
+        self.pool = counts
