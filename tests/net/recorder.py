@@ -116,7 +116,7 @@ class Recorder:
             self._decisions.append([self._written, *decision])
 
     def file(self, fd: int) -> int:
-        return next((i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1)
+        return next((i for i, f in enumerate(self._files) if fd in f.opened[:3]), -1)
 
     def opened(self, file: files.FileState) -> None:
         self._files.append(file)
@@ -180,7 +180,7 @@ def install(path: str) -> None:
     item(core, "detached", "detached", lambda self, c, region: [number(c), region])
     item(core, "laid", "laid", lambda self, c, ack: [number(c), list(ack)])
     item(core, "bypassed", "bypassed", lambda self, c, why: [number(c), why])
-    item(core, "give_up", "give_up", lambda self, file, why: [world.file(file.fd), why])
+    item(core, "give_up", "give_up", lambda self, file, why: [world.file(file.opened.fd), why])
     item(core, "account_all", "account_all", lambda self, c: [number(c)])
     item(core, "on_pool_events", "on_pool_events", lambda self: [])
     item(core, "look", "look", lambda self, now: [])

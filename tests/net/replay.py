@@ -162,7 +162,7 @@ class Replay:
         self.decisions.append(json.loads(json.dumps([self.item, *decision])))
 
     def file(self, fd: int) -> int:
-        return next((i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1)
+        return next((i for i, f in enumerate(self._files) if fd in f.opened[:3]), -1)
 
     def opened(self, file: files.FileState) -> None:
         self._files.append(file)

@@ -58,8 +58,9 @@ SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
 #: Of a file that has just been opened: what its storage has said of it.
 OPENED = {
     **{name: name for name in (
-        "key", "path", "size_bytes", "generation",
+        "key", "path", "size_bytes",
     )},
+    "generation": "opened.generation",
     **{name: f"guard.{name}" for name in ("network", "leased", "no_lease", "writer")},
     **{name: f"call.{name}" for name in (
         "file_system", "method", "chunk_bytes", "unit_bytes", "counts_reads", "ahead_bytes",
@@ -191,7 +192,7 @@ def _of_files(world: World, put: Put) -> None:
         real = getattr(files.FileState, name)
 
         def asked(self: files.FileState, name: str = name, real: Any = real) -> bool:
-            return bool(world.ask([name, world.file(self.fd)], lambda: real(self)))
+            return bool(world.ask([name, world.file(self.opened.fd)], lambda: real(self)))
 
         put(files.FileState, name, asked)
     unfit = admission.FileTable._unfit
@@ -207,13 +208,13 @@ def _of_files(world: World, put: Put) -> None:
 
 def _file(what: Any, told: dict[str, Any], now: int) -> files.FileState:
     """One that a tape tells of."""
-    parts: dict[str, dict[str, Any]] = {"": {}, "call": {}, "guard": {}}
+    parts: dict[str, dict[str, Any]] = {"": {}, "opened": {}, "call": {}, "guard": {}}
     for name, where in OPENED.items():
         part, _, field = where.rpartition(".")
         parts[part][field] = told[name]
     own = parts[""]
     return files.FileState(
-        **{**own, "key": tuple(own["key"])}, fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,
+        **{**own, "key": tuple(own["key"])}, opened=what._replace(**parts["opened"]),
         call=FileCall(**parts["call"]), guard=Guard(**parts["guard"], opened_ns=now),
     )  # fmt: skip
 
@@ -344,7 +345,7 @@ def _decisions(world: World, put: Put) -> None:
 
     def wanted(self: scheduler.Scheduler, by: Any, what: PrefetchRange) -> int:
         world.decide(
-            "want", world.file(what.file.fd), by.rank, what.start, what.end, what.need,
+            "want", world.file(what.file.opened.fd), by.rank, what.start, what.end, what.need,
             what.priority.name, what.whole, what.pooled,
         )  # fmt: skip
         return want(self, by, what)

@@ -46,7 +46,7 @@ class Rounds:
         if leased:
             require(self.file.guard.leased, "no read lease on this file system")
         else:
-            self.file.guard.release_lease(self.file.fd)
+            self.file.guard.release_lease(self.file.opened.fd)
         self.file.guard.network = network
         self.file.mappings.attached = 1
         self.told: list[str] = []
@@ -65,7 +65,7 @@ class Rounds:
         """Have pages of the file in the memfd, as a worker does."""
         memfd, _ = self.file.copies.fds()
         for page in pages:
-            os.pwrite(memfd, os.pread(self.file.page_fd, PAGE, page * PAGE), page * PAGE)
+            os.pwrite(memfd, os.pread(self.file.opened.page_fd, PAGE, page * PAGE), page * PAGE)
         self.file.copies.written.update(pages)
 
     def begin(self) -> FileWatch:
@@ -183,9 +183,9 @@ def test_a_store_through_a_mapping_that_moves_no_time_is_found(
         one.copy(PAGES)
         with one.mapped() as view:
             one.round()
-            before = Times.of(one.file.fd)
+            before = Times.of(one.file.opened.fd)
             writer[PAGES[7] * PAGE + 5] ^= 0xFF
-            assert Times.of(one.file.fd) == before
+            assert Times.of(one.file.opened.fd) == before
             one.round()
             assert not one.wrong(view)
     assert one.told == ["its bytes have changed"]
@@ -264,8 +264,8 @@ def test_a_file_that_is_closed_during_a_round_is_compared_when_it_is_opened_agai
 def test_a_lease_that_the_kernel_has_broken_is_given_back_without_a_word(rounds: Make) -> None:
     """It does so when the service was too slow for a writer (fs.lease-break-time)."""
     one = rounds(leased=True)
-    fcntl.fcntl(one.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    one.file.guard.release_lease(one.file.fd)
+    fcntl.fcntl(one.file.opened.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    one.file.guard.release_lease(one.file.opened.fd)
     assert not one.file.guard.leased
 
 
@@ -307,7 +307,7 @@ def test_when_only_ctime_has_moved_the_pool_s_pages_go_if_somebody_may_have_writ
     one.end(state)
     one.engine.pool = SimpleNamespace(drop=lambda *what: dropped.append(what))
     path.chmod(0o640)
-    one.freshness._look(one.file, state, Times.of(one.file.fd))
+    one.freshness._look(one.file, state, Times.of(one.file.opened.fd))
     assert dropped == ([(one.file, "its ctime has moved")] if network else [])
     assert one.told == []
 

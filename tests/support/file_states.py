@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import os
+
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.opening import Opened
+
+NOTHING = Opened(-1, -1, -1, os.stat_result((0,) * 10), None, 0)
 
 
 class ClosedFile(FileState):
@@ -19,4 +24,4 @@ class ClosedFile(FileState):
 
 def file_of(size_bytes: int, path: str = "/data", inode: int = 0) -> ClosedFile:
     """Nobody has read any of it, and nothing is known of its storage."""
-    return ClosedFile((0, inode, size_bytes, 0), path, -1, -1, -1, size_bytes, FileCall(""))
+    return ClosedFile((0, inode, size_bytes, 0), path, NOTHING, size_bytes, FileCall(""))

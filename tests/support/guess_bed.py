@@ -83,7 +83,7 @@ class Bed:
 
     def of(self, file: FileState) -> IntervalSet:
         """What is in memory of it."""
-        return self.there.setdefault(self.same.get(file.fd, file.fd), IntervalSet())
+        return self.there.setdefault(self.same.get(file.opened.fd, file.opened.fd), IntervalSet())
 
     def missing(self, file: FileState, start: int = 0, end: int | None = None) -> int:
         end = file.size_bytes if end is None else end
@@ -145,10 +145,10 @@ class Bed:
             if a < address + length and b > address
         ]
         file.mappings.attached += 1
-        self.same[file.page_fd] = file.fd
+        self.same[file.opened.page_fd] = file.opened.fd
         verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
         reader, number = reader_of(client, file), file.mappings.attached
-        address = (file.fd + 1) << 40
+        address = (file.opened.fd + 1) << 40
         region = Region(number, file, address, file.size_bytes, 0, verdict, reader)
         client.regions[number] = region
         reader.add(region)

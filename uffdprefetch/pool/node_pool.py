@@ -169,7 +169,7 @@ class NodePool:
         """The file's part of the pool, made at its first mapping. Raises OSError."""
         if file.pooled is None:
             number, memfd = self.pool.add_file(
-                file.fd, file.size_bytes, file.call.unit_bytes, file.was
+                file.opened.fd, file.size_bytes, file.call.unit_bytes, file.opened.was
             )
             file.pooled = PoolFile(
                 self.pool, number, memfd, self.chunk_bytes, *self.pool.books(number)

@@ -138,7 +138,7 @@ class NextShard:
         if not self._law.window(self._followed(reader.pid), least, 1):
             found.frontier_bytes, found.asked_ns = most, now  # it would have been read
             return
-        if after.fd < 0 or after.mappings.resting:
+        if after.opened.fd < 0 or after.mappings.resting:
             self._open(found, found.path or after.path, reader.pid)
             return
         pooled = reader.reads_pool

@@ -235,7 +235,7 @@ class StatedRanges:
 
     def _ends(self, book: StatedFile, stream: FileStream, now: int) -> bool:
         file = book.file
-        if file.guard.changed or file.fd < 0:
+        if file.guard.changed or file.opened.fd < 0:
             self._end(book, Stage.STOPPED, "the file is not managed any more", now)
         elif (
             book.by is Sayer.JOB
@@ -270,7 +270,7 @@ class StatedRanges:
         """See Room.holders."""
         now = self._clock.now_ns()
         for book in self.books.values():
-            if book.file.mappings.attached and book.file.fd >= 0:
+            if book.file.mappings.attached and book.file.opened.fd >= 0:
                 yield book.file, book.held_bytes(now)
 
     def describe(self, path: str) -> dict[str, Any] | None:

@@ -79,14 +79,14 @@ class TensorStarts:
         ):
             return
         try:
-            fd = os.dup(file.page_fd)
+            fd = os.dup(file.opened.page_fd)
         except OSError:  # out of descriptors
             return
         file.blocks.tensor_starts = IntervalSet()
         consumer = FileConsumer(reader.rank, reader.pid)
 
         def told(found: list[Range] | OSError) -> None:
-            if not isinstance(found, OSError) and file.fd >= 0 and not file.guard.changed:
+            if not isinstance(found, OSError) and file.opened.fd >= 0 and not file.guard.changed:
                 self._read(consumer, file, found)
 
         if not self._opener.run(lambda: tensor_starts_of(fd, file.size_bytes), told):

@@ -183,7 +183,7 @@ class WholeFiles:
     def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
         """Stop where the reason has gone; whether it has."""
         file = book.file
-        if file.guard.changed or file.fd < 0:
+        if file.guard.changed or file.opened.fd < 0:
             book.end(Stage.STOPPED, "the file is not managed any more")
         elif now_ns - book.touched_ns > QUIET_NS:
             book.end(Stage.WATCHED, "nobody has come for half a second")

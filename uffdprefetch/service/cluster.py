@@ -235,7 +235,7 @@ class Cluster:
 
     def opened(self, file: FileState, number: int) -> None:
         """A file has become the pool's: find out whether other nodes have the same."""
-        path, f_type, globs = file.path, file.f_type, self._globs
+        path, f_type, globs = file.path, file.opened.f_type, self._globs
         kind = file_systems.known(f_type)
         if kind.one_machine and not identity.is_named(path, globs):
             self._keep_to_itself(path, f"{kind.name} is a local file system")
@@ -243,7 +243,7 @@ class Cluster:
         one = self._files[number] = _Shared(path, file.guard.times)
         if self.link is not None:
             self.link.pending(number, PENDING_MS)
-        fd = os.dup(file.fd)
+        fd = os.dup(file.opened.fd)
 
         def look() -> tuple[identity.Fields, Times] | str:
             try:

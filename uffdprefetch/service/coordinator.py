@@ -205,7 +205,11 @@ class Coordinator:
         """Before attach(): somebody may have opened the file for writing while this process stood
         still."""
         file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
-        if file is not None and file.guard.changed is None and file.guard.lease_breaking(file.fd):
+        if (
+            file is not None
+            and file.guard.changed is None
+            and file.guard.lease_breaking(file.opened.fd)
+        ):
             self.give_up(file, OPENED_FOR_WRITING)
 
     def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
@@ -266,7 +270,7 @@ class Coordinator:
             )
             settled = settled and not unsettled
         if a.flags & wire.ATTACH_INHERITED:
-            fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
+            fds = [*fds, file.opened.map_fd] if fds else [file.opened.map_fd, file.opened.map_fd]
         if serving.refusal is not None:
             self._refuse(client, a, path, serving.refusal, fds)
             return

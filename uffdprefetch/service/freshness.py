@@ -114,7 +114,7 @@ class Freshness:
 
     def _begin(self, file: FileState, now: int) -> bool:
         """False: not now, others of its kind are under way."""
-        if file.fd < 0:
+        if file.opened.fd < 0:
             return True
         state = file.guard.watch(now)
         if state.under_way or state.over:
@@ -135,7 +135,7 @@ class Freshness:
         pages = self._pages(file, state, now)
         if not pages and not file.guard.network:
             with contextlib.suppress(OSError):
-                self._look(file, state, Times.of(file.fd))
+                self._look(file, state, Times.of(file.opened.fd))
             return True
         if file.guard.network and self._busy(file.key[0]) >= PER_DEVICE:
             return False
@@ -191,9 +191,9 @@ class Freshness:
         try:
             watch = state.watch
             if not pages or pooled:  # its times, or what the pool reads: no copies
-                watch = uffd_compare.Watch(file.page_fd, -1, file.size_bytes)
+                watch = uffd_compare.Watch(file.opened.page_fd, -1, file.size_bytes)
             elif watch is None:
-                watch = uffd_compare.Watch(file.page_fd, file.copies.rw, file.size_bytes)
+                watch = uffd_compare.Watch(file.opened.page_fd, file.copies.rw, file.size_bytes)
                 state.watch = watch
         except OSError as error:
             self._engine.ledger.degrade(f"its copies are not compared: {error}", file.path)

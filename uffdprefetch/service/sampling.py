@@ -234,7 +234,7 @@ class Sampling:
     @property
     def counted_all(self) -> bool:
         """Whether the slow pass has seen every file that is open."""
-        return all(key in self.counted for key, f in self._engine.files.items() if f.fd >= 0)
+        return all(key in self.counted for key, f in self._engine.files.items() if f.opened.fd >= 0)
 
     def step(self, now: int) -> None:
         """One piece of the slow pass, when it is due."""
@@ -258,7 +258,7 @@ class Sampling:
         """One pass over all files, those that are mapped first."""
         for file in sorted(self._engine.files.values(), key=lambda f: -f.mappings.attached):
             known, sensor = yield from self._resident(file)
-            if file.fd < 0:  # closed meanwhile
+            if file.opened.fd < 0:  # closed meanwhile
                 continue
             used = unused = demand = 0
             for a in range(0, len(file.blocks.flags), BLOCKS_PIECE):
@@ -277,10 +277,10 @@ class Sampling:
         """Returns what uffd.resident_bytes() says of the whole file."""
         resident, sensor = 0, ""
         for at in range(0, file.size_bytes, RESIDENT_PIECE_BYTES):
-            if file.fd < 0:
+            if file.opened.fd < 0:
                 break
             length = min(RESIDENT_PIECE_BYTES, file.size_bytes - at)
-            known, sensor = uffd.resident_bytes(file.fd, at, length)
+            known, sensor = uffd.resident_bytes(file.opened.fd, at, length)
             if known is None:
                 return None, sensor
             resident += known

@@ -475,7 +475,7 @@ class Service:
         """A broken lease: detach everywhere, then let the writer in."""
         now = CLOCK.now_ns()
         for file in self.engine.files.values():
-            if not file.guard.leased or not file.guard.lease_breaking(file.fd):
+            if not file.guard.leased or not file.guard.lease_breaking(file.opened.fd):
                 continue
             if file.guard.changed is None:
                 self.engine.give_up(file, OPENED_FOR_WRITING)
@@ -483,7 +483,7 @@ class Service:
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.mappings.attached or now >= deadline:
                 self._freshness.let_in(file)
-                file.guard.release_lease(file.fd)
+                file.guard.release_lease(file.opened.fd)
                 del self._leaving[key]
 
     def _close(self) -> None:

@@ -83,7 +83,11 @@ class FileTable:
         if file is None:
             return None
         # Not asked where the file had no generation: a FUSE daemon may not answer.
-        if fd is not None and file.generation is not None and generation(fd) != file.generation:
+        if (
+            fd is not None
+            and file.opened.generation is not None
+            and generation(fd) != file.opened.generation
+        ):
             return None  # its inode has been reused: see admit()
         file.mappings.wanted(opened=fd is not None)
         return file
@@ -95,7 +99,7 @@ class FileTable:
         key = (a.device, a.inode, a.size_bytes, opened.status.st_mtime_ns)
         file = self.files.get(key)
         if file is not None:
-            same = opened.generation == file.generation
+            same = opened.generation == file.opened.generation
             opened.close()
             file.mappings.wanted(opened=True)
             if not same:
@@ -112,7 +116,7 @@ class FileTable:
                 return None, path, unfit
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
-        system = file_systems.known(file.f_type)
+        system = file_systems.known(file.opened.f_type)
         if system.in_memory:
             file.close()
             return None, path, in_memory(system.name)
@@ -130,14 +134,14 @@ class FileTable:
         with contextlib.ExitStack() as undo:
             undo.callback(opened.close)
             if file is not None:
-                return file if opened.generation == file.generation else None
+                return file if opened.generation == file.opened.generation else None
             path = os.readlink(f"/proc/self/fd/{opened.fd}")
             small = status.st_size < self._config.min_size_bytes
             if small or self._unfit(key, opened, path):
                 return None
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
-        if file.guard.writer or file_systems.known(file.f_type).in_memory:
+        if file.guard.writer or file_systems.known(file.opened.f_type).in_memory:
             file.close()
             return None
         self.files[key] = file
@@ -173,7 +177,7 @@ class FileTable:
         taken up again."""
         device, inode, *_ = file.key
         self._changed.add((device, inode))
-        if file.was is not None:  # its inode number may be the new file's
+        if file.opened.was is not None:  # its inode number may be the new file's
             self._changed.add(file.path)
 
     def has_changed(self, path: str, number: tuple[int, int] | None = None) -> bool:

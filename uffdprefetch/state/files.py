@@ -35,17 +35,12 @@ class FileState:
 
     key: Key
     path: str
-    fd: int  # the service's own description: extents
-    page_fd: int  # another, FADV_RANDOM: single checkpoint pages
-    map_fd: int  # another: for forked children to map
+    opened: Opened  # page_fd has FADV_RANDOM
     size_bytes: int
     call: FileCall
     guard: Guard = field(default_factory=Guard)
     mappings: Mappings = field(default_factory=Mappings)
     account: Account = field(default_factory=Account)
-    generation: int | None = None
-    f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
-    was: uffd.FileStatus | None = None  # see Opened
     pooled: PoolFile | None = None  # its part of the node's pool
     copies: Copies = field(init=False)
     cache: PageCache = field(init=False)
@@ -65,15 +60,10 @@ class FileState:
         return cls(
             key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
             path=path,
-            fd=opened.fd,
-            page_fd=opened.page_fd,
-            map_fd=opened.map_fd,
+            opened=opened,
             size_bytes=st.st_size,
             call=FileCall.of(opened),
             guard=Guard.of(opened),
-            generation=opened.generation,
-            f_type=opened.f_type,
-            was=opened.was,
         )
 
     def in_use(self) -> bool:
@@ -88,7 +78,7 @@ class FileState:
 
     def resident_bytes(self, start: int, length: int) -> int | None:
         """Bytes of [start, +length) in the page cache; None where the kernel does not say."""
-        return uffd.resident_bytes(self.fd, start, length)[0]
+        return uffd.resident_bytes(self.opened.fd, start, length)[0]
 
     def has(self, at: int) -> bool:
         """Whether the page at a file offset is cached; by our flags where the kernel does not
@@ -99,9 +89,9 @@ class FileState:
     def deleted(self) -> bool:
         """Whether the file is unlinked. (NFS clients and FUSE rename an open one instead.)"""
         try:
-            if uffd.file_status(self.fd).links == 0:
+            if uffd.file_status(self.opened.fd).links == 0:
                 return True
-            name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd}"))
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{self.opened.fd}"))
         except OSError:
             return False
         return name.startswith((".nfs", ".fuse_hidden"))
@@ -109,29 +99,26 @@ class FileState:
     def park(self) -> None:
         """Close our descriptors of the file, and the lease; flags and checkpoint pages are kept for
         unpark()."""
-        self.guard.park(self.fd)
-        for fd in (self.fd, self.page_fd, self.map_fd):
-            uffd.close_file(fd)
-        self.fd = self.page_fd = self.map_fd = -1
+        self.guard.park(self.opened.fd)
+        self.opened.close()
+        self.opened = self.opened.closed()
 
     def unpark(self, opened: Opened) -> bool:
         """Reopen with descriptions of the same file, of the same size and mtime. Returns whether it
         is unwritten since park(), by ctime, which a writer cannot set back; else the checkpoint
         pages are made anew."""
-        self.fd, self.page_fd, self.map_fd = opened.fd, opened.page_fd, opened.map_fd
-        self.was = opened.was
+        self.opened = opened
         self.mappings.wanted()
-        os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
-        self.call.use_again(self.fd)
-        same = self.guard.go_on(self.fd)
+        os.posix_fadvise(opened.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self.call.use_again(opened.fd)
+        same = self.guard.go_on(opened.fd)
         if not same:
             self.copies.close()
         return same
 
     def close(self) -> None:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""
-        self.guard.close(self.fd)
-        for fd in (self.fd, self.page_fd, self.map_fd):
-            uffd.close_file(fd)
+        self.guard.close(self.opened.fd)
+        self.opened.close()
+        self.opened = self.opened.closed()
         self.copies.close()
-        self.fd = self.page_fd = self.map_fd = -1

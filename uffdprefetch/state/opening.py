@@ -65,6 +65,10 @@ class Opened(NamedTuple):
     f_type: int
     was: uffd.FileStatus | None = None
 
+    def closed(self) -> Opened:
+        """The same when the descriptions have been closed."""
+        return self._replace(fd=-1, page_fd=-1, map_fd=-1)
+
     def close(self) -> None:
         """Close the descriptions, soon."""
         for fd in (self.fd, self.page_fd, self.map_fd):

@@ -119,7 +119,7 @@ class Region:
     @property
     def lease_fd(self) -> int:
         """What its agent is to have, to give the file's lease back by; -1: nothing."""
-        return self.file.fd if self.brings_lease and self.file.guard.leased else -1
+        return self.file.opened.fd if self.brings_lease and self.file.guard.leased else -1
 
     @property
     def walks(self) -> list[Stream]:

@@ -490,7 +490,7 @@ class Scheduler:
                 chunk = min(chunk, max(PIECE_BYTES, window // 2))
             sent = self._workers.submit(
                 self._next_id,
-                file.fd if length else file.page_fd,
+                file.opened.fd if length else file.opened.page_fd,
                 extent.start,
                 length,
                 method=file.call.method,
@@ -540,7 +540,7 @@ class Scheduler:
         if file.call.method == uffd.WARM_PROBE and extent.pooled is None:
             if result.method != uffd.WARM_PROBE:
                 chunk_bytes, ahead_bytes = result.chunk_bytes, file.call.ahead_bytes
-                file.call.use(probed(result.method, chunk_bytes, ahead_bytes), file.fd)
+                file.call.use(probed(result.method, chunk_bytes, ahead_bytes), file.opened.fd)
             return
         if result.method != file.call.method or extent.window_bytes:  # sent before that was chosen
             return
@@ -549,7 +549,7 @@ class Scheduler:
             return
         choice = corrected(file.call.method, *found)
         if choice is not None:
-            file.call.use(choice, file.fd)
+            file.call.use(choice, file.opened.fd)
             self._on_finding(f"{file.path}: {choice.reason}")
         elif file.path not in self._told:
             self._told.add(file.path)

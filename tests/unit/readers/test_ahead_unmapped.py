@@ -32,7 +32,7 @@ def ahead() -> Ahead:
 def mapped(number: int, size_bytes: int) -> Any:
     """A mapping of a file of the kind that all of them are."""
     file = file_of(size_bytes, f"/data/{number}.bin", number)
-    file.fd = 3
+    file.opened = file.opened._replace(fd=3)
     reader = SimpleNamespace(
         file=file, pid=7, rank=0, reads_pool=False, says_random=False,
         regions={}, client=SimpleNamespace(pagemap_fd=3), random=False, unneeded=Unneeded(),

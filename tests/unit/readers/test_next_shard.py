@@ -227,14 +227,14 @@ def test_a_file_that_nobody_maps_is_closed_a_moment_later_and_opened_again(node:
     (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
     node.now += IDLE_NS - 1
     node.table.look(node.now)
-    assert wanted.file.fd >= 0
+    assert wanted.file.opened.fd >= 0
     node.now += LOOK_NS
     node.table.look(node.now)
-    assert wanted.file.fd < 0 and node.table.parked
+    assert wanted.file.opened.fd < 0 and node.table.parked
     assert node.beyond(reader, SIZE - 16 * MIB) == []
     node.opens()
     (more,) = node.beyond(reader, SIZE - 16 * MIB)
-    assert more.file is wanted.file and more.file.fd >= 0 and more.start == 8 * MIB
+    assert more.file is wanted.file and more.file.opened.fd >= 0 and more.start == 8 * MIB
 
 
 def test_it_is_closed_at_once_when_its_readers_process_ends_or_it_is_deleted(node: Node) -> None:
@@ -246,7 +246,7 @@ def test_it_is_closed_at_once_when_its_readers_process_ends_or_it_is_deleted(nod
         (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
         ends()
         node.table.look(node.now)
-        assert wanted.file.fd < 0
+        assert wanted.file.opened.fd < 0
 
 
 def test_what_must_not_be_served_is_not_read(node: Node) -> None:

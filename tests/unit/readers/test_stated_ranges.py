@@ -173,7 +173,7 @@ def test_a_file_that_was_named_first_is_read_first(
     submit = bed.submit
 
     def noted(number: int, fd: int, start: int, length: int, **how: object) -> bool:
-        order.append(file if fd == file.fd else other)
+        order.append(file if fd == file.opened.fd else other)
         return submit(number, fd, start, length, **how)
 
     bed.scheduler._workers.submit = noted  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ class Node:
         self.busy = False
         self.fd = os.open(path, os.O_RDONLY)
         self.file = file_of(path.stat().st_size)
-        self.file.fd = self.file.page_fd = self.fd
+        self.file.opened = self.file.opened._replace(fd=self.fd, page_fd=self.fd)
         reader = SimpleNamespace(rank=0, pid=7, reads_pool=False)
         self.region: Any = SimpleNamespace(
             file=self.file, reader=reader, scan=SimpleNamespace(runs=set(), mapped=IntervalSet()),
@@ -159,7 +159,7 @@ def test_nothing_is_wanted_of_a_file_that_was_closed_or_changed_meanwhile(path: 
         node = Node(path)
         node.starts.mapped(node.region)
         if gone:
-            node.file.fd = -1
+            node.file.opened = node.file.opened.closed()
         else:
             node.file.guard.give_up("written")
         ((work, then),) = node.asked

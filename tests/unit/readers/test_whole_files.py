@@ -304,7 +304,7 @@ def in_the_pool(
     """Its part of a pool, of which the bed's workers are those of the pool."""
 
     def submit(number: int, _: int, start: int, length: int, due_ns: int) -> bool:
-        return bed.submit(number, file.fd, start, length)
+        return bed.submit(number, file.opened.fd, start, length)
 
     class State:
         """Chunks: 0 where one is there."""

@@ -254,7 +254,7 @@ def test_of_each_device_as_much_is_under_way_as_keeps_that_one_busy(
 def test_a_call_that_does_not_bring_what_is_asked_for_is_changed_and_that_is_said(
     file: FileState, came_share: float
 ) -> None:
-    file.call.use(choose(0xEF53, 128 << 10, True), file.fd)
+    file.call.use(choose(0xEF53, 128 << 10, True), file.opened.fd)
     said: list[str] = []
     notes = Notes(came_share)
     scheduler = scheduler_of(notes, on_finding=said.append)
@@ -271,7 +271,7 @@ def test_a_call_that_does_not_bring_what_is_asked_for_is_changed_and_that_is_sai
 
 
 def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
-    file.call.use(choose(file_systems.LUSTRE, 0, True), file.fd)
+    file.call.use(choose(file_systems.LUSTRE, 0, True), file.opened.fd)
     said: list[str] = []
     scheduler = scheduler_of(Notes(0.0), on_finding=said.append)
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 200 * MIB))
@@ -313,7 +313,7 @@ def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched
 def lustre(file: FileState) -> FileState:
     """The file, as if it lay there."""
     file.call.unit_bytes = file_systems.LUSTRE_RPC_BYTES
-    file.call.use(choose(file_systems.LUSTRE, 0, True), file.fd)
+    file.call.use(choose(file_systems.LUSTRE, 0, True), file.opened.fd)
     return file
 
 

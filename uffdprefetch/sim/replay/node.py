@@ -8,6 +8,8 @@ storage; the clock is the replay's. No decision is implemented twice.
 from __future__ import annotations
 
 import heapq
+import os
+import stat
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,6 +31,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
@@ -245,8 +248,10 @@ class ReplayNode:
         call = FileCall(
             "replay", ahead_bytes=around_bytes, method=uffd.WARM_READAHEAD, chunk_bytes=EXTENT_BYTES
         )
+        status = os.stat_result((stat.S_IFREG, number, 0, 1, 0, 0, size, 0, 0, 0))
+        opened = Opened(number, number, number, status, None, 0)
         file = ReplayFile(
-            key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
+            key=(0, number, size, 0), path=path, opened=opened,
             size_bytes=size, call=call,
         )  # fmt: skip
         file.blocks.tensor_starts = IntervalSet()  # its bytes are not there to tell
