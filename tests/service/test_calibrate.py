@@ -39,7 +39,7 @@ from uffdprefetch.sim.measure.reads import ReadBenchmark
 from uffdprefetch.sim.scenario import load
 
 if TYPE_CHECKING:
-    from uffdprefetch.cli import CommandProtocol
+    from uffdprefetch.cli.parser import CommandProtocol
 
 pytestmark = warnings_fail
 

@@ -21,22 +21,10 @@ from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Protocol
+    from typing import Any
 
-    class CommandProtocol(Protocol):
-        """Interface of a command; ``rest``: the words after ``--``, None without a ``--``. One that
-        runs a command and has no words of its own tells by ``options_end`` where that begins if
-        there is no ``--`` before it. ``examples``: lines for the help; ``rare``: its options that
-        --help leaves to --help-all, if there are any."""
-
-        examples: tuple[str, ...]
-
-        def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
-
-        def run(self, args: argparse.Namespace, rest: list[str] | None) -> int: ...
-
+    from uffdprefetch.cli.parser import CommandProtocol
 
 #: name -> (module, one line of help); None hides a command from the help.
 COMMANDS: dict[str, tuple[str, str | None]] = {

@@ -12,13 +12,23 @@ import difflib
 import functools
 import textwrap
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from uffdprefetch import __version__
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 
-if TYPE_CHECKING:
-    from uffdprefetch.cli import CommandProtocol
+
+class CommandProtocol(Protocol):
+    """Interface of a command; ``rest``: the words after ``--``, None without a ``--``. One that
+    runs a command and has no words of its own tells by ``options_end`` where that begins if
+    there is no ``--`` before it. ``examples``: lines for the help; ``rare``: its options that
+    --help leaves to --help-all, if there are any."""
+
+    examples: tuple[str, ...]
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int: ...
 
 
 class CommandParser(argparse.ArgumentParser):
