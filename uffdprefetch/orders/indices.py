@@ -3,23 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Protocol
 
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
-from uffdprefetch.state.files import FileState, Key
 
 if TYPE_CHECKING:  # it brings numpy, which a service that needs none spares
     from uffdprefetch.formats.index import RecordIndex
 
 
+class IndexedFile(Protocol):
+    """A file that may have an index."""
+
+    path: str
+    size_bytes: int
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from others, and from what it was before it was changed."""
+
+
 class IndexSource(Protocol):
     """Where the indices of files come from; never blocks."""
 
-    def get(self, file: FileState) -> RecordIndex | None:
+    def get(self, file: IndexedFile) -> RecordIndex | None:
         """The index; None: not yet, or never. The first call asks for it."""
 
-    def why_not(self, file: FileState) -> str | None:
+    def why_not(self, file: IndexedFile) -> str | None:
         """Why there will be none, in one line."""
 
 
@@ -29,9 +39,9 @@ class Indices:
 
     def __init__(self, indexer: IndexerClient, on_ready: Callable[[], None]) -> None:
         self._indexer, self._on_ready = indexer, on_ready
-        self._found: dict[Key, RecordIndex | str | None] = {}
+        self._found: dict[Hashable, RecordIndex | str | None] = {}
 
-    def get(self, file: FileState) -> RecordIndex | None:
+    def get(self, file: IndexedFile) -> RecordIndex | None:
         if file.key not in self._found:
             self._found[file.key] = None
 
@@ -43,11 +53,11 @@ class Indices:
         found = self._found[file.key]
         return None if isinstance(found, str) else found
 
-    def why_not(self, file: FileState) -> str | None:
+    def why_not(self, file: IndexedFile) -> str | None:
         found = self._found.get(file.key)
         return found if isinstance(found, str) else None
 
-    def _opened(self, file: FileState, answer: Answer) -> RecordIndex | str:
+    def _opened(self, file: IndexedFile, answer: Answer) -> RecordIndex | str:
         if "error" in answer:
             return str(answer["error"])
         index = self._indexer.index(answer["index"])
