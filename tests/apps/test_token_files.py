@@ -22,7 +22,8 @@ from token_sets import write_library, write_tokens
 from uffdprefetch.job import datasets
 from uffdprefetch.job.channel import SCHEMA
 from uffdprefetch.orders.announcement import AnnounceError, load
-from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
+from uffdprefetch.orders.mapped_files import ResolveRequest
+from uffdprefetch.orders.samples import SampleResolver
 from uffdprefetch.predict.order.order import Order
 
 torch = pytest.importorskip("torch")

@@ -30,8 +30,9 @@ from uffdprefetch.orders import (
     plan_file,
     stated,
 )
+from uffdprefetch.orders.mapped_files import ResolveRequest
 from uffdprefetch.orders.provisional import provisional_order
-from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
+from uffdprefetch.orders.samples import SampleResolver
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
 

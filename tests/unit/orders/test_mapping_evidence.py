@@ -2,7 +2,7 @@
 """orders/evidence.choose(): against readers whose page tables are a bitmap, with fault-around,
 pages
 that do not show and samples read ahead, the truth is chosen, and nothing else ever is; nor before
-anything has been said (orders/samples.begun())."""
+anything has been said (orders/sample_search.begun())."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from uffdprefetch.orders.residency_evidence import (
     _between,
     certainty,
 )
-from uffdprefetch.orders.samples import BEGUN_MAX, BEGUN_MIN, begun
+from uffdprefetch.orders.sample_search import BEGUN_MAX, BEGUN_MIN, begun
 
 pytestmark = [warnings_fail, pytest.mark.slow]
 

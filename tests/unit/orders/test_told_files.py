@@ -20,7 +20,9 @@ from uffdprefetch.formats.detect import open_index
 from uffdprefetch.job import arrow_tables
 from uffdprefetch.job.channel import SCHEMA, packed
 from uffdprefetch.orders.announcement import AnnounceError, load
-from uffdprefetch.orders.samples import TRIES_MAX, ResolveRequest, SampleResolver
+from uffdprefetch.orders.mapped_files import ResolveRequest
+from uffdprefetch.orders.sample_search import TRIES_MAX
+from uffdprefetch.orders.samples import SampleResolver
 from uffdprefetch.predict.order.order import Order
 
 pytestmark = warnings_fail
