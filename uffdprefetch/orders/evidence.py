@@ -141,18 +141,7 @@ def _among(
         return HypothesisChoice((), f"{len(holding)} ways look true: too many to tell apart", False)
     numbers = range(len(holding))
     sure = {i for i in numbers if holding[i] in proven}
-    better: set[tuple[int, int]] = set()  # (i, j): i is proven even if j is true
-    refutes: set[tuple[int, int]] = set()  # and if one of the two is wrong it is j
-    for i, j in permutations(numbers, 2):
-        others = [holding[k].known for k in numbers if k != i]
-        far, near = holding[i].is_proven_beside(
-            holding[j], np.unique(np.concatenate(others)), evidence
-        )
-        beats = holding[i].beats(holding[j], evidence)
-        if far or near or beats:
-            better.add((i, j))
-        if far or beats:
-            refutes.add((i, j))
+    better, refutes = _compared(holding, evidence)
     beaten = {j for i, j in refutes if i in sure and (j, i) not in better}
     remaining = [i for i in numbers if i not in beaten]
     for i in remaining:
@@ -167,6 +156,27 @@ def _among(
     shares = " and ".join(f"{each.seen(evidence)}" for each in taken)
     why = f"{names}: {shares} records of samples that were read are mapped"
     return HypothesisChoice(tuple(each.hypothesis for each in taken), why, True)
+
+
+def _compared(
+    holding: list[Prediction], evidence: ResidencyEvidence
+) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """Two relations of their numbers: (i, j) of which i is proven even if j is true, and of which
+    it is j if one of the two is wrong."""
+    better: set[tuple[int, int]] = set()
+    refutes: set[tuple[int, int]] = set()
+    numbers = range(len(holding))
+    for i, j in permutations(numbers, 2):
+        others = [holding[k].known for k in numbers if k != i]
+        far, near = holding[i].is_proven_beside(
+            holding[j], np.unique(np.concatenate(others)), evidence
+        )
+        beats = holding[i].beats(holding[j], evidence)
+        if far or near or beats:
+            better.add((i, j))
+        if far or beats:
+            refutes.add((i, j))
+    return better, refutes
 
 
 def _unproven(holding: list[Prediction], evidence: ResidencyEvidence, file: str) -> str:

@@ -129,31 +129,44 @@ def _pool(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {**pools[0], **sums, "demand_wait_ns": wait}
 
 
+#: Of a node's part of the cluster: the same for all, or said of it alone.
+_NO_SUMS = (
+    "node", "nodes", "present", "mpi", "generations", "network_bytes_per_second",
+    "file_system_bytes_per_second",
+)  # fmt: skip
+
+
 def _cluster(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     parts = [one["cluster"] for one in summaries if one.get("cluster")]
     if not parts:
         return None
-    same = (
-        "node", "nodes", "present", "mpi", "generations", "network_bytes_per_second",
-        "file_system_bytes_per_second",
-    )  # fmt: skip
     names = [name for name, value in parts[0].items() if isinstance(value, int | float)]
-    sums = {name: _sum([part.get(name) for part in parts]) for name in names if name not in same}
-    most = max(part.get("generations") or 0 for part in parts)
-    present = sorted({node for part in parts for node in part.get("present") or []})
+    sums = {
+        name: _sum([part.get(name) for part in parts]) for name in names if name not in _NO_SUMS
+    }
     links = [{"at": part["node"], **link} for part in parts for link in part.get("links") or []]
-    keepers: dict[str, list[Any]] = {}
-    for part in parts:
-        for path, cells in (part.get("keepers") or {}).items():
-            before = keepers.get(path, cells)
-            keepers[path] = [b if a is None else a for a, b in zip(before, cells, strict=True)]
-    why_not = next((part["why_not"] for part in parts if part.get("why_not")), None)
     not_shared = {one["path"]: one for part in parts for one in part.get("not_shared") or []}
     return {
-        **parts[0], **sums, "node": None, "present": present, "generations": most,
-        "links": links, "keepers": keepers, "why_not": why_not,
+        **parts[0],
+        **sums,
+        "node": None,
+        "present": sorted({node for part in parts for node in part.get("present") or []}),
+        "generations": max(part.get("generations") or 0 for part in parts),
+        "links": links,
+        "keepers": _keepers(parts),
+        "why_not": next((part["why_not"] for part in parts if part.get("why_not")), None),
         "not_shared": list(not_shared.values()),
-    }  # fmt: skip
+    }
+
+
+def _keepers(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """By path, who keeps each part of the file, as far as one node knows."""
+    found: dict[str, list[Any]] = {}
+    for part in parts:
+        for path, cells in (part.get("keepers") or {}).items():
+            before = found.get(path, cells)
+            found[path] = [b if a is None else a for a, b in zip(before, cells, strict=True)]
+    return found
 
 
 def _degradations(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -168,36 +168,18 @@ def report(
     where unknown.
     """
     a = reader.accesses
-    faults = (a.sensor == sensors.BPF) | (a.sensor == sensors.POOL)
     by_bpf = stall is not None
-    by_pool = sensors.POOL in a.sensor
-    accesses = int(faults.sum())
+    counts, counted_by = _faults(reader, stall, why_no_stall, majors)
     low, top = reader.span
     beat, batch_pages = _iterations(reader, stall)
-    stalled = stall.seconds() if stall is not None else None
-    share = stall.seconds_of_run() / seconds if stall is not None and seconds > 0 else None
-    counted: dict[str, int | None] | None = None
-    if by_bpf or by_pool:
-        minor = max(0, accesses - (majors or 0))
-        counted = {"total": accesses, "minor": minor, "major": majors or 0}
-    elif majors is not None:
-        counted = {"total": None, "minor": None, "major": majors}
     return {
         "rank": reader.rank,
         "file": reader.file,
         "pids": sensors.distinct(a.pid)[:PIDS_LISTED].tolist(),
         "pattern": _pattern(reader, others, page_bytes),
         "runs": _runs(reader.pattern, page_bytes),
-        "faults": counted,
-        "faults_sensor": (
-            POOL_FAULTS
-            if by_pool
-            else "tracepoints, each fault once; a page that is still mapped does not fault again"
-            if by_bpf
-            else "/proc/PID/stat: major faults of the process, in whatever file"
-            if majors is not None
-            else why_no_stall
-        ),
+        "faults": counts,
+        "faults_sensor": counted_by,
         "majors_of_next_page": _majors_of_next_page(a) if by_bpf else None,
         "touched_pages": reader.touched_pages,
         "touched_pages_least": total(reader.sure),
@@ -207,34 +189,57 @@ def report(
         "epochs_sensor": EPOCHS_SEEN,
         "epochs_at_least": bool((a.sensor != sensors.READS).any()),
         "epochs": [_epoch(reader, i, stall) for i in range(len(reader.epochs))],
-        "stall_seconds": stalled,
+        "stall_seconds": stall.seconds() if stall is not None else None,
         "stalls": len(stall.page) if stall is not None else None,
         "stall_sensor": (
             "tracepoints: from a major fault's begin to its end, and sleeps in other faults"
             if by_bpf
             else why_no_stall
         ),
-        "stall_share": share,
+        "stall_share": stall.seconds_of_run() / seconds if stall and seconds > 0 else None,
         "stall_by_offset": stall.by_offset(page_bytes) if stall is not None else [],
         "iterations": beat,
         "batch_bytes": None if batch_pages is None else int(batch_pages * page_bytes),
         "read_call_bytes": int((a.high - a.low)[a.sensor == sensors.READS].sum()) * page_bytes,
-        "hit": {
-            "share": (
-                max(0, accesses - (majors or 0)) / accesses
-                if (by_bpf or by_pool) and accesses
-                else None
-            ),
-            "of": accesses if by_bpf or by_pool else 0,
-            "sensor": (
-                "touches that found their page in the pool"
-                if by_pool
-                else "faults that found their page in the cache"
-                if by_bpf
-                else why_no_stall
-            ),
-        },
+        "hit": _hit(reader, stall, why_no_stall, majors),
     }
+
+
+def _faults_seen(a: Accesses) -> int:
+    """Accesses that were faults, as tracepoints and the pool tell them."""
+    return int(((a.sensor == sensors.BPF) | (a.sensor == sensors.POOL)).sum())
+
+
+def _faults(
+    reader: ReaderAnalysis, stall: Stalls | None, why_no_stall: str, majors: int | None
+) -> tuple[dict[str, int | None] | None, str]:
+    """How many there were, and who has counted them, or the reason why nobody did."""
+    by_pool = sensors.POOL in reader.accesses.sensor
+    if not by_pool and stall is None:
+        if majors is None:
+            return None, why_no_stall
+        counts: dict[str, int | None] = {"total": None, "minor": None, "major": majors}
+        return counts, "/proc/PID/stat: major faults of the process, in whatever file"
+    faults = _faults_seen(reader.accesses)
+    counts = {"total": faults, "minor": max(0, faults - (majors or 0)), "major": majors or 0}
+    if by_pool:
+        return counts, POOL_FAULTS
+    return counts, "tracepoints, each fault once; a page that is still mapped does not fault again"
+
+
+def _hit(
+    reader: ReaderAnalysis, stall: Stalls | None, why_no_stall: str, majors: int | None
+) -> dict[str, Any]:
+    """The share of faults for which nobody waited for storage."""
+    by_pool = sensors.POOL in reader.accesses.sensor
+    if not by_pool and stall is None:
+        return {"share": None, "of": 0, "sensor": why_no_stall}
+    faults = _faults_seen(reader.accesses)
+    found_in = "touches that found their page in the pool"
+    if not by_pool:
+        found_in = "faults that found their page in the cache"
+    share = max(0, faults - (majors or 0)) / faults if faults else None
+    return {"share": share, "of": faults, "sensor": found_in}
 
 
 def _epoch(reader: ReaderAnalysis, i: int, stall: Stalls | None) -> dict[str, Any]:
