@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from uffdprefetch.base import procfs
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: In the environment of what is started: of which generation it is, and whose.
+#: Environment variable that marks started processes: "generation owner".
 MARK = "UFFDPREFETCH_CLUSTER_STARTED"
 LOOK_SECONDS = 0.02
-#: What is killed may just have started something else.
+#: Rounds of SIGKILL and the wait after each: a process may have started another before it died.
 KILL_TIMES, KILL_SECONDS = 5, 0.1
 
 

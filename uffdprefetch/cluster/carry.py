@@ -29,10 +29,11 @@ from uffdprefetch.native.net import NetRing
 from uffdprefetch.protocol import leftovers, wire
 
 NO_WORLD, NOT_LET_IN, LOST = 3, 4, 5
-#: MPI_Init waits for all ranks, whatever becomes of them; and holds the GIL, so only C can end it.
+#: Time limit of MPI_Init: it waits for ranks that have died, too. Only C can end it, as it holds
+#: the GIL.
 INIT_SECONDS = 30.0
 FINALIZE_SECONDS = 3.0
-#: A step may start a transport before its node's convener has looked for the key.
+#: Wait for the key: a step may start a transport before its node's convener has looked for it.
 KEY_SECONDS = 5.0
 
 

@@ -56,28 +56,30 @@ from uffdprefetch.cluster.sealed import KEY_BYTES, Pair
 from uffdprefetch.protocol import leftovers
 
 PACKAGE = "uffdprefetch.cluster"
-#: What launchers take as it is where an agent's path is wanted. Open MPI's plm_rsh_agent is a list
-#: of commands, each with words, and goes to other nodes through a shell.
+#: A path that launchers take unquoted as their rsh agent: Open MPI splits its plm_rsh_agent into
+#: commands and words, and hands it to other nodes through a shell.
 _PLAIN = re.compile(r"[\w/.,+@%=~-]+")
-#: From one look into the directory to the next: while something is waited for, with so many nodes
-#: more of them (all together no more than so many looks a second); and while all is well.
+#: Interval of looks into the directory while something is waited for: TURN_SECONDS, and
+#: TURN_NODES for each node where that is longer, so that all nodes together look at most 2,000
+#: times a second.
 TURN_SECONDS, TURN_NODES = 0.05, 1 / 2000
+#: Interval of looks while the nodes share and nothing is waited for.
 CALM_SECONDS = 1.0
 #: Generations that are tried, and the pause before the second; it doubles.
 TRIES = 8
 PAUSE_SECONDS = 0.5
-#: A job that has lasted so long was a good one: pauses begin anew.
+#: A generation that lasted this long succeeded: the pauses begin anew.
 GOOD_SECONDS = 60.0
-#: After a loss the others notice it within that, or are left out of the next generation; a node
-#: that shares answers within that (it looks every CALM_SECONDS), or is dead.
+#: Time limit for nodes to notice a loss, else the next generation goes without them; and for a node
+#: that shares to answer (it looks every CALM_SECONDS), else it counts as dead.
 GATHER_SECONDS = 2.0
-#: What was started ends by itself within that when the transports do; and after SIGTERM.
+#: Time limit for the launcher to end by itself when the transports have, and again after SIGTERM.
 END_SECONDS = 1.0
-#: A note for a node: the key of a generation, which nobody else can read.
+#: Prefix of the note with a generation's key, sealed for one node.
 KEY = "key-"
-#: A node looks so often whether its neighbour has another file of the same path.
+#: Interval at which a node compares its shared files with its neighbour's of the same paths.
 COMPARE_SECONDS = 5.0
-#: ... and tells of so many: all of them are written with each new one.
+#: Most files that a node tells of: all of them are written with each new one.
 FILES_MAX = 1024
 
 

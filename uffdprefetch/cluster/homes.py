@@ -23,22 +23,23 @@ import numpy as np
 
 from uffdprefetch.base.arrays import UInt64Array
 
-#: Blocks of which one home answers, and which one node keeps.
+#: Size of a block: the unit that has one home and one keeper.
 BLOCK_BYTES = 4 << 20
-#: Of a node's budget, what is never used for keeping: windows, mapped chunks, what goes through.
+#: Part of a node's budget that keeps nothing for others, and its limit: it holds windows, mapped
+#: chunks, and passing blocks.
 RESERVE_SHARE, RESERVE_MOST_BYTES = 0.25, 256 << 20
-#: The last so many questions about a file tell whether nodes read the same of it, or each its own:
-#: the same, where half of them or more came from who has come to what others keep.
+#: Latest questions that tell whether nodes read the same parts of a file: they do where at least
+#: half came from nodes whose readers come to blocks that others keep.
 RECENT_QUESTIONS = 16
-#: Who asks for a block within SENT_NS after others is not sent to its keeper, but to one of these,
-#: of whom each has so many to serve: a tree in which a block goes down while it is still coming.
+#: Fan-out of the tree in which a block is passed on while it is still coming: nodes that ask within
+#: SENT_NS of each other are sent to one that asked before, which serves at most this many.
 CHILDREN = 2
-#: Longer ago, a copy that nobody keeps may have gone (csrc/service/net/net.h, NET_PASSING_MS).
+#: Time for which an unkept copy is sure to be there (csrc/service/net/net.h, NET_PASSING_MS).
 SENT_NS = 1_000_000_000
-#: In the place of a keeper.
+#: Keeper of a block that is passing, and the answer that the storage is to be read.
 NOBODY = -1
-#: Blocks that a home remembers, and files: 10^6 hints are 4 TiB, some 300 MB of memory; of a file
-#: it is how its last questions came, which the next ones tell again.
+#: Blocks, and files, that a home remembers. 10^6 hints cover 4 TiB and take some 300 MB of memory.
+#: A file's entry is its latest questions, which new ones soon replace.
 HINTS_MAX, FILES_MAX = 1_000_000, 10_000
 
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

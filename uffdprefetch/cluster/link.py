@@ -26,12 +26,12 @@ from uffdprefetch.native.net import (
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
 
-#: Requests out and answers in, at the most; their memory is taken as they are used. 1 MiB is what
-#: is asked for at a time: at 20 MB/s a demand waits 50 ms for one that has begun.
+#: Slots for requests to other nodes, and for answers to theirs. Their memory is taken on first use.
+#: A request is at most 1 MiB: at 20 MB/s a demand waits 50 ms for one that has begun.
 LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
 _TOTALS = ("from_bytes", "to_bytes", "late", "corrupt")
-#: A network that has been away for so long does not come back, or only after one of the convener's
-#: last pauses (PAUSE_SECONDS, TRIES of convene.py): the pool keeps nothing for it.
+#: Time without a network after which the pool keeps nothing for other nodes: a network returns
+#: earlier, but for the convener's last pauses (PAUSE_SECONDS, TRIES of convene.py).
 GONE_SECONDS = 60.0
 #: Threads that answer other nodes, of which two read (csrc/service/net/serve.c).
 SERVE_THREADS = 4

@@ -23,23 +23,23 @@ from uffdprefetch.base import file_systems, rundir
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 
-#: How long nodes wait for each other at the beginning: launchers start them within seconds.
+#: Longest wait of nodes for each other at the beginning: launchers start them within seconds.
 ARRIVAL_SECONDS = 20.0
 PREFIX, SUMMARY, WHO = "uffdprefetch-meet-", "summary-", "who-"
-#: The note of a node that leads, why it can start no MPI.
+#: Name of the leading node's note that says why it can start no MPI.
 FAILED = "failed"
-#: A node that waits says so every ALIVE_SECONDS; who has not for so long is dead. So long has one
-#: that is asked, too.
+#: Interval of a waiting node's signs of life, and the silence after which it counts as dead; a node
+#: that is asked has GONE_SECONDS to answer, too.
 ALIVE_SECONDS, GONE_SECONDS = 1.0, 4.0
-#: Of who has started the programs of hold.py: the run is over.
+#: Name of the note by which the process that started hold.py's programs says that the run is over.
 OVER = "over"
-#: One without a node that could be asked is somebody's who begins, or ends, for no longer than
-#: this.
+#: Age above which a meeting without any node to ask is left over: a younger one may be a run's that
+#: begins or ends.
 LEFT_SECONDS = 60.0
-#: So many nodes of a run are asked whether they live; one that does is enough.
+#: Most nodes of a run that are asked whether they live; one answer is enough.
 ASKED_MOST = 8
 _NODE = re.compile(r"node-([0-9]{1,6})")
-#: Who leaves such a note answers ask(): a convener, or a program of hold.py.
+#: Notes of processes that answer ask(): conveners, and programs of hold.py.
 _ANSWERS = re.compile(r"(node|held)-([0-9]{1,6})")
 Values = dict[str, Any]
 Signs = set[tuple[str, int]]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from uffdprefetch.base.errors import pip_install
 from uffdprefetch.cluster import slurm
 
-#: Importing mpi4py from a file system that is slow takes some.
+#: Time limit for importing mpi4py, which takes seconds from a slow file system.
 LOOK_SECONDS = 20.0
 #: Prints what mpi4py's MPI says that it is, without initializing it.
 _WHICH = (

@@ -24,10 +24,10 @@ from uffdprefetch.cluster.fabric import Fabric, MpiFabric
 SMALL_BYTES, SMALL_TIMES = 8, 100
 LARGE_BYTES, LARGE_TIMES, AT_ONCE = 1 << 20, 24, 4
 SMALL, LARGE, BACK, BYE = 1, 2, 3, 4
-#: Of who answers, between two looks: ranks that are not asked yet leave their core to others.
+#: Sleep between polls of a rank that answers: until it is asked, its core is free for others.
 NAP_SECONDS = 20e-6
 FINALIZE_SECONDS = 5.0
-#: Against a network that carries nothing.
+#: Time limit for a rank's answer: a network may carry nothing.
 PATIENCE_SECONDS = 10.0
 IDLE_SECONDS = 0.3
 THREADS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")

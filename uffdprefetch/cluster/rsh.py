@@ -17,9 +17,10 @@ from pathlib import Path
 from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE
 from uffdprefetch.cluster.meeting import Meeting, node_of
 
-#: Between looks: at first the command may fail at once, later it may run as long as the job does.
+#: Interval of looks, from the least to the most: a command may fail at once, or run as long as the
+#: job.
 POLL_SECONDS, POLL_MOST_SECONDS = 0.05, 1.0
-#: A node that is there takes its command within that.
+#: Time limit for a node to take its command.
 TAKEN_SECONDS = 5.0
 
 

@@ -14,13 +14,13 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-#: A controller that is busy answers late.
+#: Time limit of a question to Slurm's controller, which answers late when it is busy.
 LOOK_SECONDS = 20.0
-#: Of a job, and so of all its steps. What else begins with SLURM_ is of the step that we may be in,
-#: and srun would take it for options.
+#: Slurm's variables of a job, which hold in each of its steps. Others that begin with SLURM_ are of
+#: the current step, and srun would take them for options.
 _OF_THE_JOB = re.compile(r"SLURM_(JOB_.*|JOBID|CONF|CLUSTER_NAME|RESTART_COUNT)$")
-#: What launchers of MPI processes tell these. A job's own settings among them (OMPI_MCA_btl) are
-#: lost: whoever needs them says so by --launcher.
+#: Variables by which MPI launchers tell a process its rank. A job's own settings of these prefixes
+#: (OMPI_MCA_btl) are dropped with them; --launcher can set them again.
 _OF_A_RANK = re.compile(r"(PMI|PMIX|OMPI|ORTE|OPAL|PRTE|PRRTE|HYDRA|HYDI|MPI|MPIR|MPIEXEC|I_MPI)_")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 

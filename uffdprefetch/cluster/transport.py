@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that carries chunks between nodes: the only one that calls MPI.
 
-It shares memory with its node's service (native/net.py) and owns nothing of the pool: what becomes
-of it, and of the MPI that it lives in, is a lost network and no lost service. It also answers, as
-the home of its blocks (cluster/homes.py), who has them. Who does not know the run's key is not
-listened to.
+It shares memory with its node's service (native/net.py) and owns nothing of the pool: if it or its
+MPI dies, the node loses the network, and the service goes on. It also answers, as the home of its
+blocks (cluster/homes.py), which nodes have them. It ignores whoever does not know the run's key.
 """
 
 from __future__ import annotations
@@ -25,23 +24,25 @@ from uffdprefetch.cluster.shortage import Shortage
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Message, NetRing
 
-#: Tags of MPI (32767 at the least are there): messages, and the answer to what slot n has asked.
+#: MPI tags (an MPI has at least 32767): of messages; ANSWER + n is that of the answer to slot n.
 CONTROL, ANSWER = 1, 2
-#: Messages that are received at a time, whoever sends them: each look at the network costs as much
-#: as there are; sent to one and not taken, when it counts as silent.
-RECEIVES, UNSENT_MAX = 64, 512
-#: Between transports only; the numbers of csrc/common/net.h are below.
+#: Posted receives, for messages from any node: a poll of the network costs time for each.
+RECEIVES = 64
+#: Messages under way to a peer from which on it counts as lost.
+UNSENT_MAX = 512
+#: Kinds of messages between transports only: above the numbers of csrc/common/net.h.
 BEAT, HELLO = 1001, 1002
+#: Interval of heartbeats.
 BEAT_NS = 500 * MS
-#: After so long without a word from a node that was to give one it is taken for lost.
+#: Silence, three heartbeats, after which a peer that sends heartbeats to this node counts as lost.
 SILENT_NS = 1500 * MS
-#: A node that asked, or was asked, within this time is beaten to, beside two neighbours.
+#: Heartbeats go to the two neighbours, and to peers with requests within this time.
 CONCERNED_NS = 2000 * MS
-#: How long to sleep when nothing has happened: while something is under way ...
+#: Sleep after a turn without work, doubled from the least to the most, while requests come ...
 NAP_LEAST_NS, NAP_MOST_NS = 50_000, 200_000
-#: ... and after a while without any request.
+#: ... and the sleep once none has come for IDLE_AFTER_NS.
 IDLE_AFTER_NS, IDLE_NAP_NS = 100 * MS, 1 * MS
-#: A demand's answer is looked for without a nap, for so many times what the last one took.
+#: Busy wait for a demand's answer: this multiple of the last answer's time, at most SPIN_MOST_NS.
 SPIN_TIMES = 2
 SPIN_MOST_NS = 1 * MS
 
@@ -140,7 +141,7 @@ class Transport:
             peer.unsent -= 1
 
         if peer.unsent >= UNSENT_MAX:
-            self._lose(peer)
+            self._mark_down(peer)
             return
         peer.unsent += 1
         self._fabric.send(peer.rank, CONTROL, net.encode(message), went)
@@ -156,18 +157,18 @@ class Transport:
             if known and not taken and message.node < net.NODES:
                 peer.node = message.node
                 self._by_node[peer.node] = peer
-                self._find(peer, now)
+                self._mark_up(peer, now)
             return
         if peer.node < 0:
             return
-        self._find(peer, now)
+        self._mark_up(peer, now)
         message.node = peer.node  # whatever it says
         if message.kind == BEAT:
             peer.room = message.room
             if peer.short != bool(message.cpu_short):
                 peer.short = bool(message.cpu_short)
                 self._tell_of(peer)
-            if not message.status:  # it has taken us for lost
+            if not message.status:  # we count as lost there
                 self._send(peer, self._sign_of_life(peer))
         elif message.kind == net.REQUEST:
             peer.concerned_ns = self._busy_ns = now
@@ -185,15 +186,15 @@ class Transport:
         elif message.kind == net.DROPPED:
             self._home.dropped(message.file[0], message.blocks, peer.node)
 
-    def _find(self, peer: Peer, now: int) -> None:
-        """It is there."""
+    def _mark_up(self, peer: Peer, now: int) -> None:
+        """A message has come from it."""
         peer.heard_ns = now
         if not peer.here:
             peer.here = True
             self._tell_of(peer)
 
-    def _lose(self, peer: Peer) -> None:
-        """It is there no more, as far as is known."""
+    def _mark_down(self, peer: Peer) -> None:
+        """It counts as lost until it is heard again."""
         if peer.here:
             peer.here = False
             self._home.forget_node(peer.node)
@@ -331,7 +332,7 @@ class Transport:
         return any_
 
     def _sign_of_life(self, peer: Peer) -> Message:
-        """``status``: whether the other one is there, as far as this one knows."""
+        """``status``: whether the peer is up, as far as this node knows."""
         return Message(
             BEAT, room=self._room, status=int(peer.here), cpu_short=int(self._short)
         )  # fmt: skip
@@ -350,7 +351,7 @@ class Transport:
             if concerned or not peer.here:
                 self._send(peer, self._sign_of_life(peer))
             if concerned and peer.here and now - peer.heard_ns > SILENT_NS:
-                self._lose(peer)
+                self._mark_down(peer)
 
     def nap_ns(self, idle_turns: int) -> int:
         """How long to sleep after so many turns in which nothing has happened; 0: not at all."""

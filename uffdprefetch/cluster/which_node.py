@@ -19,8 +19,8 @@ _FAMILIES = (
     ("Slurm", "SLURM_NODEID", ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")),
     ("Kubernetes", "JOB_COMPLETION_INDEX", ()),
 )
-#: What names the run, and how often it has been started: the first of which all but the last are
-#: there.
+#: (launcher, variables that name the run, the one that counts its starts). The first row is taken
+#: of which all names are set; the count may be missing.
 _RUNS = (
     ("uffdprefetch", ("UFFDPREFETCH_CLUSTER_RUN",), ""),
     ("pals", ("PALS_APID",), ""),

@@ -127,7 +127,7 @@ def test_who_was_lost_by_one_alone_is_found_again_though_no_neighbour(data: Path
     with fake_net(5, LoopNet) as cluster:
         one = cluster.transports[0]
         until(lambda: one.members == list(range(5)))
-        one._lose(one._by_node[2])
+        one._mark_down(one._by_node[2])
         until(lambda: one.members == list(range(5)))
 
 
