@@ -17,7 +17,7 @@ from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, is_of
 #: A sensor that is missing, as trace/file/sensors.entry() makes it; ``lift`` is the remedy.
 Lack = dict[str, Any]
 
-#: What a mark of the access map is, for a legend or a tooltip.
+#: Names of the access map's marks, for legends and tooltips.
 KIND_TEXTS = {
     "around": "access (fault, mapped with its neighbours)",
     "fault": "access (fault)",

@@ -12,7 +12,7 @@ from uffdprefetch.base.units import format_duration, format_rate, format_size
 from uffdprefetch.report.columns import aligned
 
 SCHEMA = "uffdprefetch.comparison/1"
-#: Runs differ by so much from each other in any case.
+#: Difference up to which two figures count as alike: the usual variation of runs.
 ALIKE_SHARE = 0.1
 #: Rows of one table.
 ROWS_MAX = 20

@@ -29,7 +29,7 @@ _SCRIPTS = (
     "base.js", "data.js", "plot.js", "raster.js", "shapes.js", "map.js", "tell.js",
     "charts.js", "timelines.js", "main.js",
 )  # fmt: skip
-#: Findings and readers that a page lists; a report of thousands of ranks must open, too.
+#: Most readers, and findings, that a page lists: it must open with thousands of ranks, too.
 _READERS_MAX = 512
 _FINDINGS_MAX = 100
 

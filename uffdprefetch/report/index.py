@@ -12,7 +12,7 @@ from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.formats.index import RecordIndex
 
 SCHEMA = "uffdprefetch.index/1"
-#: With --key: a key may have millions of duplicates.
+#: Most records shown with --key: a key may have millions of duplicates.
 RECORDS_SHOWN_MAX = 1000
 
 

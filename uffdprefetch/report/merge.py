@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-#: Sums over the nodes, null where one is.
+#: Figures summed over the nodes; null where one node's is.
 _SUMS = (
     "demand_misses", "prefetched_bytes", "used_bytes", "wasted_bytes",
     "already_resident_bytes", "accuracy_denominator_bytes", "coverage_denominator_bytes",
@@ -30,7 +30,7 @@ _FILE_SUMS = (
     "pool_read_bytes", "pool_unique_bytes", "pool_resident_bytes", "pool_others_bytes",
     "pool_given_bytes",
 )  # fmt: skip
-#: The first of these that one says.
+#: The merged gain: the first of these that a node reports.
 _GAINS = ("cost", "saved", "even", "unknown", "just-read", "in-memory", "nothing-read")
 
 

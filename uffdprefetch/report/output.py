@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SUFFIX = ".summary.json"
-#: Of each node's summaries in the state directory the newest so many stay.
+#: Summaries kept per node in the state directory, the newest.
 KEPT = 50
 
 
@@ -31,7 +31,8 @@ def state_directory(environ: Mapping[str, str]) -> str | None:
 
 
 def default_pattern(environ: Mapping[str, str]) -> str:
-    """Of a run whose user has not named a place: in the state directory, which is made, or here."""
+    """Of a run whose user has named no place: in the state directory, which is made, else in the
+    current one."""
     directory = state_directory(environ)
     try:
         if directory is not None:
@@ -191,8 +192,8 @@ def named(name: str) -> str:
 
 
 def is_older(path: str, seconds: float) -> bool:
-    """Whether a file was last written before so many seconds ago: by an earlier run than one that
-    took so long, and not by another node of it."""
+    """Whether its mtime is older than ``seconds``, the run's duration: an earlier run left it, not
+    another node of this one."""
     import time
 
     try:

@@ -13,14 +13,14 @@ from uffdprefetch.report.text import printable
 from uffdprefetch.trace.analyse import density
 from uffdprefetch.trace.analyse.marks import MarkStream
 
-#: After Okabe and Ito; page/page.css has the same. Seven by four shapes make 28 looks.
+#: Colours of ranks, after Okabe and Ito, as in page/page.css; with four markers they make 28 pairs.
 COLOURS = ("#0072b2", "#c39400", "#009e73", "#cc79a7", "#6b4c9a", "#8c510a", "#3f9fb5")
 SHAPES = ("o", "^", "s", "D")
 #: By kind: colour and marker; colour of a band.
 MISSES = {"late": ("#b8693f", "+"), "major": ("#d53e00", "x"), "missed": ("#d53e00", "x")}
 BANDS = {"kernel": "#9aa3ad", "other": "#d3d8de", "warm": "#4d9fd6"}
-#: Places of a map, in time and offset, at which a rank has one mark at most: more would lie on one
-#: another in print.
+#: Grid of a map in time and offset: a rank has at most one mark in a cell, as more would overlap in
+#: print.
 COLUMNS, ROWS = 900, 420
 BANDS_MAX = 4000
 MIXED_LAYERS = 24

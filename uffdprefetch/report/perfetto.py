@@ -25,11 +25,11 @@ from uffdprefetch.trace.file.trace_file import Trace
 
 Event = dict[str, Any]
 
-#: Slices, instants and pairs that a file holds at most: some 60 MB, which the UI opens in seconds.
-#: Of slices the longest are kept, of the others every n-th.
+#: Most slices, instants and pairs in a file: some 60 MB, which the UI opens in seconds. The longest
+#: slices are kept, and every n-th of the others.
 SLICES_MAX, INSTANTS_MAX, PAIRS_MAX = 200_000, 100_000, 50_000
 COUNTER_STEPS_MAX = 4096
-#: The process that counters of the whole node stand under; no job has process 0.
+#: Process number for counters of the whole node: no job has process 0.
 NODE_PID = 0
 
 

@@ -21,7 +21,7 @@ from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.link import StorageModel
 
 SCHEMA = "uffdprefetch.replay/1"
-#: Predictions as near as this to the quickest say nothing of who is quicker: the simplest is best.
+#: Ratio to the shortest predicted time up to which predictions are a tie: the simplest is advised.
 ALIKE = 1.05
 
 

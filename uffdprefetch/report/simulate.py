@@ -16,11 +16,11 @@ from uffdprefetch.sim.simulate import Row
 from uffdprefetch.sim.workload import Workload
 
 SCHEMA = "uffdprefetch.simulation/1"
-#: Of a source that is waited for: whose storage it is.
+#: Whose storage a source of samples is: colours and legends are by it.
 FILE_SYSTEM, OWN, OTHERS = "file system", "own", "others"
-#: Two published times as near as this are no order: other sizes are drawn here than were there.
+#: Published times closer than this share count as a tie: the sizes drawn here are others.
 TIE = 0.001
-#: Columns that go where a terminal is too narrow, the first one first.
+#: Columns left out where a terminal is too narrow, in this order.
 LEAST_WANTED = ("preload", "hits", "file system", "stall")
 
 
@@ -88,7 +88,7 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
     }
 
 
-#: Of a policy that applies.
+#: Figures of a policy that applies.
 _FIGURES = (
     "compute_seconds",
     "preload_seconds",

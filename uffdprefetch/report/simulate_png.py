@@ -14,7 +14,7 @@ from uffdprefetch.report.png import matplotlib_or_error
 from uffdprefetch.report.simulate import FILE_SYSTEM, OTHERS, OWN
 
 COMPUTE, PRELOAD = "#9aa5b1", "#332288"
-#: Of sources by their kind, in their order.
+#: Shades of a kind of source, for its sources in their order.
 SHADES = {
     FILE_SYSTEM: ("#cc3311",),
     OWN: ("#117733", "#44aa99", "#88ccaa", "#bbe3d0"),
@@ -35,7 +35,7 @@ LINES = (
     "#ee7733",
 )
 MARKS = "osD^vP*X<>ph"
-#: Of the longest bar: a source of less is not in the legend, since it is not to be seen.
+#: Share of the longest bar below which a source is left out of the legend: it cannot be seen.
 THIN = 0.001
 
 

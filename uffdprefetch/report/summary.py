@@ -16,30 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypeAlias
 
-    #: A line, or texts of which the first that fits is shown; the first one says most.
+    #: A line, or its wordings from the longest to the shortest: the first that fits is shown.
     Line: TypeAlias = "str | tuple[str, ...] | Named"
 
-#: Less than this is within what differs from one run to the next.
+#: Least gain or cost that is reported: less is within the variation of runs.
 LITTLE_SECONDS = 0.1
-#: Bytes that were read for nothing are told of where they are more than one in so many.
+#: Unused bytes are reported where they are more than one in this many prefetched ones.
 _WASTE_SHARE = 10
-#: Below this much, or this part of what was served, a job's own read(2) traffic is headers and
-#: indices, and what else was mapped no data set.
+#: Bytes, and share of what was served (one in this many), below which a job's read(2) traffic
+#: counts as headers and indices, and its other mappings as no data set.
 _WORTH_SAYING_BYTES = 16 << 20
 _WORTH_SAYING_SHARE = 16
 _MODULES_SHARE = 2
-#: They start programs by daemons, on other nodes. (Those that an mpirun starts here are served.)
+#: Launchers that start programs by daemons, on other nodes, where wrap does not reach. (Those that
+#: an mpirun starts here are served.)
 LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
-#: Options of theirs of one letter that take no value.
+#: One-letter options of launchers that take no value.
 _FLAGS = frozenset("-" + letter for letter in "lukvQOsXHEbh")
 #: Reasons (state/unserved.py) that only -v speaks of.
 OF_PROGRAMS = frozenset(("library",))
-#: Files of which -v says how they are served.
+#: Most files of which -v says how they are served.
 DECISIONS_MAX = 20
-#: A service that was there for less has not looked at the job (service/observe.py, LOOK_NS).
+#: Run time below which the service has not looked at the job (service/observe.py, LOOK_NS).
 LOOKED_SECONDS = 0.25
 _SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults"}
-#: Characters of a path that are kept at least.
+#: Least characters that a shortened path keeps.
 _PATH_LEAST = 12
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 

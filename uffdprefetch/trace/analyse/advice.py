@@ -15,19 +15,19 @@ from uffdprefetch.base.units import format_duration, format_size
 Entry = dict[str, Any]
 
 MIB = 1 << 20
-#: Severities of a cost: its share of the time of all ranks, from which it is one.
+#: Least share of all ranks' time that a cost has with severity high, medium.
 HIGH, MEDIUM = 0.2, 0.05
 _SEVERITIES = ("low", "medium", "high")
-#: Share of a cost that is nobody else's from which all of it is taken as its own.
+#: Share of a finding's cost, not counted by earlier findings, from which all of it counts as its
+#: own.
 TOLD_ONCE = 0.99
-#: Share of a file's touched pages from which a rank reads all of it.
+#: Share of a file's touched pages from which a rank counts as a reader of all of it.
 ALL = 0.8
-#: What a fault maps with its page (fault-around, mm/memory.c): what is read in shorter pieces does
-#: not differ from single pages.
+#: Bytes that a fault maps (fault-around, mm/memory.c): shorter pieces look like single pages.
 AROUND_BYTES = 65536
-#: Bytes that a reader takes from which reading ahead of it can pay: some ten of the kernel's reads.
+#: Least bytes of a reader for which reading ahead can pay: some ten of the kernel's reads.
 WALK_BYTES = 2 * MIB
-#: Names of patterns that go one way.
+#: Patterns with a direction.
 IN_ORDER = ("consecutive", "sequential", "strided", "backward")
 WRAP = "run it under `uffdprefetch wrap -- CMD`"
 
