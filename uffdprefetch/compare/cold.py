@@ -26,24 +26,23 @@ from uffdprefetch.compare.figures import Why
 from uffdprefetch.native import residency
 from uffdprefetch.native.syscalls import PAGE_BYTES
 
-#: Where the FHS has programs, libraries, and what they are set up by; shared libraries and Python's
-#: modules wherever they lie.
+#: Paths that are not dropped from the cache: programs, libraries and configuration where the FHS
+#: has them; shared libraries and Python modules anywhere.
 _PROGRAM = re.compile(
     r"/(usr/(local/)?)?(bin|sbin|lib(32|64|x32|exec)?)/.*|/(etc|proc|sys)/.*"
     r"|.*\.(so(\.[0-9]+)*|py|pyc)|.*/lib/python3[^/]*/.*|.*/pyvenv\.cfg"
 )
-#: Smaller files are read between two looks at a job (16 MiB take 16 ms at 1 GB/s), and `wrap` tells
-#: of larger ones by default (--min-size): where one is seen, its neighbours with its suffix are
-#: dropped as well, in a folder of so many at most.
+#: Files below this size may be read unseen between two looks at a job (16 MiB take 16 ms at 1
+#: GB/s), and `wrap` tells only of larger ones by default (--min-size). So with each that is seen,
+#: those of its suffix in its folder are dropped, if that has at most NEIGHBOURS_MAX entries.
 SMALL_BYTES, NEIGHBOURS_MAX = 16 << 20, 10_000
-#: What a reader that has just ended had asked the kernel to read ahead comes after the drop, within
-#: a request's time; what is dirty goes when it has been written. It is given up when nothing more
-#: has gone for PATIENCE_SECONDS.
+#: Time without progress after which dropping is given up, and the interval of looks. Readahead of a
+#: reader that has just ended arrives after the drop; dirty pages go once they are written.
 PATIENCE_SECONDS, LOOK_SECONDS = 1.0, 0.02
-#: Single pages that are read of files of which the kernel tells nothing: of one, and of all, to see
-#: whether it is cold; of all, to see how much is cached (to 3 % of their size: 1/2 sqrt(1/256)).
+#: Sampled pages of files whose residency the kernel does not tell: of one file, and of all, to see
+#: whether they are cold; of all, to estimate the cached share (to 3 %: 1/2 sqrt(1/256)).
 PLACES_COLD, PLACES_COLD_ALL, PLACES_CACHED = 4, 64, 256
-#: Processes that are named of those that have a file mapped.
+#: Most processes named that have a file mapped.
 HOLDERS_MAX = 3
 
 

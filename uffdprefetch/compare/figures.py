@@ -26,16 +26,17 @@ from typing import Any, NamedTuple
 
 SCHEMA = "uffdprefetch.compare/1"
 PLAIN = "plain"
-#: Of the intervals that are told from six rounds on; the conventional one.
+#: Confidence level of the intervals, the conventional one.
 CONFIDENCE = 0.95
-#: Fewer do not tell a difference from chance; so many have an interval of 95 %.
+#: Rounds below which no difference is told from chance, and from which the interval reaches 95 %.
 ROUNDS_LEAST, ROUNDS_SURE = 3, 6
-#: Where plain waits for less than this part of its time, little can be gained.
+#: Share of its time that the plain run waits, below which little can be gained.
 LITTLE_SHARE = 0.05
-#: Of a run's time, taken by the hypervisor; of all CPUs', used by other programs: worth a remark.
-#: Both are counted in ticks of 10 ms, by CPU and state: less than DISTURBED_SECONDS may be none.
+#: Shares of a run's CPU time from which a remark is made: stolen by the hypervisor; used by other
+#: programs, of all CPUs. Both are counted in ticks of 10 ms by CPU and state: less than
+#: DISTURBED_SECONDS may be rounding.
 STOLEN_SHARE, OTHERS_SHARE, DISTURBED_SECONDS = 0.02, 0.1, 0.1
-#: Files of which less than this, and less than this part of all, is cached change no figure.
+#: Bytes still cached, and their share of all files, up to which no figure changes.
 LEFT_BYTES, LEFT_SHARE = 1 << 20, 0.01
 
 
@@ -121,7 +122,7 @@ def verdict(plain: Interval, ours: Interval, ratio: Interval, rounds: int) -> Ve
     return Verdict.SAME if ratio.low <= 1 <= ratio.high else Verdict.UNKNOWN
 
 
-#: Figures of a run that are summed up.
+#: Figures of a run of which a summary is made.
 FIGURES = (
     "seconds", "waited_seconds", "read_bytes", "major_faults", "cpu_seconds", "unused_bytes",
 )  # fmt: skip

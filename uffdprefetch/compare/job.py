@@ -21,10 +21,10 @@ from uffdprefetch.cluster import brood
 from uffdprefetch.compare import watch
 from uffdprefetch.protocol.node import JobRead
 
-#: What a run has left behind is waited for so long: a service ends as soon as its job's launcher
-#: has gone. What a job leaves for longer stays.
+#: Wait for processes that a run leaves behind: a service ends with its job's launcher. Those that
+#: live longer are left alone.
 LEFT_BEHIND_SECONDS = 2.0
-#: From a signal to an end of what is to end early.
+#: Time limit for a run to end after a signal, and the interval of looks.
 END_SECONDS, LOOK_SECONDS = 5.0, 0.01
 
 

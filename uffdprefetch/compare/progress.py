@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-#: Pictures a second: each takes a millisecond of a core that the job may want.
+#: Updates a second: each takes a millisecond of a core that the job may want.
 PICTURES = 4
 
 

@@ -25,11 +25,11 @@ from uffdprefetch.compare.cold import Files, Left, counts_reads
 from uffdprefetch.compare.figures import PLAIN, MeasuredRun, Remark, remark, words_of_status
 from uffdprefetch.report import summary as report
 
-#: The end of what a command that failed has said, that is shown.
+#: Last bytes shown of a failed command's output.
 TAIL_BYTES = 2000
-#: Of the first run: `wrap` tells of each mapping from this size on.
+#: --min-size of the learning run, by which it tells of small files, too; and that run's name.
 TOLD, WRAPPED = "64KiB", "wrap"
-#: Looks at a run's threads of which a share can be told.
+#: Least looks at a run's threads from which a share of waiting can be told.
 LOOKS_LEAST = 10
 Summary = dict[str, Any]
 
@@ -96,7 +96,7 @@ class Comparison:
         }
 
 
-#: Of the files that were dropped those whose paths are told.
+#: Most paths of dropped files in the document.
 PATHS_MAX = 256
 
 

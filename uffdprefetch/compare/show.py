@@ -12,12 +12,12 @@ from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.compare.figures import CONFIDENCE, Remark, Verdict, Why, words_of_status
 from uffdprefetch.report.columns import aligned
 
-#: Bytes that differ by less are said to be the same: requests end where they end. Where they are
-#: estimated: three times the error of that (cold.PLACES_CACHED).
+#: Difference up to which bytes read count as the same, as requests do not end with the records;
+#: where they are estimated, three times the estimate's error (cold.PLACES_CACHED).
 SAME_BYTES_SHARE, SAME_ESTIMATE_SHARE = 0.02, 0.1
-#: Bytes read for nothing are said from this part of what was read on.
+#: Share of the bytes read from which unused ones are reported.
 UNUSED_SHARE = 0.1
-#: Files that a remark names; characters of the command that are shown.
+#: Most files that a remark names; most characters shown of the command.
 NAMED_MAX, COMMAND_MAX = 3, 200
 
 

@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from uffdprefetch.base import procfs
 from uffdprefetch.launch import service
 
-#: Between two looks at the threads' states, and at the files, at least; and the part of a core that
-#: each may take, which for many threads makes it longer.
+#: Least interval of looks at the threads' states, and at the files; and the share of a core that
+#: each kind may take, which makes the interval longer for many threads.
 STATES_SECONDS, FILES_SECONDS, SHARE = 0.005, 0.05, 0.01
-#: At the files, in a run that is not measured: a file that is cached may be read within a few ms.
+#: The same for the files in the learning run, which is not measured: a cached file may be read
+#: within a few ms.
 LEARNING_SECONDS, LEARNING_SHARE = 0.001, 0.5
 
 
-#: Threads of a process that are looked at at a time.
+#: Most threads of a process in one look.
 THREADS_MOST = 64
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from uffdprefetch.cluster.meeting import Meeting
 
-#: The nodes of a run end within that of each other, or each has a summary of its own: the job's
-#: end waits for it.
+#: Wait for the other nodes' summaries at the job's end; a later node's stays a summary of its own.
 SUMMARY_SECONDS = 3.0
 LOOK_SECONDS = 0.05
 

@@ -38,16 +38,16 @@ from uffdprefetch.report.merge import merged
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: All services are up within that, or the job begins without some of them.
+#: Time limit for all services to start; then the job begins without the others.
 READY_SECONDS = 30.0
-#: And share within that; the first ones to read read for themselves otherwise. With --strict they
-#: have as long as for the services: each way to start MPI that makes no world takes some seconds.
+#: Time limit for the nodes to share; then the job begins, and its first readers read from storage.
+#: With --strict it is READY_SECONDS: each way to start MPI that fails takes some seconds.
 SHARING_SECONDS = 10.0
-#: After the job: their summaries, and their end.
+#: Time limit after the job for the services' summaries and end.
 END_SECONDS = 15.0
 LOOK_SECONDS = 0.02
 GROUP = "cluster"
-#: A node leaves its summary for us.
+#: Prefix of the file in which a node leaves its summary for the launcher.
 FOUND = "of-"
 
 

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: The file with the counts: of version 2 (the group's and all below it), of version 1.
+#: File with the counts: of cgroup version 2 (its own and of all below it), of version 1.
 _EVENTS, _CONTROL = "memory.events", "memory.oom_control"
 
 

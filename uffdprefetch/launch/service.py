@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from uffdprefetch.base.config import Config
     from uffdprefetch.base.identity import Identity
 
-#: A service that ends removes its socket as its last act.
+#: Time without its socket after which a service is ended: removing it is a service's last act.
 LOST_SECONDS = 1.0
 START_TIMEOUT_SECONDS = 10.0
 #: Connections that wait for the service while it starts: those of all ranks of a node, and of all
 #: their processes. The kernel takes no more than net.core.somaxconn.
 BACKLOG = 4096
-#: Between two looks for a service that is to be waited for.
+#: Interval of looks for a service that is waited for.
 _POLL_SECONDS = 0.002
-#: From the end of a service's connections to its own, which the kernel makes at once.
+#: Time limit for a service to end after its connections have: the kernel ends them together.
 _ENDING_SECONDS = 0.5
-#: Stands for the control group in a socket's name.
+#: Variable that replaces the control group in a socket's name.
 GROUP_VARIABLE = "UFFDPREFETCH_GROUP"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

@@ -23,11 +23,11 @@ _lib: Any = uffd._lib
 _checked = uffd._checked
 
 EVENTS_AT_ONCE = 1024
-#: Interval of alive(): the agents take a longer silence for the service's death.
+#: Interval of alive(): after a longer silence the agents count the service as dead.
 TICK_NS = 100_000_000
 
 PRESENT: int = _lib.UP_PRESENT
-#: From so many refaults on, the clock hand spares a chunk.
+#: Refaults from which a chunk is active: the clock hand spares it.
 ACTIVE: int = _lib.UP_ACTIVE
 TOUCH: int = _lib.UP_POOL_TOUCH
 MISS: int = _lib.UP_POOL_MISS

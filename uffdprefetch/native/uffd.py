@@ -234,7 +234,7 @@ def warm_results(out: Any, count: int) -> list[WarmResult]:
     return [WarmResult._make(_RESULT_FIELDS(row)) for row in rows]
 
 
-#: Devices whose extents are read at one time. A job reads from one or two, and each has threads.
+#: Most devices read from at a time: each has threads, and a job reads from one or two.
 DEVICES_MOST = 16
 
 

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 #: Held by the service as long as it serves: the election, and the socket and the plans' directory.
 #: It inherits it from the launcher that starts it. Empty while it starts, then marked.
 LOCK = ".lock"
-#: Held by the launcher that has started the recorder; by the one that shows the live view.
+#: Locks of the launcher that has started the recorder, and of the one that shows the live view.
 TRACE, LIVE = ".trace", ".live"
 LOG = ".log"
-#: Of a cluster's convener: temporary files of the MPI that it starts, and what that takes for ssh.
+#: Of a cluster's convener: temporary files of the MPI that it starts, and the agent that replaces
+#: ssh.
 MPI, AGENT = ".mpi", ".rsh"
-#: The socket while its launcher looks whether anybody uses it (launch/service.py).
+#: The socket's name while its launcher looks whether it is in use (launch/service.py).
 AWAY = ".away"
 _SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG, MPI, AGENT)
-#: A log with words in it is there to be read: so long.
+#: Age to which a log that is not empty is kept, to be read.
 LOG_SECONDS = 24 * 3600.0
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     _Client = TypeVar("_Client", bound="NodeClient")
 
-#: A summary names every file and a bounded timeline; what is larger did not come from our service.
+#: Bound on a summary, which names every file and a bounded timeline: a larger one is not ours.
 MAX_SUMMARY_BYTES = 64 << 20
 
 

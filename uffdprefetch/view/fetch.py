@@ -19,7 +19,7 @@ from uffdprefetch.view.model import ENDED, LOST, SILENT, View
 from uffdprefetch.view.sensors import Sensors
 from uffdprefetch.view.watch import ANSWER_SECONDS, WatchClient
 
-#: Births are read at most this often: a node that forks without end must not keep us busy.
+#: Least interval of reading births: a node that forks without end must not keep us busy.
 BIRTHS_SECONDS = 0.05
 
 

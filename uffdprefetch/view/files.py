@@ -17,7 +17,7 @@ from uffdprefetch.view.glyphs import Glyphs
 
 NAME_MIN = 12
 GAUGE = 11
-#: What is in memory, and where that is.
+#: Titles of the column of resident bytes, by where they are.
 IN_MEMORY, IN_POOL, IN_EITHER = "in the page cache", "in the pool", "in pool or cache"
 
 

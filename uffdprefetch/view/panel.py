@@ -25,7 +25,7 @@ from uffdprefetch.view.model import LIVE, View
 from uffdprefetch.view.ranks import rank_columns, rank_lines, title_line
 from uffdprefetch.view.render import alert_lines, history_lines, rate_text
 
-#: As many lines at most, and never more than a third of the screen.
+#: Most lines of the panel, beside a third of the screen.
 ROWS_MAX = 8
 WIDTH_MIN, SCREEN_MIN = 40, 9
 _SAVE, _RESTORE = "\x1b7", "\x1b8"

@@ -16,10 +16,10 @@ from uffdprefetch.view.glyphs import Glyphs
 
 BAR_MIN = 10
 BAR_WIDE = 30
-#: Shares that are drawn as alerts.
+#: Hit share below which, and stall share above which, a figure is drawn as an alert.
 LOW_HIT = 0.9
 HIGH_STALL = 0.1
-#: A reader that is silent for so long pauses.
+#: Time without a touch after which a reader is shown as pausing.
 IDLE_SECONDS = 10.0
 
 

@@ -17,15 +17,16 @@ from uffdprefetch.protocol.snapshot import NotManaged, Pressure, Process, Rank, 
 from uffdprefetch.view.births import ProcessEvents
 from uffdprefetch.view.taskstats import BlockDelays
 
-#: Delays are compared over so long.
+#: Interval over which delays are averaged.
 STALL_SECONDS = 10.0
 PIDS_MAX = 256
-#: The job's process tree is walked this often; in between, cn_proc tells of births.
+#: Interval of walks of the job's process tree; in between, cn_proc tells of births.
 TREE_SECONDS = 2.0
-#: A new program is looked at so soon, and has its libraries after so long at the latest.
+#: Interval of looks at a new program until it has loaded its libraries, and the latest time for
+#: that.
 SETTLE_SECONDS, LOADED_SECONDS = 0.05, 1.0
 NOT_MANAGED_MAX = 32
-#: Mappings that would be served: --min-size by default.
+#: Least size of a mapping that would be served: the default of --min-size.
 LARGE_BYTES = 16 << 20
 PRESSURE = Path("/proc/pressure/io")
 

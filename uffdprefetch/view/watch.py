@@ -28,10 +28,11 @@ from uffdprefetch.job import messages
 from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
 from uffdprefetch.protocol.snapshot import Snapshot, decode
 
-#: A service answers in milliseconds; one that is stopped does not.
+#: Time limit for an answer: a service takes milliseconds, a stopped one never answers.
 ANSWER_SECONDS = 2.0
 NOBODY = Identity(None, None, None, "a watcher")
-#: Of /proc/net/unix: type SOCK_SEQPACKET, flag __SO_ACCEPTCON (include/linux/net.h).
+#: A listening socket's line of /proc/net/unix: flag __SO_ACCEPTCON, type SOCK_SEQPACKET
+#: (include/linux/net.h).
 _LISTENING = re.compile(r"^\S+ \S+ \S+ 00010000 0005 \S+ +\d+ (/.*\.sock)$", re.MULTILINE)
 
 

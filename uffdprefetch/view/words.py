@@ -13,7 +13,8 @@ from uffdprefetch.view import model
 from uffdprefetch.view.model import ENDED, LOST, SILENT, View
 
 NA = "n/a"
-#: Files are counted every two seconds while somebody watches, a large one over some more.
+#: Age from which a count of resident bytes is shown with its age: the service counts every two
+#: seconds while it is watched, a large file over some more.
 OLD_SECONDS = 5.0
 
 

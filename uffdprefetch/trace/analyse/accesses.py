@@ -23,18 +23,20 @@ from uffdprefetch.trace.file.events import (
     Kind,
 )
 
-#: Pages of a fault-around, where nothing else is known of it: 64 KiB (mm/memory.c).
+#: Pages of a fault-around where its size is unknown: 64 KiB (mm/memory.c).
 AROUND_PAGES = 16
-#: What is mapped whole where the cache holds huge pages (2 MiB, filemap_map_pmd).
+#: Pages of a huge page, which the kernel maps whole where the cache holds one (2 MiB,
+#: filemap_map_pmd).
 HUGE_PAGES = 512
-#: A fault of a checkpoint's page and our service's report of the touch are one up to this apart.
+#: Time between a fault of a checkpoint's page and the service's report up to which they are one
+#: touch.
 SAME_NS = 50_000_000
-#: Fault and fill of one page are noted up to this apart (bpf/faults.c, bpf/cache.c).
+#: Time between the events of one page's fault and fill, at most (bpf/faults.c, bpf/cache.c).
 MOMENT_NS = 100_000
-#: Mappings of a file by one process that are tried to find the page of an address.
+#: Most mappings of a file by one process that are tried to find an address's page.
 BASES_MAX = 32
 
-#: Span of numbers of which the different ones are found by a table of bytes, not by sorting.
+#: Span of numbers up to which the distinct ones are found by a table of bytes, not by sorting.
 TABLE = 1 << 24
 
 BPF, READS, TABLES, CHECKPOINTS, POOL = range(5)

@@ -13,8 +13,7 @@ from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses, distinct
 from uffdprefetch.trace.analyse.pieces import Pieces
 
 NEVER = np.iinfo(np.int64).max
-#: log2 of the pages (2 MiB) among which one that was cached before we looked says that others may
-#: have been.
+#: log2 of the pages (2 MiB) around a page cached before the recording of which any may have been.
 NEIGHBOURS_BITS = 9
 
 

@@ -21,13 +21,13 @@ ACCESSES_MIN = 8
 EARLY, NEW = 0.15, 0.5
 #: NEW where visits to 64 KiB are counted: records that end and begin within one visit it twice.
 NEW_UNITS = 0.2
-#: From this number on, what looks like epochs is none.
+#: Most epochs: more are another pattern.
 EPOCHS_MAX = 256
 #: Accesses of a process, as a share of the mean, below which it is no worker of a DataLoader.
 BUSY = 0.2
-#: Largest share of a stream's way that it goes back and has a direction.
+#: Largest share of its way that a stream with a direction goes back.
 BACK = 0.15
-#: log2 of the pages to which faults are one visit: 64 KiB, a fault-around.
+#: log2 of the pages within which faults are one visit: 64 KiB, a fault-around.
 UNIT_BITS = 4
 
 

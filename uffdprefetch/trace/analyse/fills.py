@@ -19,8 +19,8 @@ from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE
 from uffdprefetch.trace.analyse.stall import places_in_thread
 from uffdprefetch.trace.file.events import Kind, ReadaheadSite
 
-#: A thread's last fills before a major fault's end, among which the one with its page is looked
-#: for: readahead may go around a page in two.
+#: A thread's last fills before a major fault's end that are searched for its page: readahead may
+#: read around a page in two fills.
 FILLS_BACK = 2
 
 

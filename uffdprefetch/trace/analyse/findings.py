@@ -26,20 +26,20 @@ from uffdprefetch.trace.analyse.advice import (
 )
 from uffdprefetch.trace.analyse.findings_job import JOB_RULES
 
-#: Counts and bytes below which nothing is worth a finding.
+#: Least accesses, and bytes, of a finding.
 ACCESSES_MIN = 16
 WAITS_MIN = MAJORS_MIN = 64
 USELESS_MIN_BYTES = MIB
-#: Shares of what was read that are a finding: useless, read again.
+#: Least shares of the bytes read for the findings "useless" and "read again".
 USELESS, AGAIN = 0.2, 0.1
-#: Share of its way that a reader leaves out who skips: the least is a half, of two that take turns.
+#: Least share of its way that a skipping reader leaves out: two that take turns leave out a half.
 SKIPPED = 0.3
-#: Waits per MiB read from which the kernel's readahead is too small to hide a storage's latency:
-#: its default of 128 KiB gives 8.
+#: Waits per MiB from which the kernel's readahead is too small to hide the storage's latency: its
+#: default of 128 KiB gives 8.
 WAITS_PER_MIB = 1.0
-#: Most pages that a major fault brings, on average, where a file is read page by page.
+#: Mean pages of a major fault up to which a file counts as read page by page.
 SINGLE_PAGES = 2
-#: Least that read(2) takes of a file that is told as read by it.
+#: Least bytes by read(2) for the finding that a file is read by it.
 READ_MIN_BYTES = 16 * MIB
 
 

@@ -20,20 +20,21 @@ from uffdprefetch.trace.analyse.advice import (
     ranks_text,
 )
 
-#: Factor off the best size, either way, from which a stripe is a finding: to mend it moves data.
+#: Ratio of a stripe size to the best one, either way, from which it is a finding: a new layout
+#: moves all data.
 STRIPE_FACTOR = 2.0
-#: A rank's stall, and its bytes, over the others' median, from which they are a finding.
+#: Ratio of a rank's stall, and of its bytes, to the others' median, from which it is a finding.
 UNEVEN_STALL, UNEVEN_BYTES = 2.0, 1.5
-#: Where programs lie that are of no package.
+#: Directories of programs that belong to no package.
 _SYSTEM = ("/usr", "/lib", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc")
-#: What a program that starts from memory takes at most, for its libraries.
+#: Longest time that a program takes to load its libraries from memory.
 STARTING_SECONDS = 0.25
-#: Shares of what was prefetched that are a finding: unused, late.
+#: Least shares of the prefetched bytes for the findings "unused" and "late".
 UNUSED, LATE = 0.5, 0.25
-#: Least that our service has read from storage of which it is told how that went.
+#: Least bytes that the service has read from storage for a finding about it.
 READ_MIN_BYTES = 16 * MIB
-#: Share of the time from the first to the last of our reads in which one was under way, from which
-#: the storage is what ranks wait for.
+#: Share of the time between the service's first and last read with one under way, from which the
+#: storage is the bottleneck.
 BUSY = 0.9
 
 

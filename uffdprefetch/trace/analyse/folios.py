@@ -19,15 +19,14 @@ from uffdprefetch.trace.analyse.accesses import AROUND_PAGES, BPF, HUGE_PAGES, A
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import Kind, ReadaheadSite
 
-#: log2 of pages: of folios that fault-around maps anyway (64 KiB), and of the largest (2 MiB).
+#: log2 of the pages of a folio that fault-around maps anyway (64 KiB), and of the largest (2 MiB).
 SMALL_BITS, HUGE_BITS = 4, 9
-#: Share of large folios in which the next fault lies, too, above which this kernel does not map
-#: them whole.
+#: Share of large folios with the next fault, too, above which the kernel does not map them whole.
 BROKEN = 0.1
-#: Shares of the faults that show large folios where no event does: those that go on from 64 KiB to
-#: the next, and those that go on from one aligned place to the next.
+#: Shares of faults that indicate large folios where no event does: faults in successive 64 KiB, and
+#: faults at successive aligned offsets.
 JOINED, OFTEN = 0.2, 0.02
-#: Guesses in a row from which they are no accident.
+#: Guesses in a row that are no accident.
 IN_A_ROW = 4
 UNKNOWN = -1
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 
-#: Fewer iterations show no beat.
+#: Least iterations of a beat.
 ITERATIONS_MIN = 5
 #: Least ratio of a pause between batches to one within.
 APART = 2.0
 #: Largest coefficient of variation of a beat's batches and pauses, without the outermost tenths.
 VARIES = 0.35
-#: Thresholds between the two kinds of pauses that are tried: the widest gaps.
+#: Thresholds tried between the two kinds of pauses: at the widest gaps.
 CANDIDATES = 8
 #: Iterations that a report lists.
 LISTED_MAX = 4096

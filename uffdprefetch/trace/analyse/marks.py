@@ -28,7 +28,7 @@ from uffdprefetch.trace.file.events import (
 )
 from uffdprefetch.trace.file.trace_file import Trace
 
-#: What is drawn on what: kinds of marks by layer.
+#: Kinds of marks by layer, the lowest first.
 LAYERS: dict[str, tuple[str, ...]] = {
     "demand": ("around", "fault", "touch", "pool", "seen", "read"),
     "miss": ("major", "late", "missed"),
@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 KINDS = tuple(kind for kinds in LAYERS.values() for kind in kinds)
 LAYER_OF = {kind: layer for layer, kinds in LAYERS.items() for kind in kinds}
 COLUMNS = ("start_ns", "offset", "before", "length", "duration_ns")
-#: log2 of the bytes to which the first use of what was read ahead is known: a fault-around.
+#: log2 of the resolution, bytes, of the first use of prefetched bytes: a fault-around.
 _USE_STEP_BITS = 16
 
 

@@ -15,14 +15,14 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.runs import AccessStream, all_of, follows, weighted_median
 from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern, classify
 
-#: Difference of the shares left out from which two forward streams are different phases.
+#: Least difference of their shares left out by which two forward streams are different phases.
 SKIP_DIFFERS = 0.25
-#: The least that is a phase: in accesses, and as a share of all accesses or pages.
+#: Least size of a phase: accesses, and share of all accesses or pages.
 PHASE_ACCESSES = 16
 PHASE_SHARE = 0.1
-#: The least that is a phase, in runs of the one beside it: shorter, it is its last record.
+#: Least length of a phase in runs of its neighbour: a shorter one is that one's last record.
 RUNS = 3
-#: Share of the pages read under one name from which it is the name of several streams.
+#: Share of the pages of one pattern from which several streams together are named by it.
 MOST = 0.75
 FORWARD = ("consecutive", "sequential", "strided")
 

@@ -16,17 +16,17 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 
-#: Parts of the run to which a phase's ends are found.
+#: Bins of the run's time: the resolution of a phase's ends.
 BINS = 400
-#: Share of the run from which a time without any access is a pause ...
+#: Least share of the run of a pause, a time without any access.
 PAUSE_SHARE = 0.05
-#: ... or is named as its beginning or end.
+#: The same at the run's beginning or end.
 EDGE_SHARE = 0.02
-#: Fewer accesses make no data set.
+#: Least accesses of a data set.
 SET_ACCESSES = 8
 #: Phases that a report lists.
 PHASES_MAX = 256
-#: Words of a path that name the set that a job tests with.
+#: Words in the path of a validation or test set.
 TESTING = re.compile(r"(^|[^a-z])(val|valid|validation|test|testing|eval|dev)([^a-z]|$)")
 
 

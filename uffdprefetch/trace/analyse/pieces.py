@@ -12,7 +12,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import Ranges, of_mask, spread
 
-#: Pairs of (range, piece) that pairs() makes at a time: bounds the memory.
+#: Pairs of (range, piece) in one batch of pairs(): bounds the memory.
 PAIRS = 1 << 22
 #: Up to here (256 GiB of 4 KiB pages) boundaries are found by a table, four bytes a page: ten times
 #: as fast as a search where accesses are random.

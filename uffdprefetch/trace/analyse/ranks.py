@@ -9,7 +9,7 @@ from uffdprefetch.base.arrays import Array, Int64Array
 from uffdprefetch.trace.file.events import Kind, of_kind
 from uffdprefetch.trace.file.trace_file import Trace
 
-#: What stands for processes that are not of the job, and for our own service.
+#: Rank numbers of processes outside the job, and of the service.
 NOBODY, SERVICE = -1, -2
 
 

@@ -16,9 +16,9 @@ from uffdprefetch.trace.analyse.readers import ReaderAnalysis
 from uffdprefetch.trace.analyse.stall import Stalls
 from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern
 
-#: Processes of a reader that a report lists.
+#: Most processes of a reader that a report lists.
 PIDS_LISTED = 256
-#: What of a reader's entry is told of each of its processes.
+#: Keys of a reader's entry that each of its processes has, too.
 OF_A_PROCESS = (
     "pattern", "runs", "faults", "touched_pages", "touched_pages_least", "epochs",
     "epochs_at_least", "stall_seconds", "stalls", "stall_share", "hit",

@@ -28,15 +28,15 @@ from uffdprefetch.trace.analyse.runs import (
 )
 from uffdprefetch.trace.analyse.streams import StreamPattern
 
-#: Fewer accesses of a thread are no stream of its own: of so many in random order most go one way
-#: in one of a hundred.
+#: Least accesses of a thread's own stream: one in a hundred random orders of this length seems to
+#: have a direction.
 THREAD_ACCESSES = 8
-#: Page-table scans from which the order can be told, and the share of the file over which one finds
-#: pages that cannot tell it.
+#: Least page-table scans that tell an order, and the share of the file over which the pages of one
+#: scan are too spread to tell it.
 SCANS_MIN, SPREAD = 4, 0.25
-#: What was found within this time is of one scan.
+#: Time within which touches are of one scan.
 SCAN_NS = 1_000_000
-#: Share of the accesses before a gap below the resolution, from which records are that small.
+#: Share of the accesses followed by a gap below the resolution, from which records are that small.
 AROUND_PAGES, SPARSE = sensors.AROUND_PAGES, 0.1
 
 

@@ -23,17 +23,17 @@ from uffdprefetch.trace.analyse.runs import AROUND_PAGES, below_resolution
 from uffdprefetch.trace.analyse.streams import StreamPattern
 from uffdprefetch.trace.analyse.strides import STEPS_MIN, regular, whole
 
-#: Share of the runs that begin as another reader's do, from which both read the same.
+#: Share of runs that begin where another reader's do, from which both read the same records.
 SAME = 0.3
-#: Share of the lengths that must be the same, where they are below the resolution.
+#: Least share of equal lengths where these are below the resolution.
 SURE = 0.8
-#: Share of the runs that must end where another reader begins, to tell what a record measures.
+#: Least share of runs that end where another reader's begin, to tell a record's size.
 NEIGHBOURS = 0.6
 
-#: Accesses in a row to pages that several records share, of which the one that was meant is worked
-#: out; of later ones the last is taken.
+#: Successive accesses to pages of several records for which the intended record is inferred; of
+#: later ones the last record is taken.
 SHARED_MAX = 16
-#: What people call a format, where it is not its name here.
+#: Usual spellings of formats' names.
 NAMES = {"lmdb": "LMDB", "npy": ".npy", "arrow": "Arrow", "tfrecord": "TFRecord"}
 
 

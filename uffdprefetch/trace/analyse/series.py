@@ -19,7 +19,7 @@ BINS, BINS_MIN = 2048, 128
 CELLS_MAX = 200_000
 #: Dots of the system calls' picture: per kind of call and bin, and the bins.
 DOTS_PER_BIN, DOT_BINS = 6, 1024
-#: Marks that are accesses of which it is known whether they hit.
+#: Kinds of marks that are accesses known to hit or miss.
 _FAULTS = ("around", "fault", "pool")
 
 

@@ -15,7 +15,7 @@ from uffdprefetch.trace.analyse.fills import extents
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import POOL_MISS, POOL_TOUCH, Kind
 
-#: Extents, the last that begin up to a page, among which the one with it is looked for.
+#: Extents searched for the one with a page: the last that begin at or before it.
 EXTENTS_BACK = 4
 SERVICE_KINDS = (Kind.TOUCH, Kind.SEEN, Kind.WARM, Kind.WINDOW, Kind.MAJORS, Kind.PUNCH)
 

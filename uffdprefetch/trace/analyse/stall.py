@@ -17,7 +17,7 @@ from uffdprefetch.base.arrays import Array, BoolArray, Int64Array
 from uffdprefetch.base.ranges import total, union
 from uffdprefetch.trace.file.events import Kind
 
-#: Places of a file by which a reader's stall is told.
+#: Bins of a file for a reader's stall.
 BINS = 64
 
 

@@ -27,9 +27,9 @@ from uffdprefetch.trace.analyse.runs import (
 )
 from uffdprefetch.trace.analyse.strides import stride_of
 
-#: Fewer accesses are no pattern.
+#: Least accesses of a pattern.
 ACCESSES_MIN = 4
-#: Share of the jumps that go one way from which a stream has a direction. A shuffle has a half.
+#: Share of jumps in one direction from which a stream has that direction. A shuffle has a half.
 ONE_WAY = 0.85
 #: Pages of pieces that are no records: each is long enough to be read ahead of, so that what is
 #: read forwards in it is not backward, though the last one comes first.

@@ -12,14 +12,14 @@ from uffdprefetch.trace.analyse.runs import AROUND_PAGES, Runs, below_resolution
 
 #: Share of the steps that must agree for a stride: to a page, or as multiples of one number.
 NEAR, AGREE = 0.75, 0.85
-#: To count records of varying size: least number of steps, and largest error of the count.
+#: Least steps, and largest error, of a count of records of varying size.
 STEPS_MIN = 32
 EXACT = 0.4
 #: Largest ratio of the steps' variance to that of sums of n records, if each n-th is read: records
 #: that are left out at random give more.
 BY_CHANCE = 2.0
-#: Least share of the way that a stride skips, unless its gaps exceed a fault-around: of smaller
-#: ones most is hidden in what a fault maps.
+#: Least share of the way that a stride skips where its gaps are within a fault-around, which hides
+#: most of them.
 SKIPPED_MIN = 0.1
 #: Most frequent values among which a common divisor is looked for.
 VALUES_MAX = 256

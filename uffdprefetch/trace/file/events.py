@@ -134,10 +134,9 @@ class Call(IntEnum):
     MUNMAP = 7
 
 
-#: Events that are kept of a file with a `group` (trace_file.File): what it cost, not how it was
-#: read.
+#: Kinds of events kept of a file with a `group` (trace_file.TracedFile): its cost, not its pattern.
 COST_KINDS = (Kind.FILL, Kind.READAHEAD, Kind.MAJOR, Kind.CALL)
-#: Those of which bpf/calls.c makes events.
+#: Calls of which bpf/calls.c makes events.
 RECORDED_CALLS = frozenset((Call.OPEN, Call.MMAP, Call.READ, Call.PREAD, Call.WRITE))
 
 

@@ -29,7 +29,7 @@ class Sensor(Enum):
     BLOCK = "block I/O"
 
 
-#: What only the kernel's tracepoints tell.
+#: Sensors that are tracepoints of the kernel.
 BY_BPF = frozenset(Sensor)
 
 

@@ -33,14 +33,14 @@ from uffdprefetch.trace.file.events import (
 FORMAT = "uffdprefetch.trace"
 VERSION = 1
 SUFFIX = ".uptrace"
-#: Of a file system, at a time: the next file may be written.
+#: Errors of a full file system: a later file may be written.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: A block that claims to be larger is damaged.
 BLOCK_MAX_BYTES = 256 << 20
 EVENTS_PER_BLOCK = 1 << 16
 PAGE_BYTES = 4096
-#: Longest time from a fault's exception to its look-up in the page cache, both of which are told: a
-#: page that faults twice was unmapped in between, which takes longer.
+#: Longest time between the two events of a fault, its exception and its look-up in the page cache:
+#: a page that faults again was unmapped in between, which takes longer.
 SAME_FAULT_NS = 1_000_000
 #: Wall clocks of two nodes differ by less.
 CLOCKS_NS = 5_000_000_000

@@ -31,14 +31,14 @@ from uffdprefetch.trace.record.process_identity import (
 )
 
 PAGE_BYTES = 4096
-#: Numbers of files that we named first: from here downwards (BPF's own grow from 1).
+#: First number of files named by the recorder, which grow downwards (BPF's grow from 1).
 OUR_NUMBERS = 65_000
 NUMBERS = 1 << 16
-#: For how long the name of a file is looked for in the processes that touch it.
+#: Time for which a file's name is looked for in the processes that touch it.
 UNNAMED_NS = 2_000_000_000
 #: Descriptors whose opens are remembered, and opens of each, until a mapping names the descriptor.
 DESCRIPTORS_MAX, OPENS_MAX = 65536, 64
-#: The longest read(2) whose file is known by what it took of the page cache.
+#: Longest read(2) whose file is told by its fills of the page cache.
 CALL_NS = 1 << 39
 CALL_KEY = np.uint64(4 * CALL_NS)
 

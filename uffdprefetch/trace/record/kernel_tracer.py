@@ -34,9 +34,10 @@ from uffdprefetch.trace.record.bpf_compiler import NoBpf
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCES = ("event.h", "faults.c", "cache.c", "calls.c")
 TRACEFS = "/sys/kernel/tracing"
-#: Of the ring: 16 MiB are 300 000 events, two seconds of a warm scan as fast as memory.
+#: Pages of the events' ring: 16 MiB hold 300 000 events, two seconds of a warm scan as fast as
+#: memory.
 RING_PAGES = 4096
-#: 4 MiB are 15 000 paths: what a large Python program opens while it starts.
+#: Pages of the opens' ring: 4 MiB hold 15 000 paths, as a large Python program opens at its start.
 OPENS_PAGES = 1024
 #: Initial PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO): elsewhere the numbers that
 #: BPF sees are not those of /proc.

@@ -17,11 +17,11 @@ TIME_BINS = 512
 OFFSET_BINS = 256
 FIRST_WIDTH_NS = 10_000_000
 FIRST_WIDTH_BYTES = 1 << 16
-#: (process, file) pairs that are told apart; what comes later is counted under process 0.
+#: Most (process, file) pairs counted apart; later ones are counted under process 0.
 SERIES_MAX = 256
-#: Of those, how many get an access map (1.5 MiB of memory each).
+#: Most of those pairs with an access map (1.5 MiB of memory each).
 MAPS_MAX = 64
-#: What is summed per bin. Bytes for the last six, ns for the waits, else events.
+#: Sums per bin: bytes for the last six, ns for the waits, else events.
 QUANTITIES = (
     "faults", "majors", "wait_ns", "touches",
     "fill_bytes", "evict_bytes", "read_bytes", "warm_bytes", "block_bytes", "punch_bytes",

@@ -28,7 +28,7 @@ _CODE = re.compile(r"(\.so(\.[0-9.]+)?|\.pyc?|\.pyd|\.h|\.mo|locale-archive|/ld\
 #: An LMDB lock file counts whatever its size: who shares it is a finding.
 LOCK = re.compile(r"(^|/)lock\.mdb$|-lock$")
 PATHS_MAX = 65536
-#: What an installed package lies below; what the interpreter itself brings; other programs'.
+#: Paths of installed packages, of the interpreter's own library, of other programs.
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(?:__pycache__/)?([^/]+)")
 _STANDARD = re.compile(r"/lib(?:64|exec)?/(python[0-9.]*|perl[0-9.]*|R|julia|node_modules)/")
 _INTERPRETERS = ("/usr/bin/env", "/bin/sh", "/bin/bash", sys.executable)

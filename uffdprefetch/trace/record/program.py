@@ -35,7 +35,7 @@ from uffdprefetch.trace.record.recorder import Recorder
 #: Period at which the rings are emptied (kernel_tracer.RING_PAGES: two seconds of events); twice
 #: that while few come.
 TURN_SECONDS = 0.02
-#: After a process's birth a quarter of it: what it is must be read while it is there.
+#: Age of a process up to which the period is a quarter: it may end before it is identified.
 YOUNG_NS = 500_000_000
 MESSAGE_MAX_BYTES = 1 << 20
 MESSAGES_AT_ONCE = 256

@@ -30,12 +30,12 @@ from uffdprefetch.trace.record.process_identity import kernel_device
 #: Events, and their age, at which a block is written.
 BLOCK_EVENTS = 1 << 15
 BLOCK_NS = 500_000_000
-#: Period at which the overview is written, or the run so far over OVERVIEW_SHARE where that is
-#: longer: all of them together stay small.
+#: Least period of writing the overview; it grows to 1 / OVERVIEW_SHARE of the run so far, which
+#: bounds the sum of all of them.
 OVERVIEW_NS = 2_000_000_000
 OVERVIEW_SHARE = 4
-#: At the end turns are made until one takes no more than that (others on the machine go on making
-#: some), and for so long: twice, of the time that the starter waits (starter.END_SECONDS).
+#: The last turns end with one of at most this many events (other programs go on making some), or at
+#: this time limit, which fits twice into the starter's (starter.END_SECONDS).
 FEW_EVENTS, DRAIN_SECONDS = 500, 5.0
 
 

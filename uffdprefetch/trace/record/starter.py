@@ -20,9 +20,9 @@ from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.trace_file import SUFFIX
 from uffdprefetch.trace.record.program import Spec
 
-#: For compiling and loading the BPF programs: about a second, on a busy node longer.
+#: Time limit for compiling and loading the BPF programs: about a second, on a busy node longer.
 READY_SECONDS = 30.0
-#: For the recorder to write what it has when the job has ended.
+#: Time limit for the recorder to write its rest at the job's end.
 END_SECONDS = 20.0
 MAX_EVENTS = 4_000_000
 MIN_SIZE_BYTES = 1 << 20
