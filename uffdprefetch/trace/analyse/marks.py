@@ -28,7 +28,7 @@ from uffdprefetch.trace.file.events import (
 )
 from uffdprefetch.trace.file.trace_file import Trace
 
-#: Kinds of marks by layer, the lowest first.
+#: Kinds of marks by the layer on which they are drawn.
 LAYERS: dict[str, tuple[str, ...]] = {
     "demand": ("around", "fault", "touch", "pool", "seen", "read"),
     "miss": ("major", "late", "missed"),
