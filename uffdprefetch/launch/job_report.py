@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from uffdprefetch.base.config import Config
-    from uffdprefetch.launch.service import Address, Service
+    from uffdprefetch.launch.service import Address, JobService
     from uffdprefetch.protocol.node import JobRead
 
 SUMMARY_TIMEOUT_SECONDS = 5.0
@@ -56,7 +56,7 @@ class JobReport:
     """The report of one job on this node. ``only_record``: a recording tells all; no summary."""
 
     def __init__(
-        self, config: Config, environ: Mapping[str, str], node: Service, ended: EndedJob,
+        self, config: Config, environ: Mapping[str, str], node: JobService, ended: EndedJob,
         only_record: bool,
     ) -> None:  # fmt: skip
         self._config = config
@@ -161,7 +161,7 @@ class JobReport:
         return document
 
 
-def say_if_other_options_hold(config: Config, node: Service) -> None:
+def say_if_other_options_hold(config: Config, node: JobService) -> None:
     """The one who has started the service has chosen them."""
     if node.client().options not in (0, config.fingerprint()) and not config.quiet:
         say("the job's service on this node was started with other options: those hold")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from uffdprefetch.base.config import Config
-    from uffdprefetch.launch.panel import Live
-    from uffdprefetch.launch.service import Address, Service
+    from uffdprefetch.launch.panel import LivePanel
+    from uffdprefetch.launch.service import Address, JobService
     from uffdprefetch.ownlock import OwnLocks
     from uffdprefetch.trace.record.starter import Recording
 
@@ -99,7 +99,7 @@ class _Setup:
         self.environment = environ  # the job's
         self.address: Address | None = None
         self.locks: OwnLocks | None = None
-        self.node: Service | None = None
+        self.node: JobService | None = None
 
     def prepare(self, is_recorded: bool) -> None:
         """All stages; where one fails the job runs without prefetching, after a line. With --strict
@@ -205,16 +205,16 @@ class _Job:
         self._node = setup.node
         self._recording = recording
         self._loads_report = loads_report
-        self._view: Live | None = None
+        self._view: LivePanel | None = None
 
     def run(self, argv: Sequence[str]) -> job_report.EndedJob:
         """To its end."""
         setup = self._setup
         if setup.config.live and self._node is not None:
-            from uffdprefetch.launch.panel import Live
+            from uffdprefetch.launch.panel import LivePanel
 
             interval_seconds = setup.config.interval_seconds
-            self._view = Live(self._node.address.socket, interval_seconds, setup.environ)
+            self._view = LivePanel(self._node.address.socket, interval_seconds, setup.environ)
         began, read_before, kills_before = time.monotonic(), JobRead.now(), oom.Counts.now()
         try:
             status = spawn.run(

@@ -38,7 +38,7 @@ DUMB = ("", "dumb", "unknown")
 JOIN_SECONDS = 1.0
 
 
-class Live:
+class LivePanel:
     """The view of one `wrap`, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, socket: str, interval_seconds: float, environ: Mapping[str, str]) -> None:

@@ -255,7 +255,7 @@ def _last_line(path: str) -> str:
 # ---- speaking with it ---------------------------------------------------------------------------
 
 
-class Service:
+class JobService:
     """The job's service: connected to, or started by us and not up yet."""
 
     def __init__(
@@ -352,7 +352,7 @@ class Service:
         self._client.await_welcome(deadline)
         return self._client
 
-    def come_up(self) -> Service:
+    def come_up(self) -> JobService:
         """Wait for it, before the job: returns itself. Raises UffdPrefetchError (125)."""
         try:
             self.client()
@@ -410,7 +410,7 @@ def _check_room(address: Address, lock_fd: int) -> None:
         raise no_service(why)
 
 
-def find_or_start(environ: Mapping[str, str], config: Config, address: Address) -> Service:
+def find_or_start(environ: Mapping[str, str], config: Config, address: Address) -> JobService:
     """The job's service on this node, started if nobody listens. One that runs has answered; one
     that is just starting, by whomever, is not waited for.
 
@@ -424,7 +424,7 @@ def find_or_start(environ: Mapping[str, str], config: Config, address: Address) 
             client = NodeClient.call(address.socket, identity)
             if not leftovers.is_starting(address.socket):
                 client.await_welcome(deadline)
-            return Service(address, identity, client)
+            return JobService(address, identity, client)
         except NotOurService as error:
             raise no_service(f"on {address.socket} {error}") from None
         except (ServiceGone, TimeoutError) as error:
@@ -435,7 +435,7 @@ def find_or_start(environ: Mapping[str, str], config: Config, address: Address) 
             if lock_fd is not None:
                 _check_room(address, lock_fd)
                 started = start_service(environ, config, address, lock_fd)
-                return Service(address, identity, started=started)
+                return JobService(address, identity, started=started)
         if client is not None:
             client.close()
         if time.monotonic() >= deadline:
