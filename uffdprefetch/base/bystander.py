@@ -35,8 +35,8 @@ SPREAD_SECONDS = 0.1
 #: Age up to which a record may belong to a signal that the launcher has only just taken, not having
 #: been scheduled (no free CPU, cgroup throttling).
 LATE_SECONDS = 1.0
-#: Between two looks at a stopped job: this part of the time since the stop, within these bounds. A
-#: process that is not the parent has no event for it.
+#: Interval of looks at a stopped job: a share of the time since the stop, within bounds. A process
+#: that is not its parent gets no event.
 LOOK_SHARE, LOOK_LEAST_SECONDS, LOOK_MOST_SECONDS = 1 / 8, 0.02, 0.5
 #: To the launcher: signal, sender's pid, time.monotonic().
 _NOTE = struct.Struct("iid")

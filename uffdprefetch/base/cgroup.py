@@ -12,9 +12,9 @@ import zlib
 
 ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 1 << 60
-#: What a service takes before it has read anything (its own memory, page tables, the kernel's
-#: stacks), and what it leaves to the job at the least (csrc/service/pressure.c): with less it would
-#: end at once. With a pool it takes as much more (docs/limits.md); some MiB of that are no pool.
+#: Least memory for a service: its own before it reads (heap, page tables, kernel stacks), and what
+#: it must leave to the job (csrc/service/pressure.c); with less it would end at once. A pool takes
+#: as much more (docs/limits.md), some MiB of it for its own structures.
 SERVICE_BYTES = (48 + 8) << 20
 POOL_BYTES = SERVICE_BYTES + (16 << 20)
 #: Hierarchies (version 1) that charge memory or by which a job's processes are found and killed;

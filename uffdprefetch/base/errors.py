@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: timeout(1) have them.
 EXIT_CANNOT = 1
 EXIT_USAGE = 2
-#: Of a service that the job leaves no memory, as EX_TEMPFAIL of sysexits.h.
+#: Exit status of a service for which there is no memory: EX_TEMPFAIL of sysexits.h.
 EXIT_NO_ROOM = 75
 EXIT_OURS = 125
 EXIT_CANNOT_EXECUTE = 126

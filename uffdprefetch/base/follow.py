@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 PASSED_ON = frozenset(
     signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH}
 )
-#: Sent by the terminal, if by the kernel: to a whole group, the job too.
+#: Signals that, sent by the kernel, come from the terminal: to the whole group, so to the job, too.
 FROM_TERMINAL = frozenset(
     {signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 )
-#: What the kernel sends us on our own account: the processor time that we have used.
+#: Signals of the kernel that concern the launcher alone: its own CPU time.
 _ON_OUR_ACCOUNT = frozenset({signal.SIGXCPU})
-#: Between two calls of ``awaits``; at least, as a part of the time since the start, at most.
+#: Interval of calls of ``awaits``: its least, its share of the time since the start, its most.
 LOOK_SECONDS, LOOK_SHARE, LOOK_MOST_SECONDS = 0.01, 1 / 8, 1.0
-#: Between two looks whether a signal was for the job as well, which is known after SPREAD_SECONDS.
+#: Interval of looks whether a signal was sent to the job, too, which is known after SPREAD_SECONDS.
 _JUDGE_SECONDS = SPREAD_SECONDS / 10
 
 

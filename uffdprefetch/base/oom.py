@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-#: The highest of oom_score_adj (proc_pid_oom_score_adj(5)): such a process goes first.
+#: Highest oom_score_adj (proc_pid_oom_score_adj(5)): the kernel kills such a process first.
 SCORE_MOST = 1000
-#: Of a process whose end frees next to nothing: after those of which much would be free.
+#: oom_score_adj of a process whose end frees next to nothing: after those whose end frees much.
 SCORE_LATER = 900
 
 

@@ -30,7 +30,7 @@ class Mapping:
 #: Rights of a reader's mapping in /proc/PID/maps: what is written to a shared one the file gets.
 _READERS = ("r--p", "r--s", "rw-p")
 _DELETED = " (deleted)"
-#: Names there of what is no file on storage.
+#: Prefixes of names there that are no files on storage.
 _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import NoReturn
 
-#: Those of setitimer(2); they survive execve(2) and not fork(2).
+#: Timers of setitimer(2), which survive execve(2) and not fork(2).
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 #: Not ignored by our processes beside the job: synchronous faults, SIGCHLD, lease and termination
 #: signals, and those without an effect by default.

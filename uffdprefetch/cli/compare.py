@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from uffdprefetch.compare.rounds import ComparisonPlan
 
-#: Options of `wrap` that are of no use here: this command says where output goes, and compares on
-#: one node.
+#: Options of `wrap` that have no use here: this command directs the output, and compares on one
+#: node.
 LEFT_OUT = frozenset((
     "engine", "output", "force", "quiet", "verbose", "live", "interval", "trace", "strict",
     "cluster", "meet", "share", "launcher", "serve-cpu",
@@ -27,7 +27,7 @@ LEFT_OUT = frozenset((
 #: Options of this command that take the next word.
 _TAKE = ("rounds", "engine", "drop")
 ROUNDS, ROUNDS_MAX = 3, 1000
-#: What ends a comparison early: Ctrl-C, a batch system, a terminal that goes away.
+#: Signals that end a comparison early: of Ctrl-C, a batch system, a terminal that goes away.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -80,7 +80,7 @@ class _Left(NamedTuple):
         return self.end - float(self.document.get("wall_seconds") or 0.0)
 
 
-#: Wall clocks of nodes, and the times that file servers give files, differ by less.
+#: Bound on the difference of nodes' wall clocks and file servers' timestamps.
 CLOCKS_SECONDS = 5.0
 
 

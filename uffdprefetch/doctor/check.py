@@ -16,7 +16,7 @@ from typing import Any
 #: How a finding bears on `wrap`: all well; works with less; cannot; worth knowing; not tried.
 OK, LIMIT, CANNOT, NOTE, SKIPPED = "ok", "limit", "cannot", "note", "skipped"
 
-#: A probe that takes longer hangs: on a file server that is away, or in the kernel.
+#: Time limit of a probe: a longer one hangs, on a file server that is away or in the kernel.
 PROBE_TIMEOUT_SECONDS = 30.0
 
 #: Checks of the nodes of an allocation (doctor/cluster.py).

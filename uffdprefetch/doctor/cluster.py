@@ -30,11 +30,13 @@ from uffdprefetch.doctor.check import (
     Check,
 )
 
-#: MPI_Init of all nodes, and the messages of rank 0 with each.
+#: Time limits of all nodes' MPI_Init, and of rank 0's messages with each.
 START_SECONDS, EACH_SECONDS = 30.0, 3.0
-#: A file system of one's own is rarely slower than that for a node: less than this is not worth it.
+#: Rate between two nodes below which sharing is not worth it: a node's own rate from a file system
+#: is rarely lower.
 SLOW_BYTES_PER_SECOND = 100e6
-#: What a transport and a service take of a core while bytes move (docs/cluster.md).
+#: Idle cores below which sharing is not advised: a transport and a service take one while bytes
+#: move (docs/cluster.md).
 IDLE_LEAST_CPUS = 1.0
 PROBE = "uffdprefetch.cluster.probe"
 

@@ -20,10 +20,10 @@ from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
 from uffdprefetch.native import syscalls as sc
 
 DEVICE = "/dev/userfaultfd"
-#: Of Docker's and Podman's own words, beside those that start the container.
+#: The remedy in a container: an option for Docker or Podman.
 IN_A_CONTAINER = f"docker run --device {DEVICE} ...  # docs/containers.md"
-#: Docker makes the first one, Podman the second one; a machine that was made from an image may have
-#: kept one.
+#: Files that Docker, and Podman, make in a container. (A machine made from an image may have kept
+#: one.)
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"
 

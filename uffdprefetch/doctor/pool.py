@@ -31,7 +31,7 @@ from uffdprefetch.native import syscalls as sc
 NAME = "pool"
 SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 NOEXEC = Path("/proc/sys/vm/memfd_noexec")
-#: For a thread that waits for us, before the probe says that it was not woken.
+#: Time limit for a waiting thread to be woken.
 ANSWER_SECONDS = 5.0
 _FEATURES = sc.UFFD_FEATURE_MISSING_SHMEM | sc.UFFD_FEATURE_MINOR_SHMEM
 _MODES = sc.UFFDIO_REGISTER_MODE_MISSING | sc.UFFDIO_REGISTER_MODE_MINOR

@@ -27,14 +27,14 @@ from uffdprefetch.doctor.storage import Residency
 from uffdprefetch.native import syscalls as sc
 
 NAME = "read_ahead_kb"
-#: What the value is compared with: of larger ones the kernel makes requests that are no larger, and
-#: a page that nobody wanted costs more.
+#: Readahead size that the current one is compared with: beyond it requests grow no larger, and a
+#: page that nobody wanted costs more.
 LARGE_BYTES = 4 << 20
-#: Requests of each size that are timed; their median counts.
+#: Timed requests of each size, of which the median counts.
 TRIES = 3
-#: Extents that are looked at for some that are cold.
+#: Most extents examined to find cold ones.
 _LOOKS = 64
-#: Less than this is within what differs from one request to the next.
+#: Least ratio of the rates that is reported: a smaller one is within the variation of requests.
 WORTH_SAYING = 1.25
 
 

@@ -11,14 +11,14 @@ from uffdprefetch.doctor import RUNG_1, Report
 from uffdprefetch.doctor.check import CANNOT, LAUNCHER, LIMIT, NOTE, OF_NODES, OK, Check
 
 _STYLES = {"ok": "green", "limit": "yellow", "cannot": "bold red", "note": "cyan", "skipped": "dim"}
-#: Lines of what is lacking.
+#: Most lines about what is lacking.
 LACKS_MAX = 5
-#: What each of these checks stands for, where it is well.
+#: What works where each of these checks is well.
 _WORKS = {
     "pool": "the pool", "eBPF (bcc)": "the kernel's events in traces", "warm 4 MiB": "the path",
     LAUNCHER: "nodes that share",
 }  # fmt: skip
-#: They tell how readers are followed, which one line of the short report does.
+#: Checks about how readers are followed, which the short report sums up in one line.
 _OF_FOLLOWING = frozenset(
     (
         *RUNG_1, "userfaultfd(2)", "/dev/userfaultfd", "vm.unprivileged_userfaultfd",

@@ -20,9 +20,10 @@ from uffdprefetch.native import syscalls as sc
 from uffdprefetch.native.residency import Residency
 
 WARM_BYTES = 4 << 20
-#: How many 4 MiB extents are looked at in search of a cold one.
+#: Most 4 MiB extents examined to find a cold one.
 _EXTENTS_TRIED = 2048
-#: readahead(2) only submits; a server that has not answered by then counts as "does nothing".
+#: Time after which a readahead(2) that has brought nothing counts as "does nothing": it only
+#: submits.
 _SETTLE_SECONDS = 2.0
 
 

@@ -25,9 +25,9 @@ PAGE_TYPE_NAMES = ("free-or-unknown", "meta", "branch", "leaf", "overflow")
 #: Bits of Index.flags: the value lies on overflow pages; it is one of a key's duplicates.
 ON_OVERFLOW, DUPLICATE = 1, 2
 
-#: Pages parsed at once, in bytes; the arrays that this takes are several times as large.
+#: Bytes of pages parsed at once; their arrays are several times as large.
 BATCH_BYTES = 8 << 20
-#: liblmdb looks at each one that is opened in each transaction; real files have tens.
+#: Most named databases: real files have tens, as liblmdb checks each open one in each transaction.
 NAMED_DATABASES_MAX = 1 << 14
 
 

@@ -21,10 +21,10 @@ from uffdprefetch.formats.error import FormatError
 if TYPE_CHECKING:  # numpy, which a service without a pool does without
     from uffdprefetch.formats.reader import RangeReader
 
-#: A header that is longer is left alone: 30 000 tensors. It is parsed beside the service's thread,
-#: which stands still meanwhile (the interpreter's lock): 40 ms at the most.
+#: Longest header that is parsed: 30 000 tensors. It holds up the service's thread by the
+#: interpreter's lock, for 40 ms at most.
 HEADER_MAX_BYTES = 4 << 20
-#: Of a ZIP archive more than this is not read: the central directory, and its end with a comment.
+#: Most bytes read of a ZIP archive: its central directory, and its end with a comment.
 DIRECTORY_MAX_BYTES = HEADER_MAX_BYTES + (128 << 10)
 LENGTH_BYTES = 8
 ZIP_MAGIC = b"PK\x03\x04"

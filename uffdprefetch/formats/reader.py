@@ -19,7 +19,7 @@ from uffdprefetch.formats.error import FormatError as FormatError
 READ_MAX_BYTES = 4 << 20
 #: Concurrent small reads: on cold or remote storage they are latency-bound.
 THREADS = 8
-#: Ranges below which the caller's thread reads them.
+#: Number of ranges below which the caller's thread reads them.
 _RANGES_WORTH_THREADS = 16
 
 

@@ -26,10 +26,10 @@ from uffdprefetch.formats.reader import READ_MAX_BYTES, THREADS, Array, FormatEr
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
-#: Smaller records are read whole: their headers are on at least every other page.
+#: Record size below which records are read whole: their headers are on at least every other page.
 SKIP_BYTES = 8 << 10
-#: Of larger ones only the headers are read; between the two whichever is faster: a header, or the
-#: record at the rate at which storage streams.
+#: Record size above which only headers are read. Between the two sizes the faster way is taken: the
+#: header alone, or the record at the storage's streaming rate.
 SKIP_SURELY_BYTES = 64 << 10
 _STREAM_SECONDS_PER_BYTE = 1e-9
 _TIMED = 16

@@ -32,7 +32,7 @@ CUT, BUFFER = "RebatchedArrowExamplesIterable", "BufferShuffledExamplesIterable"
 COLUMNS, INTERLEAVED = "SelectColumnsIterable", "InterleavedShardsExamplesIterable"
 #: Nodes that announce, if they are the outermost.
 ANNOUNCING = (LEAF, TURNS, BUFFER, COLUMNS)
-#: The stopping strategy of those that are taken in turn until each has ended.
+#: Stopping strategy of interleaved datasets that go on until each has ended.
 _ALL_ONCE = "all_exhausted_without_replacement"
 _DEPTH = 16
 #: Rows between two reports of progress, which take 10 us each.

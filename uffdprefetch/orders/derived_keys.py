@@ -16,7 +16,7 @@ from uffdprefetch.orders.key_table import KeyTable
 
 Make = Callable[[bytes], bytes]
 
-#: Elements that a way is tried with first, and key endings that are tried: bounds the time.
+#: Elements that a derivation is first tried with, and most key endings tried: bounds the time.
 FEW = 4
 _ENDINGS_MAX = 8
 _HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
@@ -53,7 +53,7 @@ def _digest(name: str, as_text: bool) -> Make:
     return make
 
 
-#: Simplest first: the first way that explains the evidence is taken.
+#: Derivations, the simplest first: the first one that explains the evidence is taken.
 ITSELF = KeyDerivation("", lambda element: element)
 PATHS = (
     ITSELF,

@@ -17,14 +17,14 @@ from uffdprefetch.formats.reader import Array, FormatError, RangeReader
 from uffdprefetch.orders import placement_estimator
 from uffdprefetch.predict.order.order import Order
 
-#: Items of a provisional order: the index takes seconds, in which no more are read.
+#: Most items of a provisional order: no more are read in the seconds that the index takes.
 ITEMS_MAX = 1 << 16
-#: Leaves read, in the order of first use: 4 MiB of pages. A leaf holds a hundred records or more,
-#: but each of a shuffled order's first records is in another one.
+#: Most leaves read, in the order of first use: 4 MiB of pages. A leaf holds a hundred records or
+#: more, but each of a shuffled order's first records is in another one.
 LEAVES_MAX = 1024
 #: Time limit for reading leaves: the readers wait for the order.
 SECONDS = 0.5
-#: Of leaves_max leaves, those spread over the file to estimate from, where more are needed.
+#: Leaves, of leaves_max, spread over the file to estimate the others from, where more are needed.
 SPREAD = 64
 #: Share of the held-out records that must lie within the bounds.
 RIGHT_MIN = 0.9

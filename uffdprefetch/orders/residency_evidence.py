@@ -33,9 +33,9 @@ TRUE_SHARE = 0.9
 MAPPED_SHARE = 0.5
 #: Neighbours are also compared by wholly mapped records, which differ more.
 _LEAST = (MAPPED_SHARE, 1 - 1e-9)
-#: What a fault usually maps (fault_around_bytes): touches within it are not independent.
+#: Bytes that a fault usually maps (fault_around_bytes): touches within them are not independent.
 TOGETHER_BYTES = 64 << 10
-#: The most that a fault maps: a huge page of the page cache (files written recently, Linux 6.18).
+#: Most bytes that a fault maps: a huge page of the page cache (files written recently, Linux 6.18).
 AROUND_BYTES = 2 << 20
 
 

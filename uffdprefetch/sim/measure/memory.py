@@ -8,7 +8,7 @@ import numpy as np
 from uffdprefetch.sim.measure.barrier import seconds_from_barrier
 
 MB = 1e6
-#: Read by each thread: many times the last-level cache.
+#: Bytes read by each thread: many times the last-level cache.
 PART_BYTES = 64 << 20
 
 

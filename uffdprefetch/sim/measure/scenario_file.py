@@ -124,7 +124,7 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     return "\n".join([*lines, ""])
 
 
-#: What a calibrated scenario compares.
+#: Policies that a calibrated scenario compares.
 POLICIES: tuple[tuple[str, list[str]], ...] = (
     ("perfect", []),
     ("naive", []),

@@ -20,12 +20,14 @@ from uffdprefetch.sim.workload import NONE, Workload
 
 MB = 1_000_000
 BLOCK_MB = BLOCK_BYTES / MB
-#: As csrc/service/net/fetch.c has it: the next block of a walk is no farther than STEP blocks, and
-#: a node's readers come to what others keep where more than 1 / PART of the last WALK blocks are.
+#: Rule of csrc/service/net/fetch.c: the next block of a walk is at most STEP blocks away, and a
+#: node's readers come to blocks that others keep where more than 1 / PART of the last WALK blocks
+#: are such.
 STEP, WALK, PART = 4, 16, 4
-#: As there: the file system, which is everybody's, must be so much quicker than another node.
+#: Ratio, as there, by which the shared file system must be faster than another node to be
+#: preferred.
 FAVOUR = 1.25
-#: Nodes whose questions about a block are asked; what more of them say changes nothing.
+#: Most nodes whose questions about a block are simulated: more change nothing.
 ASKERS = 16
 PLACEMENTS = ("home", "frequency")
 UNITS = ("block", "sample")

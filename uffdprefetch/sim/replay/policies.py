@@ -15,18 +15,18 @@ from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import StorageModel
 
-#: Most that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
+#: Most bytes that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
 DEMAND_MAX_BYTES = 128 << 10
-#: Most that a touch in a pool maps: this, or this fraction of the pool (pool/node_pool.py).
+#: Most bytes that a touch in a pool maps, and the fraction of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
-#: One part in so many of what a reader has come over in order is mapped ahead of it.
+#: Share of a reader's sequential bytes (one in this many) that is mapped ahead of it.
 AHEAD_PART = 4
 #: Latency of a touch that a pool answers, with another process busy (measured: docs/benchmarks.md,
 #: a touched checkpoint).
 ANSWER_SECONDS = 36e-6
 #: Sequential bytes after which a window starts: the service's first checkpoints.
 WALK_BYTES = 1 << 20
-#: Between checkpoints of a settled stream.
+#: Distance of checkpoints in a settled stream.
 DISTANCE_BYTES = 8 << 20
 #: Greatest gap within a stream: records of other ranks lie between.
 NEAR_BYTES = 1 << 20
