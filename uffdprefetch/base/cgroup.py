@@ -112,7 +112,7 @@ def left_bytes() -> int | None:
 
 
 def why_no_room(needed_bytes: int) -> str | None:
-    """Why what needs so much is not started; None: there is room."""
+    """Why a process that needs this much memory is not started; None: there is room."""
     left = left_bytes()
     if left is None or left >= needed_bytes:
         return None

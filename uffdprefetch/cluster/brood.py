@@ -88,7 +88,7 @@ class Brood:
                     os.waitpid(pid, os.WNOHANG)
 
     def until_gone(self, seconds: float) -> bool:
-        """Wait so long at the most; whether none is alive."""
+        """Wait until none is alive, or for the time given; whether none is."""
         end = time.monotonic() + seconds
         while self.alive():
             if time.monotonic() > end:

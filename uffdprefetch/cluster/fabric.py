@@ -30,7 +30,7 @@ class Fabric(Protocol):
         """``data`` is not touched until ``then`` is called. Raises FabricError."""
 
     def receive(self, peer: int, tag: int, into: Buffer, then: Then) -> None:
-        """The next message of this tag, of at most so many bytes. Raises FabricError."""
+        """The next message of this tag, no longer than ``into``. Raises FabricError."""
 
     def receive_any(self, tag: int, into: Buffer, then: ThenFrom) -> None:
         """The same, whoever sends it. Raises FabricError."""

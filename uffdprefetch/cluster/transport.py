@@ -354,7 +354,7 @@ class Transport:
                 self._mark_down(peer)
 
     def nap_ns(self, idle_turns: int) -> int:
-        """How long to sleep after so many turns in which nothing has happened; 0: not at all."""
+        """Sleep after ``idle_turns`` successive turns without work; 0: none."""
         now = self._clock.now_ns()
         waited = [a.at_ns for a in self._asked.values() if a.message.class_ == net.DEMAND]
         if self._spins and waited:

@@ -179,8 +179,8 @@ class SlowBed:
         told_of_closes: close(2) of a file waits for the bed's answer, as with most file systems in
             user space.
         lookup_us: microseconds of each lookup, getattr, open, opendir and readdir; they overlap.
-        entry_seconds: names and attributes are cached for so long; None: as long as it is mounted.
-        missing_seconds: that a name does not exist is cached for so long.
+        entry_seconds: time for which names and attributes are cached; None: while it is mounted.
+        missing_seconds: time for which the absence of a name is cached.
         keep_cache: False: each open takes the file's pages away, as with many file systems in user
             space.
         direct_io: no page is kept in the page cache.

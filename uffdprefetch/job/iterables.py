@@ -231,8 +231,8 @@ def in_turn(sources: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def takes(pieces: Any, buffer: int) -> list[int]:
-    """How many rows that come in these pieces a buffer of so many has taken by each of its turns.
-    It takes pieces as they are, unread, until it is full, then reads them all in their order
+    """Rows taken by a shuffle buffer of ``buffer`` rows by each of its turns, from these pieces. It
+    takes pieces as they are, unread, until it is full, then reads them all in their order
     (pyarrow puts a table in one piece before it takes rows of it), and keeps a half, in memory."""
     numpy: Any = sys.modules["numpy"]
     ends = numpy.flatnonzero(numpy.diff(pieces, append=-1)) + 1  # of pieces

@@ -36,7 +36,7 @@ class Limit(Enum):
         return "the memory limit of the job's control group" if self is Limit.CGROUP else self.value
 
     def raised_to(self, needed_bytes: int) -> str:
-        """What would have to be otherwise for so much to fit, for people."""
+        """The change by which this much would fit, in words."""
         if self is Limit.MEMORY:
             return "on a node with more free memory"
         if self is Limit.CGROUP:
@@ -110,8 +110,8 @@ class Limits:
         return allowed_bytes(self.budget_bytes)
 
     def at(self, budget_bytes: int, resident_bytes: int | None = None) -> Limit:
-        """Which limit would bind if --budget were this; ``resident_bytes``: of a pool that holds
-        so much."""
+        """The limit that would bind with this --budget; ``resident_bytes``: of a pool, what it
+        holds."""
         if resident_bytes is None:
             return allowed_bytes(budget_bytes)[1]
         return pool_bytes(budget_bytes, resident_bytes, pressure=self.pressure)[1]

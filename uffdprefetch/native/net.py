@@ -299,8 +299,8 @@ class Net:
         _checked(_lib.up_net_share(self._pointer, file, identifier, of), "shared file")
 
     def pending(self, file: int, patience_ms: int) -> None:
-        """Whether it is shared will be known: what nobody waits for waits so long for that, or, as
-        of 0, not any more."""
+        """It is not known yet whether the file is shared: prefetches wait for that up to
+        ``patience_ms``, as of 0 no longer."""
         _lib.up_net_pending(self._pointer, file, patience_ms)
 
     def ahead(self, file: int, first: int, count: int, expected: int) -> int:
@@ -339,7 +339,7 @@ class Net:
         return int(found[0]) or None, int(found[1]) or None
 
     def map(self, file: int, cells: int) -> list[int | None]:
-        """Of so many equal parts of a file, a node that keeps some of it, as far as is known."""
+        """For each of ``cells`` equal parts of a file a node that keeps some of it, or None."""
         found = _ffi.new("uint16_t[]", cells)
         _lib.up_net_map(self._pointer, file, cells, found)
         return [None if node == UNKNOWN else int(node) for node in found]

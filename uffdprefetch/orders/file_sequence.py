@@ -174,7 +174,7 @@ def sequences(files: Sequence[tuple[str, RecordIndex]], samples: int) -> list[tu
 
 
 def _runs(row: Sequence[int], counts: Sequence[int], samples: int) -> list[tuple[int, ...]]:
-    """The runs of a row that have so many records."""
+    """The runs of a row that have this number of records."""
     ends = np.append(0, np.cumsum(counts))
     last = np.searchsorted(ends, ends + samples, "right") - 1
     return [

@@ -52,7 +52,7 @@ class WatchClient(NodeClient):
         return client
 
     def snapshot(self, seconds: float = ANSWER_SECONDS) -> Snapshot:
-        """The run as the service tells of it; TimeoutError when it does not answer so long.
+        """The run as the service tells of it; TimeoutError when no answer comes within the time.
 
         After a TimeoutError the answer may still come: the next call takes it.
         """
