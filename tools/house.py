@@ -2,15 +2,16 @@
 """How the code stands, counted: `python tools/house.py [CHECKOUT...]` prints a column for each.
 
 What whoever maintains it has to keep in mind: circles of imports (those for types included) and of
-calls between files of C, classes with many fields, attributes that others plug in after
-construction, class names borne twice, long decisions, and numbers that decide what is read
-(docs/architecture.md). A number is one that a statement at the top of a module gives a name in
-capitals; one of a unit (base/units.py) does not decide, nor do names that are only told apart
-(_enumerates()).
+calls between files of C, imports past the door of the service's core, classes with many fields,
+attributes that others plug in after construction, class names borne twice, long decisions, and
+numbers that decide what is read (docs/architecture.md). A number is one that a statement at the
+top of a module gives a name in capitals; one of a unit (base/units.py) does not decide, nor do
+names that are only told apart (_enumerates()).
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -20,8 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE, CSRC = "uffdprefetch", "csrc"
-#: Packages whose numbers decide what is read, and when.
-DECIDING = ("predict", "readers", "warm", "sense", "pool")
+#: Packages, and a module, whose numbers decide what is read, and when.
+DECIDING = ("predict", "readers", "warm", "sense", "pool", "native.memory_limits")
+#: What the service's core is made of, beside the service itself.
+CORE = ("readers", "state", "warm", "pool", "sense")
+SERVICE = "service"
+#: Who comes in from outside, a module or a package, and by which door.
+DOORS = {
+    f"{PACKAGE}.cli.serve": f"{PACKAGE}.{SERVICE}.serve",
+    f"{PACKAGE}.sim.replay": f"{PACKAGE}.{SERVICE}.door",
+}
 FIELDS_MOST, COMPLEXITY_MOST = 12, 25
 _BRANCHES = (
     ast.If, ast.For, ast.While, ast.AsyncFor, ast.ExceptHandler, ast.Assert, ast.IfExp,
@@ -53,13 +62,18 @@ class Module:
 
 
 def modules(checkout: Path) -> list[Module]:
-    """All of the package."""
+    """All of the package. Raises ValueError where there is none."""
     found = []
     for path in sorted((checkout / PACKAGE).rglob("*.py")):
         parts = path.relative_to(checkout).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text()
-        found.append(Module(name, ast.parse(text), text.splitlines()))
+        try:
+            found.append(Module(name, ast.parse(text), text.splitlines()))
+        except SyntaxError as error:
+            raise ValueError(f"{path}:{error.lineno}: {error.msg}: mend it first") from None
+    if not found:
+        raise ValueError(f"{checkout}: no Python file in {PACKAGE}/: name a checkout's folder")
     return found
 
 
@@ -73,6 +87,30 @@ def imports(module: Module, names: set[str]) -> set[str]:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (inside & names) or {node.module}
     return (found & names) - {module.name}
+
+
+def import_graph(all_: list[Module]) -> dict[str, set[str]]:
+    """Which module imports which."""
+    names = {module.name for module in all_}
+    return {module.name: imports(module, names) for module in all_}
+
+
+def past_the_door(graph: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """(who, what) for each import of the service or its core by somebody outside of them, but
+    through DOORS."""
+    found = []
+    for name, others in graph.items():
+        if _room(name) in (*CORE, SERVICE):
+            continue
+        open_to_it = {door for who, door in DOORS.items() if f"{name}.".startswith(f"{who}.")}
+        inside = {other for other in others if _room(other) in (*CORE, SERVICE)}
+        found += [(name, other) for other in inside - open_to_it]
+    return sorted(found)
+
+
+def _room(name: str) -> str:
+    """The package of a module, by the first of its names after PACKAGE."""
+    return name.split(".")[1] if "." in name else ""
 
 
 @dataclass
@@ -245,7 +283,7 @@ def numbers(module: Module) -> Iterator[tuple[str, bool]]:
 def deciding(all_: list[Module]) -> Iterator[tuple[Module, str, bool]]:
     """Those that decide what is read, and when: (module, name, see numbers())."""
     for module in all_:
-        if module.name.split(".")[1:2] and module.name.split(".")[1] in DECIDING:
+        if any(f"{module.name}.".startswith(f"{PACKAGE}.{one}.") for one in DECIDING):
             for name, said in numbers(module):
                 yield module, name, said
 
@@ -258,10 +296,9 @@ def sizes_of(around: list[list[str]]) -> str:
 def count(checkout: Path) -> dict[str, str]:
     """What is counted: words for a column."""
     all_ = modules(checkout)
-    names = {module.name for module in all_}
-    around = circles({module.name: imports(module, names) for module in all_})
+    imported = import_graph(all_)
     fields = [(len(attributes(node)), node.name) for _, node in classes(all_)]
-    most, largest = max(fields)
+    most, largest = max(fields, default=(0, "-"))
     borne = Counter(node.name for _, node in classes(all_))
     ways: dict[str, int] = defaultdict(int)
     for module in all_:
@@ -271,8 +308,9 @@ def count(checkout: Path) -> dict[str, str]:
     found = list(deciding(all_))
     return {
         "files; lines": f"{len(all_)}; {sum(len(module.lines) for module in all_):,}",
-        "circles of imports": sizes_of(around),
+        "circles of imports": sizes_of(circles(imported)),
         "circles of calls in C": sizes_of(circles(calls(checkout))),
+        "imports past the door": str(len(past_the_door(imported))),
         "largest class": f"{largest}: {most} fields",
         f"classes above {FIELDS_MOST} fields": str(sum(n > FIELDS_MOST for n, _ in fields)),
         "hooks that others plug in": str(len(hooks(all_))),
@@ -288,8 +326,15 @@ def count(checkout: Path) -> dict[str, str]:
 
 def main() -> int:
     """As a program."""
-    checkouts = [Path(word) for word in sys.argv[1:]] or [Path(__file__).resolve().parents[1]]
-    columns = [count(checkout) for checkout in checkouts]
+    parser = argparse.ArgumentParser(prog="house.py", description=(__doc__ or "").split("\n")[0])
+    here = Path(__file__).resolve().parents[1]
+    parser.add_argument("checkouts", metavar="CHECKOUT", nargs="*", type=Path, default=[here])
+    checkouts: list[Path] = parser.parse_args().checkouts
+    try:
+        columns = [count(checkout) for checkout in checkouts]
+    except (OSError, ValueError) as error:
+        print(f"house.py: {error}", file=sys.stderr)
+        return 2
     print(f"| | {' | '.join(checkout.resolve().name for checkout in checkouts)} |")
     print(f"|---|{'---:|' * len(checkouts)}")
     for name in columns[0]:

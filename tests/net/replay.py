@@ -33,15 +33,12 @@ from uffdprefetch.native import uffd
 from uffdprefetch.orders import indexer_client
 from uffdprefetch.pool import node_pool
 from uffdprefetch.pool.node_pool import NodePool
-from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import wire
-from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.door import Coordinator, build
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.state import client, copies, files, processes
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
-from uffdprefetch.warm.token_bucket import TokenBucket
 
 #: A read that the tape does not know takes as long as on the bed of the tapes (300 MB/s, 1 ms).
 UNKNOWN_NS, UNKNOWN_NS_A_BYTE = 1_000_000, 1e9 / 300e6
@@ -199,13 +196,11 @@ class Core:
 
     def start(self) -> Coordinator:
         """As Service.__init__ does."""
-        grid = self.config.distance_bytes or DISTANCE_MIN_BYTES
-        bucket = TokenBucket(self.config.max_rate_bytes_per_second, EXTENT_BYTES)
-        self.scheduler = Scheduler(Workers(), bucket, grid, None, self.ledger.degrade)
         opener: Any = SimpleNamespace(
             open=lambda fd, then: os.close(fd), run=lambda work, then: False, step=lambda: None
         )
-        engine = Coordinator(self.config, self.scheduler, self.ledger, None, opener, self.clock)
+        engine = build(self.config, Workers(), self.ledger, opener=opener, clock=self.clock)
+        self.scheduler = engine.scheduler
         if self.pool is not None:
             engine.use_pool(self.pool)
         if self.config.policy != "none":

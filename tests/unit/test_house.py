@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,104 @@ def test_which_names_of_c_are_used_by_which_file(tmp_path: Path) -> None:
         "csrc/service/d.c": {},
         "csrc/service/e.c": {},
     }
+
+
+#: By whom and what: cli.serve and the simulator come in by their doors, doctor and cli.wrap do not.
+#: The core is free inside, and so are names that only begin alike.
+DOORS = {
+    "cli/serve": "from uffdprefetch.service.serve import serve\n",
+    "cli/wrap": "from uffdprefetch.service import serve\n",
+    "doctor/__init__": "",
+    "doctor/pool": "def late():\n    from uffdprefetch.warm.limits import allowed\n",
+    "doctor/types": "if False:\n    from uffdprefetch.state import files\n",
+    "service/__init__": "",
+    "service/door": "import uffdprefetch.service.serve\n",
+    "service/serve": "from uffdprefetch.warm.limits import allowed\n",
+    "sim/replay/node": "from uffdprefetch.service.door import build\n",
+    "sim/replay/auto": "import uffdprefetch.service.door\nimport uffdprefetch.state.files\n",
+    "sim/replayed": "from uffdprefetch.service import door\n",
+    "state/__init__": "",
+    "state/files": "",
+    "statement": "",
+    "view": "from uffdprefetch import statement\n",
+    "warm/__init__": "from uffdprefetch.state.files import Key\n",
+    "warm/limits": "",
+}
+
+
+def test_who_comes_past_the_door_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "uffdprefetch", {f"{name}.py": text for name, text in DOORS.items()})
+    found = HOUSE["past_the_door"](HOUSE["import_graph"](HOUSE["modules"](tmp_path)))
+    assert found == [
+        (f"uffdprefetch.{who}", f"uffdprefetch.{what}")
+        for who, what in (
+            ("cli.wrap", "service.serve"),
+            ("doctor.pool", "warm.limits"),
+            ("doctor.types", "state.files"),
+            ("sim.replay.auto", "state.files"),
+            ("sim.replayed", "service.door"),
+        )
+    ]
+    assert HOUSE["count"](tmp_path)["imports past the door"] == "5"
+
+
+def test_circles_are_told_largest_first() -> None:
+    graph = {"a": "b", "b": "ca", "c": "", "d": "e", "e": "f", "f": "dc", "g": "g"}
+    assert HOUSE["circles"](graph) == [["d", "e", "f"], ["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    "words, status, out, err",
+    [
+        (["--help"], 0, "usage: house.py", ""),
+        (["{}/none"], 2, "", "house.py: {}/none: no Python file in uffdprefetch/: name a"),
+        (["{}"], 2, "", "house.py: {}/uffdprefetch/wrong.py:2: "),
+        (["--what"], 2, "", "unrecognized arguments: --what"),
+    ],
+)
+def test_what_cannot_be_counted_is_told_in_a_line(
+    tmp_path: Path, words: list[str], status: int, out: str, err: str
+) -> None:
+    write(tmp_path / "uffdprefetch", {"wrong.py": "x = 1\ndef\n"})
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "house.py", *(w.format(tmp_path) for w in words)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert out in done.stdout and err.format(tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Who imports whom here."""
+    found: dict[str, set[str]] = HOUSE["import_graph"](HOUSE["modules"](ROOT))
+    assert "uffdprefetch.service.door" in found["uffdprefetch.sim.replay.node"], "it sees nothing"
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
+    arrows = [
+        f"{one} imports {other}"
+        for circle in HOUSE["circles"](graph)
+        for one in circle
+        for other in sorted(graph[one] & set(circle))
+    ]
+    assert not arrows, (
+        "modules import each other in a circle, be it for types. Move what both need to a module "
+        "below them; or have the lower one say by a Protocol what it asks of the other (Process in "
+        "state/reader.py is one), or keep the field with whom it belongs to:\n" + "\n".join(arrows)
+    )
+
+
+def test_nobody_comes_past_the_door_of_the_services_core(graph: dict[str, set[str]]) -> None:
+    past = [f"{who} imports {what}" for who, what in HOUSE["past_the_door"](graph)]
+    assert not past, (
+        "the service's core (its packages: CORE in tools/house.py) is entered from outside by "
+        "cli/serve.py, and by sim/replay/ through service/door.py. Move what others need as well "
+        "to base/, native/ or protocol/; what a run tells of itself is in its snapshot and summary "
+        '(docs/architecture.md, "The door"):\n' + "\n".join(past)
+    )
 
 
 def test_no_files_of_c_call_each_other_in_a_circle() -> None:

@@ -30,9 +30,9 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory import Pressure
 from uffdprefetch.native.memory_limits import Limit
-from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.service.coordinator import OPENED_FOR_WRITING, Coordinator
+from uffdprefetch.service import door
+from uffdprefetch.service.coordinator import OPENED_FOR_WRITING
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
@@ -45,8 +45,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.publisher import NODES, WARM, EventPublisher
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
-from uffdprefetch.warm.token_bucket import TokenBucket
+from uffdprefetch.warm.scheduler import Extent
 
 if TYPE_CHECKING:
     from uffdprefetch.cluster.link import Link
@@ -97,7 +96,7 @@ def elect(path: str, plan: bool) -> tuple[int, socket.socket] | None:
 
 
 class Service:
-    """Sockets and clocks around a :class:`Coordinator`."""
+    """Sockets and clocks around the core (door.py)."""
 
     def __init__(
         self, listener: socket.socket, lock_fd: int, config: Config, run: str, starter: int
@@ -111,12 +110,12 @@ class Service:
         self._ledger = Ledger()
         config, pool = self._with_a_pool(config)
         self.config = config
-        grid = config.distance_bytes or DISTANCE_MIN_BYTES
-        bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
-        self._tap = EventPublisher()
-        self._scheduler = Scheduler(self._workers, bucket, grid, self._warmed, self._ledger.degrade)
-        self._opener = Opener(self._wake_fd)
-        self.engine = Coordinator(config, self._scheduler, self._ledger, self._tap, self._opener)
+        self._tap, self._opener = EventPublisher(), Opener(self._wake_fd)
+        self.engine = door.build(
+            config, self._workers, self._ledger, tap=self._tap, opener=self._opener,
+            on_warmed=self._warmed,
+        )  # fmt: skip
+        self._scheduler = self.engine.scheduler
         self._observer = Observer(
             self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )
@@ -162,9 +161,7 @@ class Service:
         pool = None
         if config.engine == "pool":
             try:
-                from uffdprefetch.pool.node_pool import NodePool
-
-                pool = NodePool(config, self._wake_fd, self._ledger)
+                pool = door.make_pool(config, self._wake_fd, self._ledger)
             except (OSError, ImportError) as error:
                 config = fall_back(config, str(error))
                 log.warning("%s", why_fallen_back(config))

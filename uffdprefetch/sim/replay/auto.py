@@ -12,12 +12,12 @@ from collections import deque
 import numpy as np
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.service.door import READAHEAD_EXTENT_BYTES
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.link import StorageModel
 from uffdprefetch.sim.replay.node import ReplayNode
 from uffdprefetch.sim.replay.policies import InPool, Plain, chunked
-from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES
 
 
 class Auto(Plain):

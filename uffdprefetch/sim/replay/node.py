@@ -23,19 +23,20 @@ from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory_limits import Limit, Limits
-from uffdprefetch.pool.node_pool import CHUNK_BYTES, NodePool
-from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES, fixed_set
+from uffdprefetch.predict.checkpoints import fixed_set
 from uffdprefetch.protocol import wire
-from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.state.client import Client
-from uffdprefetch.state.file_call import FileCall
-from uffdprefetch.state.files import FileState
-from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.opening import Opened
-from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.reader import Region
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
-from uffdprefetch.warm.token_bucket import TokenBucket
+from uffdprefetch.service.door import (
+    EXTENT_BYTES,
+    Client,
+    FileCall,
+    FileState,
+    Ledger,
+    Opened,
+    Region,
+    Watched,
+    build,
+    make_pool,
+)
 
 #: Addresses of a mapping of file f begin at (f + 1) << ADDRESS_BITS.
 ADDRESS_BITS = 48
@@ -148,7 +149,8 @@ class ReplayWorkers(uffd.Workers):
 class ReplayPool(uffd_pool.Pool):
     """Stands in for the pool's C side. Eviction is the replay's."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, budget_bytes: int, chunk_bytes: int, *_: Any, **__: Any) -> None:
+        self._chunk_bytes = chunk_bytes
         self.events: list[uffd_pool.PoolEvent] = []
         self.workers: ReplayWorkers | None = None
         self._files: dict[int, Array] = {}
@@ -157,7 +159,7 @@ class ReplayPool(uffd_pool.Pool):
         self, fd: int, size_bytes: int, unit_bytes: int = 0, was: object = None
     ) -> tuple[int, int]:
         """See uffd_pool.Pool."""
-        self._files[fd] = np.zeros(-(-size_bytes // CHUNK_BYTES), np.uint8)
+        self._files[fd] = np.zeros(-(-size_bytes // self._chunk_bytes), np.uint8)
         return fd, -1
 
     def books(self, number: int) -> uffd_pool.Books:
@@ -227,12 +229,11 @@ class ReplayNode:
         )
         ledger = Ledger()
         self.workers.reap = lambda: self.workers.take(self._now_ns)  # type: ignore[method-assign]
-        scheduler = Scheduler(self.workers, TokenBucket(None, EXTENT_BYTES), DISTANCE_MIN_BYTES)
-        self.core = Coordinator(config, scheduler, ledger, clock=clock, limits=limits)
+        self.core = build(config, self.workers, ledger, clock=clock, limits=limits)
         self.core.layout.allowed_bytes = config.budget_bytes
         self.pool: ReplayPool | None = None
         if config.engine == "pool":
-            node_pool = NodePool(config, -1, ledger, clock, limits, ReplayPool)
+            node_pool = make_pool(config, -1, ledger, clock, limits, ReplayPool)
             assert isinstance(node_pool.pool, ReplayPool)
             self.pool = node_pool.pool
             self.pool.workers = self.workers

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door to the service's core: how it is built, and what stands in for the kernel derives from.
+
+`cli serve` builds it on the kernel (serve.py), the simulator on a replayed one
+(sim/replay/node.py). Nobody else comes in; what others need as well lies below the core
+(docs/architecture.md, "The door").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.config import Config
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.native.memory_limits import Limits
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.file_call import FileCall
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened, Opener
+from uffdprefetch.state.processes import Watched
+from uffdprefetch.state.publisher import EventPublisher
+from uffdprefetch.state.reader import Region
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, READAHEAD_EXTENT_BYTES, Extent, Scheduler
+from uffdprefetch.warm.token_bucket import TokenBucket
+
+if TYPE_CHECKING:  # it brings numpy, which a service without a pool spares
+    from uffdprefetch.pool.node_pool import NodePool
+
+__all__ = [
+    "EXTENT_BYTES", "READAHEAD_EXTENT_BYTES", "Client", "Coordinator", "FileCall", "FileState",
+    "Ledger", "Opened", "Region", "Watched", "build", "make_pool",
+]  # fmt: skip
+
+
+def build(
+    config: Config, workers: uffd.Workers, ledger: Ledger, *, tap: EventPublisher | None = None,
+    opener: Opener | None = None, clock: Clock = CLOCK, limits: Limits | None = None,
+    on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
+) -> Coordinator:  # fmt: skip
+    """The core of one service. ``workers``: who reads for it; ``on_warmed``: told of each read that
+    has ended; the others: see Coordinator."""
+    bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
+    grid = config.distance_bytes or DISTANCE_MIN_BYTES
+    scheduler = Scheduler(workers, bucket, grid, on_warmed, ledger.degrade)
+    return Coordinator(config, scheduler, ledger, tap, opener, clock, limits)
+
+
+def make_pool(
+    config: Config, event_fd: int, ledger: Ledger, clock: Clock = CLOCK,
+    limits: Limits | None = None, make: Callable[..., uffd_pool.Pool] = uffd_pool.Pool,
+) -> NodePool:  # fmt: skip
+    """A pool, for Coordinator.use_pool(). ``event_fd``: written to when something has happened in
+    it; ``make``: its C side. Raises OSError, and ImportError without numpy."""
+    from uffdprefetch.pool.node_pool import NodePool
+
+    return NodePool(config, event_fd, ledger, clock, limits, make)
