@@ -22,7 +22,6 @@ TITLE = "Cold fill by one sequential reader"
 MIB = 1 << 20
 UNIT_BYTES = MIB
 PAGE_BYTES = 4096
-CHUNKS = ("64KiB", "1MiB")
 COPIED_PAGES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": MIB}
 FIO = "fio, O_DIRECT, 16 in flight"
 FIO_JOBS = 8
@@ -121,11 +120,9 @@ class Fill:
         run = self.figures(readers.seconds(0))
         return run | {"wall_seconds": readers.wall_seconds, "minor_faults": lines[0]["minflt"]}
 
-    def pool(self, chunk: str | None = None) -> Run:
-        """Under the pool engine, with fills of one size if ``chunk`` is given."""
-        pinned = () if chunk is None else (f"UFFDPREFETCH_POOL_CHUNK={chunk}",)
-        words = self.bench.wrapped("pool", (), pinned)
-        run = self.read(words)
+    def pool(self) -> Run:
+        """Under the pool engine."""
+        run = self.read(self.bench.wrapped("pool", ()))
         run["pool"] = self.bench.pool_summary()
         return run
 
@@ -158,8 +155,6 @@ class Fill:
             "cache engine": self.cache,
             "pool": self.pool,
         }
-        for chunk in CHUNKS:
-            found[f"pool, fills of {chunk}"] = functools.partial(self.pool, chunk)
         for words, page_bytes in COPIED_PAGES.items():
             # 4 KiB pages behind a link are a latency each, one after the other
             if page_bytes > PAGE_BYTES or self.bandwidth == NO_LINK:

@@ -192,7 +192,6 @@ struct up_pool_event {
 struct up_pool_options {
 	uint64_t budget_bytes;
 	uint32_t chunk_bytes; /* the unit of the books: 64 KiB, or the size of a huge page */
-	uint32_t run_bytes;   /* what one fill reads: fixed, or 0 for 64 KiB to 4 MiB as it goes */
 	uint32_t threads, huge;
 	int32_t event_fd;
 	uint32_t guardian; /* a second process holds the userfaultfds (guardian.c) */

@@ -204,8 +204,7 @@ static inline void *serve(void *cookie)
 static inline void begin(struct service *s, uint64_t budget, uint32_t chunk, int huge, int fast)
 {
 	struct up_pool_options o = { .budget_bytes = budget, .chunk_bytes = chunk, .threads = 6,
-				     .huge = (uint32_t)huge,
-				     .run_bytes = below(&seed, 3) ? 0 : 32u << 20 };
+				     .huge = (uint32_t)huge };
 
 	*s = (struct service){ .chunk = chunk, .most = budget, .state = draw(&seed) | 1,
 			       .fast = fast, .lock = PTHREAD_MUTEX_INITIALIZER };

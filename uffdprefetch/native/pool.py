@@ -126,17 +126,16 @@ class Pool:
         event_fd: int,
         *,
         huge: bool = False,
-        run_bytes: int = 0,
         guardian: bool = False,
     ) -> None:
-        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. ``guardian``: a process that
-        outlives this one holds the userfaultfds, too (csrc/service/pool/guardian.c).
+        """``guardian``: a process that outlives this one holds the userfaultfds, too
+        (csrc/service/pool/guardian.c).
 
         Raises OSError.
         """
         options = _ffi.new("struct up_pool_options *")
         options.budget_bytes, options.chunk_bytes = budget_bytes, chunk_bytes
-        options.run_bytes, options.threads = run_bytes, threads
+        options.threads = threads
         options.huge, options.event_fd, options.guardian = huge, event_fd, guardian
         pointer = _ffi.new("struct up_pool **")
         _checked(_lib.up_pool_create(pointer, options), "page pool")

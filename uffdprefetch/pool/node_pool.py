@@ -18,7 +18,7 @@ import numpy.typing as npt
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.base.units import MIB, parse_size
+from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory_limits import Limit, Limits
@@ -82,8 +82,6 @@ PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 #: Unit of sampling: one page in each is compared with the file (service/freshness.py).
 SAMPLE_CELL_BYTES = 4 * MIB
-#: Environment variable that fixes the size of a fill, for measurements.
-CHUNK_VARIABLE = "UFFDPREFETCH_POOL_CHUNK"
 
 
 def huge_pages(wanted: str) -> tuple[bool, str]:
@@ -149,7 +147,6 @@ class NodePool:
         self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
         self.block_bytes = self._block_bytes(BLOCKS_WANTED)
         self.planned = False  # whether known orders choose the victims
-        run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
         threads = THREADS
         if limit is not Limit.BUDGET:
             most = allowed // BUFFER_SHARE // BUFFER_BYTES
@@ -157,7 +154,7 @@ class NodePool:
         self._buffer_bytes = threads * BUFFER_BYTES
         self.pool = self.make(
             self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
-            huge=self.huge, run_bytes=run, guardian=True,
+            huge=self.huge, guardian=True,
         )  # fmt: skip
         self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
         self.budget_bytes, self.keep_bytes = self.config.budget_bytes, 0

@@ -99,15 +99,9 @@ void pool_tell_room(struct up_pool *p)
 
 uint64_t pool_run_most(const struct up_pool *p)
 {
-	uint64_t bytes = p->options.run_bytes ? p->options.run_bytes : RUN_MAX_BYTES;
-	uint64_t n = (bytes < RUN_MAX_BYTES ? bytes : RUN_MAX_BYTES) / pool_chunk_bytes(p);
+	uint64_t n = RUN_MAX_BYTES / pool_chunk_bytes(p);
 
 	return n ? n : 1;
-}
-
-uint64_t pool_run_least(const struct up_pool *p)
-{
-	return p->options.run_bytes ? pool_run_most(p) : 1;
 }
 
 void pool_wait_a_moment(struct up_pool *p)

@@ -241,9 +241,8 @@ void pool_wait(struct up_pool *p, struct up_cond *what);
 void pool_wait_a_moment(struct up_pool *p);
 /* Whoever waits for room looks again. */
 void pool_tell_room(struct up_pool *p);
-/* Chunks of one fill, at the most and when somebody waits. */
+/* Chunks of one fill at the most: 64 KiB to 4 MiB, as it goes. */
 uint64_t pool_run_most(const struct up_pool *p);
-uint64_t pool_run_least(const struct up_pool *p);
 /* *at leaves the list of those who wait. */
 void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
 /* Have some thread look for what agents have read in our stead: pool_drop_strays(). */

@@ -46,12 +46,6 @@ struct fill {
 	int in_place;         /* read into the memfd's pages, which are zeros before */
 };
 
-/* Chunks that one request to a file's storage brings; 0: nothing to round to, or the user says. */
-static uint64_t unit_of(const struct up_pool *p, const struct pool_file *f)
-{
-	return p->options.run_bytes ? 0 : f->unit;
-}
-
 /* Whether all files fit: then what is read too early is not read twice. */
 static int all_fit(const struct up_pool *p)
 {
@@ -144,9 +138,9 @@ static int take_demand(struct up_pool *p, struct fill *out)
 		}
 		if (has_its_threads(p, f))
 			continue; /* which look here again when they have read */
-		whole = unit_of(p, f) && all_fit(p) && f->by_unit <= f->mapped + UNIT_FREE_BYTES / pool_chunk_bytes(p);
-		if (p->options.run_bytes || whole) { /* on its own grid */
-			most = p->options.run_bytes ? pool_run_most(p) : unit_of(p, f);
+		whole = f->unit && all_fit(p) && f->by_unit <= f->mapped + UNIT_FREE_BYTES / pool_chunk_bytes(p);
+		if (whole) { /* on its own grid */
+			most = f->unit;
 			low -= low % most;
 			while (first > low && absent_run(f, first - 1, 1))
 				first--;
@@ -191,11 +185,11 @@ static void finish_job(struct up_pool *p, struct pool_job *j)
  * or just what one request brings. */
 static uint64_t pieces(const struct up_pool *p, const struct pool_file *f, uint64_t first)
 {
-	uint64_t n = p->expected / PIECES, unit = unit_of(p, f);
+	uint64_t n = p->expected / PIECES;
 
-	if (unit)
-		return unit - first % unit;
-	n = n > pool_run_least(p) ? n : pool_run_least(p);
+	if (f->unit)
+		return f->unit - first % f->unit;
+	n = n > 1 ? n : 1;
 	return n < p->run_chunks ? n : p->run_chunks;
 }
 
@@ -450,7 +444,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		for (uint64_t c = o->first; c < o->first + o->count; c++)
 			f->pins[c]--;
 		most = pool_run_most(p);
-		if (f->waiters && !p->options.run_bytes && most > WAITED_MAX_BYTES / bytes)
+		if (f->waiters && most > WAITED_MAX_BYTES / bytes)
 			most = WAITED_MAX_BYTES / bytes;
 		if (o->job && p->run_chunks < most)
 			p->run_chunks = p->run_chunks * 2 < most ? p->run_chunks * 2 : (uint32_t)most;

@@ -243,7 +243,7 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 	pool_fit(p);
 	p->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
 	p->began_ns = p->alive_ns = p->idle_since_ns = pool_now_ns();
-	p->run_chunks = (uint32_t)pool_run_least(p);
+	p->run_chunks = 1;
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		p->client[i].uffd = -1;
 	p->guardian.fd = -1;

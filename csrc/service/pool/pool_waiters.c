@@ -19,7 +19,7 @@ void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
 	if (f->state[chunk] != UP_ABSENT)
 		return; /* it is on its way */
 	if (run <= 1) /* who goes on in order waits less for long reads than for many */
-		p->run_chunks = (uint32_t)pool_run_least(p);
+		p->run_chunks = 1;
 	if (p->demand_head - p->demand_tail == p->demand_room) {
 		uint32_t room = p->demand_room ? p->demand_room * 2 : 256, n = 0;
 		struct pool_demand *more = malloc(room * sizeof(*more));
