@@ -13,6 +13,8 @@ from typing import Any
 from uffdprefetch.base.errors import usage_error
 
 FORMATS = ("text", "json", "html", "png", "perfetto")
+#: What the text gathers readers under.
+GROUPINGS = ("file", "rank", "pid")
 _USAGE = """uffdprefetch trace [options] -- CMD...             record a command
        uffdprefetch trace [options] --pid PID            record what runs
        uffdprefetch trace FILE... [--format F] [-o OUT]  show
@@ -67,7 +69,7 @@ class Command:
             "--compare", action="store_true", help="two recordings of one job (text or json)"
         )
         show.add_argument(
-            "--by", choices=("file", "rank", "pid"), default="file",
+            "--by", choices=GROUPINGS, default="file",
             help="what the text gathers readers under (default: file)",
         )  # fmt: skip
 

@@ -110,7 +110,6 @@ class Bypass(IntEnum):
 
 
 HELLO_UFFD: int = C.UP_HELLO_UFFD
-HELLO_FORKED: int = C.UP_HELLO_FORKED
 HELLO_SENDS_POOL: int = C.UP_HELLO_SENDS_POOL
 HELLO_LEFT_ALONE: int = C.UP_HELLO_LEFT_ALONE
 #: enum up_left_alone: why a process is not managed

@@ -10,7 +10,6 @@ from typing import Any
 from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.report import captions
 
-GROUPINGS = ("file", "rank", "pid")
 WIDTH_MIN, WIDTH_MAX = 60, 140
 #: Rows of a table and findings that a screen has room for; the rest is counted.
 ROWS_MAX, FINDINGS_MAX, FILES_MAX, OTHERS_MAX = 16, 8, 10, 5
@@ -31,8 +30,8 @@ def printable(text: object) -> str:
 def lines(report: dict[str, Any], by: str = "file", width: int = 100) -> list[str]:
     """The report in lines of at most ``width`` columns (at least 60), without line ends.
 
-    ``by``: what the readers are gathered under, one of GROUPINGS. A figure that is null is shown as
-    n/a. Words that are longer than a line, such as paths, are broken.
+    ``by``: what the readers are gathered under: file, rank or pid. A figure that is null is shown
+    as n/a. Words that are longer than a line, such as paths, are broken.
     """
     width = max(WIDTH_MIN, min(WIDTH_MAX, width))
     out: list[str] = []

@@ -9,6 +9,7 @@ import pytest
 import synthetic
 from traces import Machine, without_index
 
+from uffdprefetch.cli.trace import GROUPINGS
 from uffdprefetch.report import text
 from uffdprefetch.trace.analyse.report import analyse
 
@@ -19,7 +20,7 @@ def report() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
-@pytest.mark.parametrize("by", text.GROUPINGS)
+@pytest.mark.parametrize("by", GROUPINGS)
 def test_no_line_is_longer_than_the_width(report: dict[str, Any], by: str, width: int) -> None:
     lines = text.lines(report, by, width)
     assert max(map(len, lines)) <= min(width, text.WIDTH_MAX)
@@ -104,7 +105,7 @@ def test_long_tables_and_lists_are_cut_and_counted() -> None:
     assert f"and {30 - text.FINDINGS_MAX} more" in out
 
 
-@pytest.mark.parametrize("by", text.GROUPINGS)
+@pytest.mark.parametrize("by", GROUPINGS)
 def test_a_report_without_its_parts_is_still_told(by: str) -> None:
     assert text.lines({}, by)
     assert text.lines({"trace": {}, "files": None, "readers": None, "findings": None}, by)
