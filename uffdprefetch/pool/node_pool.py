@@ -33,6 +33,7 @@ from uffdprefetch.pool.eviction import (
     evictable,
     smallest,
 )
+from uffdprefetch.pool.other_nodes import NoOthers, OtherNodes
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.pool.walkers import SILENT_READER_NS
 from uffdprefetch.predict import window
@@ -127,13 +128,7 @@ class NodePool:
     detached: int = 0  # regions given back because of an error of the pool
     limited_by: Limit | None = None
     places: int = 1  # distinct positions at which files are read
-    #: Called with a file that has become the pool's, or has changed or left it.
-    on_open: Callable[[FileState, int], None] | None = None
-    on_close: Callable[[int, str | None], None] | None = None
-    #: Of a budget of so many bytes, what is kept for other nodes at the most.
-    keeps: Callable[[int], int] = lambda budget_bytes: 0
-    #: Whether other nodes read the same of the file of that number.
-    reads_alike: Callable[[int], bool] = lambda number: False
+    others: OtherNodes = field(default_factory=NoOthers)
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -172,8 +167,7 @@ class NodePool:
                 self.pool, number, memfd, self.chunk_bytes, *self.pool.books(number)
             )
             self.files[number] = file
-            if self.on_open is not None:
-                self.on_open(file, number)
+            self.others.opened(file, number)
         return file.pooled
 
     def forget(self, file: FileState) -> bool:
@@ -184,8 +178,7 @@ class NodePool:
         self._note_counts(file)
         if not self.pool.forget_file(pooled.number):
             return False
-        if self.on_close is not None:
-            self.on_close(pooled.number, None)
+        self.others.closed(pooled.number)
         os.close(pooled.memfd)
         del self.files[pooled.number]
         file.pooled = None
@@ -205,8 +198,7 @@ class NodePool:
         that cannot be notified read them again. ``why``, for people: it may have, and is served
         on."""
         if file.pooled is not None:
-            if self.on_close is not None:
-                self.on_close(file.pooled.number, why)
+            self.others.closed(file.pooled.number, why)
             self.pool.drop_file(file.pooled.number)
 
     def sample(self, file: FileState, most: int) -> list[int]:
@@ -298,7 +290,7 @@ class NodePool:
         kept_bytes = self.pool.kept_bytes() if self.keep_bytes else 0
         room_bytes = max(0, self.budget_bytes - kept_bytes)
         reserve_bytes = 0  # it holds what this node alone will read again
-        if walk and any(map(self.reads_alike, self.files)):
+        if walk and any(map(self.others.reads_alike, self.files)):
             reserve_bytes = self.budget_bytes - self.keep_bytes
         return window.pool_bytes(
             room_bytes,
@@ -318,6 +310,11 @@ class NodePool:
         self.fit()
         self.look_for_orphans()
 
+    def share_with(self, others: OtherNodes) -> None:
+        """From now on other nodes may have what is in it."""
+        self.others = others
+        self.fit()
+
     def fit(self) -> None:
         """Its size, and what of it is kept for other nodes, are what they may be now."""
         self._fit_at_ns = self.clock.now_ns() + uffd_pool.TICK_NS
@@ -332,7 +329,7 @@ class NodePool:
             self.ledger.degrade(
                 f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {limit.value}"
             )
-        self.keep_bytes = self.keeps(self.budget_bytes)
+        self.keep_bytes = self.others.keeps(self.budget_bytes)
         self.pool.set_budget(self.budget_bytes, self.keep_bytes)
 
     # -------------------------------------------------------------- eviction
@@ -427,7 +424,7 @@ class NodePool:
         """Of files that several nodes walk through, what lies outside of windows, the oldest first:
         what stays there is kept, and what has just been read is what others come to next. It is
         pinned then."""
-        walked = [n for n in {one.file for one in readers} if self.reads_alike(n)]
+        walked = [n for n in {one.file for one in readers} if self.others.reads_alike(n)]
         among = np.isin(residents.file, walked) & evictable(residents, readers)
         rows = smallest(residents, np.where(among, residents.touched, SKIP), self._victims())
         residents.pinned |= among

@@ -177,16 +177,17 @@ class Ahead(Predictor):
         self, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher, room: Room,
         room_bytes: Callable[[FileState], tuple[int, int]], next_shard: NextShard,
         in_charge: Callable[[Reader], Predictor | None],
+        waiting: Callable[[], float] = lambda: 1.0,
     ) -> None:  # fmt: skip
         """``room_bytes``: how much may lie ahead of one place at which a file is read, and of all
-        together. ``in_charge``: see Arbiter."""
+        together. ``in_charge``: see Arbiter. ``waiting``: how many readers wait at one time, side
+        by side."""
         self._scheduler, self._ledger, self._rooms = scheduler, ledger, room_bytes
         self._tap, self._in_charge = tap, in_charge
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
         self._whole = WholeFiles(scheduler, ledger, room, self._measured)
-        #: How many readers wait at one time, side by side.
-        self.waiting: Callable[[], float] = lambda: 1.0
+        self._waiting = waiting
         self.account = Account()
         self._walks, self._visits, self._steps = Law(), Law(), Law()
         self._kinds: dict[tuple[str, str], tuple[Law, Law]] = {}
@@ -224,7 +225,7 @@ class Ahead(Predictor):
 
     def side_by_side(self) -> float:
         """How many readers wait at one time."""
-        return self.waiting()
+        return self._waiting()
 
     def _measured(self, miss_bytes: int = MISS_BYTES) -> Link:
         found, waiting = self._scheduler.meter.link, self.side_by_side()

@@ -226,15 +226,20 @@ class KnownOrders(Predictor):
     policies = frozenset({"auto", "fixed", "stride", "plan"})
     every_ns = PLAN_NS
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK,
+        room_bytes: Callable[[FileState], int] = lambda _: 0,
+        allowed_bytes: Callable[[bool], int] = lambda _: 0,
+        begins: Callable[[KnownOrders], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """``room_bytes``: how much of a file may be in memory; ``allowed_bytes``: how much may lie
+        ahead of a reader (of the pool). ``begins`` hears when a source has something to say for the
+        first time: until then nobody need ask."""
         self._scheduler, self._ledger = scheduler, ledger
         self.clock = clock  # of its readers as well
         self.sources: list[OrderSource] = []
-        #: Called when a source has something to say for the first time: until then nobody need ask.
-        self.begins: Callable[[], None] = lambda: None
         self._begun = False
-        self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
-        self.allowed_bytes: Callable[[bool], int] = lambda _: 0  # ahead of a reader (of the pool)
+        self._begins, self._room_bytes, self._allowed_bytes = begins, room_bytes, allowed_bytes
         self.all: list[PlannedReader] = []
         self._followed: dict[Reader, PlannedReader] = {}  # by whom, when they were last asked about
         self._ended: list[dict[str, Any]] = []
@@ -248,7 +253,7 @@ class KnownOrders(Predictor):
         """Orders are to be expected."""
         if not self._begun:
             self._begun = True
-            self.begins()
+            self._begins(self)
 
     def remove(self, order: PlannedReader) -> None:
         """It has ended, or another one has taken its place."""
@@ -370,7 +375,7 @@ class KnownOrders(Predictor):
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         pooled = reader.reads_pool
         ahead = lookahead_bytes(
-            order.walk, storage, self.allowed_bytes(pooled), boost, order.ahead_items
+            order.walk, storage, self._allowed_bytes(pooled), boost, order.ahead_items
         )
         more = max(AT_ONCE_BYTES, ahead // AT_ONCE_PARTS)
         now_ahead = min(ahead, order.epochs.handed_out_bytes + more)
@@ -390,7 +395,7 @@ class KnownOrders(Predictor):
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is
         room: then what lies beside a record is not read in vain."""
-        if not file.call.unit_bytes or file.size_bytes > self.room_bytes(file):
+        if not file.call.unit_bytes or file.size_bytes > self._room_bytes(file):
             return False
         orders = sum(
             one.walk.here_bytes for one in self.all if one.file is file and one.walk is not None

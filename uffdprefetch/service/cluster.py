@@ -313,11 +313,11 @@ class Cluster:
         return one is not None and one.identity is not None
 
     def reads_alike(self, number: int) -> bool:
-        """See NodePool.reads_alike."""
+        """See OtherNodes."""
         return self.link is not None and number in self._files and self.link.reads_alike(number)
 
     def keeps(self, budget_bytes: int) -> int:
-        """See NodePool.keeps."""
+        """See OtherNodes."""
         return self.link.keep_bytes(budget_bytes) if self.link else 0
 
     # -------------------------------------------------------------- the end

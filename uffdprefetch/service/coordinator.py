@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -98,8 +98,10 @@ class Coordinator:
         opener: Opener | None = None,
         clock: Clock = CLOCK,
         limits: Limits | None = None,
+        waiting: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Without an ``opener``: one that nobody steps, for tests of what needs none."""
+        """Without an ``opener``: one that nobody steps, for tests of what needs none. ``waiting``:
+        how many readers wait at one time, side by side."""
         self.opener = opener or Opener(-1)
         self.clock = clock
         self.limits = limits or Limits(config.budget_bytes)
@@ -121,7 +123,7 @@ class Coordinator:
         self.arbiter.add(FixedWindows(config, self.walks, self.tap, self.layout))
         self.ahead = Ahead(
             scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard,
-            self.arbiter.in_charge,
+            self.arbiter.in_charge, waiting,
         )  # fmt: skip
         guesses = config.policy in Ahead.policies
         if guesses:
@@ -171,8 +173,6 @@ class Coordinator:
     def use_known_orders(self, known_orders: KnownOrders) -> None:
         """The orders of some readers are known, or may be told."""
         self.known_orders = known_orders
-        known_orders.room_bytes, known_orders.allowed_bytes = self._room_bytes, self._allowed
-        known_orders.begins = lambda: self.arbiter.add(known_orders)
 
     # -------------------------------------------------------------- regions come and go
 
@@ -586,7 +586,7 @@ class Coordinator:
             return max(0, (stream.frontier_bytes - stream.position_bytes) * stream.direction)
         return self.layout.lookahead(stream)
 
-    def _room_bytes(self, file: FileState) -> int:
+    def room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
         if self.pool is not None and file.pooled is not None:
             return self.pool.budget_bytes
@@ -595,12 +595,13 @@ class Coordinator:
     def _share_bytes(self, file: FileState) -> tuple[int, int]:
         """How much of a file may lie ahead of one place at which it is read, and of all
         together."""
-        room = self._room_bytes(file)
+        room = self.room_bytes(file)
         if self.pool is not None and file.pooled is not None:
             return self.pool.window_bytes(walk=True), room
         return room // max(1, self.layout.places), room
 
-    def _allowed(self, pooled: bool) -> int:
+    def allowed_bytes(self, pooled: bool) -> int:
+        """How much may lie ahead of a reader, of the pool or not."""
         if self.pool is not None and pooled:
             return self.pool.window_bytes()
         return self.layout.allowed_bytes // max(1, len(self.clients))

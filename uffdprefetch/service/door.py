@@ -42,13 +42,15 @@ def build(
     config: Config, workers: uffd.Workers, ledger: Ledger, *, tap: EventPublisher | None = None,
     opener: Opener | None = None, clock: Clock = CLOCK, limits: Limits | None = None,
     on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
+    defer: Callable[[int, int, int, int], int | None] | None = None,
+    waiting: Callable[[], float] = lambda: 1.0,
 ) -> Coordinator:  # fmt: skip
     """The core of one service. ``workers``: who reads for it; ``on_warmed``: told of each read that
-    has ended; the others: see Coordinator."""
+    has ended; ``defer``: see Scheduler; the others: see Coordinator."""
     bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
     grid = config.distance_bytes or DISTANCE_MIN_BYTES
-    scheduler = Scheduler(workers, bucket, grid, on_warmed, ledger.degrade)
-    return Coordinator(config, scheduler, ledger, tap, opener, clock, limits)
+    scheduler = Scheduler(workers, bucket, grid, on_warmed, ledger.degrade, defer)
+    return Coordinator(config, scheduler, ledger, tap, opener, clock, limits, waiting)
 
 
 def make_pool(

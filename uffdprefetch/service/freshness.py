@@ -85,8 +85,10 @@ def some_of(pages: list[int], start: int, most: int) -> list[int]:
 class Freshness:
     """Looks at every file, in rounds. The service's thread calls everything; nothing waits."""
 
-    def __init__(self, engine: Coordinator, event_fd: int) -> None:
-        """Raises OSError when there can be no threads."""
+    def __init__(
+        self, engine: Coordinator, event_fd: int, nodes: Callable[[], int] = lambda: 1
+    ) -> None:
+        """``nodes``: how many share what they read. Raises OSError when there can be no threads."""
         self._engine = engine
         self._ledger = engine.ledger.freshness
         self._checker = uffd_compare.Checker(THREADS, event_fd)
@@ -95,7 +97,7 @@ class Freshness:
         self._next_id = 1
         self._cpu_ns = 0  # of this round
         self.due_ns = 0
-        self.nodes: Callable[[], int] = lambda: 1  # that share what they read
+        self._nodes = nodes
 
     def step(self, now: int) -> None:
         """Take what has been found, and begin what is due."""
@@ -184,7 +186,7 @@ class Freshness:
 
     def _reads(self) -> int:
         bandwidth = self._engine.scheduler.meter.storage.bandwidth_bytes_per_second
-        return reads_allowed(bandwidth, max(1, self.nodes()))
+        return reads_allowed(bandwidth, max(1, self._nodes()))
 
     def _submit(self, file: FileState, state: FileWatch, pages: list[int]) -> bool:
         pooled, how = file.pooled, uffd_compare.MAPPED if file.guard.network else uffd_compare.READ

@@ -25,7 +25,10 @@ class OrderService:
     ) -> None:
         """Raises OSError when there is no place for the helper's files."""
         self.resolver = IndexerClient(socket_path, config.plan, poll)
-        self.known_orders = KnownOrders(engine.scheduler, engine.ledger, engine.clock)
+        self.known_orders = KnownOrders(
+            engine.scheduler, engine.ledger, engine.clock,
+            engine.room_bytes, engine.allowed_bytes, engine.arbiter.add,
+        )  # fmt: skip
         self.announcements = Announcements(
             self.resolver, self.known_orders, engine.ledger,
             lambda: list(engine.clients.values()), engine.arbiter.orders_came,

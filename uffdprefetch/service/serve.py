@@ -110,23 +110,26 @@ class Service:
         self._ledger = Ledger()
         config, pool = self._with_a_pool(config)
         self.config = config
-        self._tap, self._opener = EventPublisher(), Opener(self._wake_fd)
+        self._tap = EventPublisher()
+        self._opener = Opener(self._wake_fd)
+        self._pressure = self._with_an_eye_on_memory(pool)
+        self._epoll = select.epoll()
+        self._cluster = cluster = self._with_others(config, pool, listener.getsockname())
+        self._waits = Waits()
         self.engine = door.build(
             config, self._workers, self._ledger, tap=self._tap, opener=self._opener,
-            on_warmed=self._warmed,
+            on_warmed=self._warmed, defer=cluster.defer if cluster is not None else None,
+            waiting=lambda: self._waits.side_by_side,
         )  # fmt: skip
         self._scheduler = self.engine.scheduler
         self._observer = Observer(
             self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )
-        self._freshness = Freshness(self.engine, self._wake_fd)
-        self._waits = Waits()
-        self.engine.ahead.waiting = lambda: self._waits.side_by_side
+        self._freshness = Freshness(
+            self.engine, self._wake_fd, lambda: len(cluster.present) if cluster is not None else 1
+        )
         if pool is not None:
             self.engine.use_pool(pool)
-        self._pressure = self._with_an_eye_on_memory(pool)
-        self._epoll = select.epoll()
-        self._cluster = self._with_others(config, pool, listener.getsockname())
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
@@ -207,11 +210,7 @@ class Service:
         except (OSError, ValueError, TypeError) as error:
             self._ledger.degrade(f"cluster: each node reads for itself: {error}")
             return None
-        pool.on_open, pool.on_close = cluster.opened, cluster.closed
-        pool.keeps, pool.reads_alike = cluster.keeps, cluster.reads_alike
-        pool.fit()
-        self._scheduler.defer = cluster.defer
-        self._freshness.nodes = lambda: len(cluster.present)
+        pool.share_with(cluster)
         self._epoll.register(cluster.fd, select.EPOLLIN)
         return cluster
 

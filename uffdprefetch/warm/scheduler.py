@@ -155,8 +155,12 @@ class Scheduler:
         grid_bytes: int,
         on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
         on_finding: Callable[[str], None] = lambda _: None,
+        defer: Callable[[int, int, int, int], int | None] | None = None,
     ) -> None:
-        """``on_finding``: told what a user should know of, once."""
+        """``on_finding``: told what a user should know of, once. ``defer``: of what lies in a
+        window, [start, end) bytes of the pool's file of that number: None, or it waits, and for so
+        many ns (0: until readers have moved); called with the end of what its reader has queued as
+        well."""
         self._workers = workers
         self._bucket = bucket
         self._on_warmed = on_warmed
@@ -170,10 +174,7 @@ class Scheduler:
         self._devices: dict[int, Device] = {}
         self.meter = Meter()
         self.pool: uffd_pool.Pool | None = None
-        #: Of what lies in a window, [start, end) bytes of the pool's file of that number: None, or
-        #: it waits, and for so many ns (0: until readers have moved). Called with the end of what
-        #: its reader has queued as well.
-        self.defer: Callable[[int, int, int, int], int | None] | None = None
+        self._defer = defer
         #: Told of each extent that goes to the workers.
         self.on_sent: Callable[[Extent], None] | None = None
         self._deferred: set[int] = set()  # consumers whose first extent waits so
@@ -417,12 +418,12 @@ class Scheduler:
             del self._queues[key], self._consumers[key]
 
     def _deferred_ns(self, extent: Extent, last: Extent) -> int | None:
-        """See ``defer``."""
+        """See __init__()."""
         part = extent.file.pooled if extent.guessed and extent.pooled is not None else None
-        if self.defer is None or part is None:
+        if self._defer is None or part is None:
             return None
         end = last.end if last.file is extent.file else extent.end
-        return self.defer(part.number, extent.start, extent.end, max(end, extent.end))
+        return self._defer(part.number, extent.start, extent.end, max(end, extent.end))
 
     def _hand(self, extent: Extent) -> bool:
         """Hand the first of a queue to the workers, unless it is there. False: there is no room."""

@@ -11,9 +11,17 @@ import pytest
 from small_pool import pool_of
 
 from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.pool.other_nodes import NoOthers
 from uffdprefetch.state.pool_file import PoolFile
 
 MIB, PAGE = 1 << 20, 4096
+
+
+class Alike(NoOthers):
+    """Other nodes read the same of the one file."""
+
+    def reads_alike(self, number: int) -> bool:
+        return number == 3
 
 
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])
@@ -32,7 +40,7 @@ def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict
     pool.keep_bytes, pool.pool.kept_bytes = 3 * MIB, lambda: 3 * MIB  # type: ignore[method-assign]
     assert pool.window_bytes() < alone
     assert pool.window_bytes() < MIB // 2, "what only this node reads stays there"
-    pool.reads_alike = lambda number: number == 3
+    pool.others = Alike()
     assert pool.window_bytes() < MIB // 2, "nor what an order that is known comes to again"
     assert pool.window_bytes(walk=True) == MIB // 2, "half of what is never kept"
 
@@ -50,13 +58,13 @@ def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) ->
     walk: Any = SimpleNamespace(position_bytes=40 * (64 << 10), direction=1)
     span = SimpleNamespace(start_bytes=0, end_bytes=4 * MIB)
     reader: Any = SimpleNamespace(file=pool.files[3], span=span)
-    pool.reads_alike = lambda number: number == 3
+    pool.others = Alike()
     pool._victims = lambda: 64  # type: ignore[method-assign]
     pool.plan([(reader, walk, 4 * (64 << 10))])
     found = [first for _, first, _ in told]
     assert set(found) == set(range(64)) - spared - {20}
     assert found[:4] == [60, 61, 62, 63] and found[-4:] == [10, 11, 12, 13]
-    pool.reads_alike = lambda number: False
+    pool.others = NoOthers()
     pool.plan([(reader, walk, 4 * (64 << 10))])
     assert [first for _, first, _ in told] != found
 

@@ -54,8 +54,8 @@ class Notes:
 class Orders(KnownOrders):
     """Of the one reader."""
 
-    def __init__(self, scheduler: Any, ledger: Ledger, clock: Clock) -> None:
-        super().__init__(scheduler, ledger, clock)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self.known: Any = None
         self.awaited = False
         self.planned = 0
@@ -85,8 +85,9 @@ class Node:
         self.now = 10**9
         scheduler: Any = Notes()
         clock, ledger = Clock(lambda: self.now), Ledger()
-        self.scheduler, self.orders = scheduler, Orders(scheduler, ledger, clock)
         self.engine = Coordinator(Config(), scheduler, ledger, clock=clock)
+        self.scheduler = scheduler
+        self.orders = Orders(scheduler, ledger, clock, begins=self.engine.arbiter.add)
         self.engine.use_known_orders(self.orders)
         self.orders.begin()
         file = file_of(SIZE, "/data/records")

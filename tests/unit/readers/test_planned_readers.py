@@ -72,9 +72,10 @@ class Service:
         self, *readers: PlannedReader, verdict: ServingMode = ServingMode.CHECKPOINTS
     ) -> None:
         self.scheduler, self.ledger = Needs(), Ledger()
-        self.known_orders = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.known_orders = KnownOrders(
+            self.scheduler, self.ledger, allowed_bytes=lambda _: 64 * MIB
+        )  # type: ignore[arg-type]
         self.scheduler.meter = Meter()
-        self.known_orders.allowed_bytes = lambda _: 64 * MIB
         self.client: Any = SimpleNamespace(rank=0, pid=7, readers={})
         self.region = region_of(self.client, readers[0].file if readers else file_of(SIZE), verdict)
         self.known_orders.sources.append(Owner(*readers))

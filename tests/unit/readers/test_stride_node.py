@@ -70,7 +70,7 @@ class Node:
             self.clients.append(client)
         scheduler: Any = Notes()
         self.scheduler, self.ledger, self.shelf = scheduler, Ledger(), Shelf()
-        self.known_orders = KnownOrders(scheduler, self.ledger)
+        self.known_orders = KnownOrders(scheduler, self.ledger, allowed_bytes=lambda _: 64 * MIB)
         self.strides = Strides(
             self.shelf, self.known_orders, self.ledger,
             lambda: readers_of(dict(enumerate(self.clients))), always=policy == "stride",
@@ -147,7 +147,6 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     assert (reader.walk.items, reader.walk.position) == (100, 13)
     node.known_orders._followed[node.of()] = reader
     node.scheduler.meter = Meter()
-    node.known_orders.allowed_bytes = lambda _: 64 * MIB
     for consumer, wanted in node.known_orders.demand(node.of(), 0):
         node.scheduler.want(consumer, wanted)
     theirs = {tuple(int(edge) for edge in pair) for pair in zip(

@@ -144,6 +144,6 @@ def _waiting(policy: Auto, number: float) -> Callable[..., None]:
 
     def begins(*args: Any) -> None:
         begin(*args)
-        policy.node.core.ahead.waiting = lambda: number
+        policy.node.core.ahead._waiting = lambda: number
 
     return begins

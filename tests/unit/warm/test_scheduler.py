@@ -121,14 +121,13 @@ def run_through(scheduler: Scheduler) -> None:
 
 def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) -> None:
     """Bytes of a window that other nodes keep (service/cluster.py)."""
-    notes, asked, held = Notes(), list[tuple[int, ...]](), [5, 0]
-    scheduler = scheduler_of(notes)
+    notes, asked, held = Notes(), list[tuple[int, ...]](), list[int | None]((5, 0))
 
     def hold(*where: int) -> int | None:
         asked.append(where)
         return held[0] if where[1] == 100 * MIB else None
 
-    scheduler.defer = hold
+    scheduler = scheduler_of(notes, defer=hold)
     file.pooled = SimpleNamespace(
         pool=PoolNotes(notes), number=7, in_flight=IntervalSet(), absent=lambda *_: True
     )  # type: ignore[assignment]
@@ -147,7 +146,7 @@ def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) 
         scheduler.want(known, PrefetchRange(file, 100 * MIB, 101 * MIB, need=0, pooled=True))
         scheduler.pump(NOW)
         assert (100 * MIB, MIB) in notes.sent, "what is known to be read is not held"
-        scheduler.defer = None
+        held[0] = None
         scheduler.reap()
         scheduler.pump(NOW)
         assert (102 * MIB, 2 * MIB) in notes.sent
@@ -158,8 +157,7 @@ def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) 
 def test_what_was_held_back_until_its_reader_was_beyond_it_is_not_read(file: FileState) -> None:
     """It does not hold up what lies before the reader, either."""
     notes = Notes()
-    scheduler = scheduler_of(notes)
-    scheduler.defer = lambda _part, start, *_: 0 if start < 104 * MIB else None
+    scheduler = scheduler_of(notes, defer=lambda _part, start, *_: 0 if start < 104 * MIB else None)
     file.pooled = SimpleNamespace(
         pool=PoolNotes(notes), number=7, in_flight=IntervalSet(), absent=lambda *_: True
     )  # type: ignore[assignment]
