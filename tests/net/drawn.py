@@ -29,15 +29,16 @@ from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 from tests.net import tape
 from uffdprefetch.predict import checkpoints, stride, window
 from uffdprefetch.predict.fronts import AROUND_BLOCKS, FileFronts, Front
-from uffdprefetch.predict.fronts import BLOCK_BYTES as BLOCK
 from uffdprefetch.predict.order import guard
 from uffdprefetch.predict.order.cursor import OrderCursor, lookahead_bytes
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
-from uffdprefetch.predict.price import Account, Link, least_probability, walk_gain
+from uffdprefetch.predict.price import Account, least_probability, walk_gain
 from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.steps import Steps
+from uffdprefetch.predict.storage import BLOCK_BYTES as BLOCK
+from uffdprefetch.predict.storage import Link, Storage
 from uffdprefetch.predict.streams import StreamTable
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
@@ -65,7 +66,7 @@ def walks(seed: int) -> Iterator[Decision]:
         rng.choice((4 * KIB, 64 * KIB, MIB, 3 * MIB, 20 * MIB, 50 * MIB)) for _ in range(count)
     ]
     lengths = [min(step, rng.choice((PAGE, 64 * KIB, 300 * KIB))) for step in steps]
-    storage = window.Storage(rng.choice((50e6, 1e9, 8e9)), rng.choice((0.0, 1e-3, 0.08)))
+    storage = Storage(rng.choice((50e6, 1e9, 8e9)), rng.choice((0.0, 1e-3, 0.08)))
     for turn in range(600):
         one = rng.randrange(count)
         now += rng.choice((MS // 10, MS, 15 * MS, 30 * MS, 400 * MS))
@@ -174,18 +175,18 @@ def fronts(seed: int) -> Iterator[Decision]:
             moved.add(front)
             died = sorted((one.start, one.position) for one in file.looked(pid, moved))
             density, runs = front.density, front.gaps
-            gain = walk_gain(density, runs, front.direction < 0, link, BLOCK)
+            gain = walk_gain(density, runs, front.direction < 0, link)
             least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
             window = file.walks.window(max(1, front.length), least, 10_000)
             low = front.position if front.direction > 0 else front.position - window
             low, high = max(0, low), min(blocks, max(0, low) + window)
-            if low < high and account.room_bytes(link.bandwidth) >= (high - low) * BLOCK:
+            if low < high and account.room_bytes(link) >= (high - low) * BLOCK:
                 file.ask(low, high)
                 front.wanted = high if front.direction > 0 else low
             yield (
                 begins, died, front.start, front.position, front.direction, front.state.value,
                 window, account.asked, account.used, account.lost, file.unknown, file.used_bytes,
-                round(account.saved_seconds, 9), account.room_bytes(link.bandwidth),
+                round(account.saved_seconds, 9), account.room_bytes(link),
             )  # fmt: skip
         yield [front.position for front in file.closed(0, rng.random() < 0.5)], account.lost
 
@@ -256,7 +257,7 @@ def cursors(seed: int) -> Iterator[Decision]:
         at = int(read[item]) * size
         if rng.random() < 0.02:
             at = rng.randrange(count * size)
-        ahead = lookahead_bytes(walk, window.Storage(300e6, 1e-3), rng.choice((MIB, GIB)))
+        ahead = lookahead_bytes(walk, Storage(300e6, 1e-3), rng.choice((MIB, GIB)))
         due = walk.due(ahead) if turn % 3 == 0 else []
         if rng.random() < 0.75:
             moved = walk.saw(at, at + rng.choice((PAGE, 64 * KIB)), now)
@@ -292,7 +293,7 @@ def quiet(seed: int) -> Iterator[Decision]:
         at = item + 7 * (turn % beside)
         if at >= count:
             break
-        due = walk.due(lookahead_bytes(walk, window.Storage(300e6, 1e-3), allowed))
+        due = walk.due(lookahead_bytes(walk, Storage(300e6, 1e-3), allowed))
         if rng.random() < skips:
             continue
         start = int(rows[at]) * size

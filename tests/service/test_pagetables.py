@@ -16,11 +16,11 @@ from conftest import require, wait_until
 from uffdprefetch.base.clock import CLOCK, MS
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import MIB
 from uffdprefetch.sense import pagetables
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.observe import Observer
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger

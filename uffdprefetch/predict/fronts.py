@@ -16,10 +16,10 @@ from heapq import nsmallest
 from itertools import takewhile
 from operator import attrgetter
 
-from uffdprefetch.predict.price import Account, Link
+from uffdprefetch.predict.price import Account
+from uffdprefetch.predict.storage import BLOCK_BYTES, Link
 from uffdprefetch.predict.survival import Law
 
-BLOCK_BYTES = 64 << 10
 #: Fronts of a file, or FRONTS_EACH for each process that has one, if that is more: the dead go
 #: first, then those that have stood for the longest, one of FRONTS_MAX at once.
 FRONTS_MAX, FRONTS_EACH = 24, 2
@@ -207,7 +207,7 @@ class FileFronts:
             self._account.note_use(used.count(1) * BLOCK_BYTES, back * BLOCK_BYTES, first, link)
         self.flags[start:end] = part.translate(_USE)
         # of gaps up to twice what a miss costs, of all lengths, the mean is what it costs
-        reach = 2 * int(link.reach_bytes) // BLOCK_BYTES
+        reach = 2 * link.reach_bytes // BLOCK_BYTES
         front = self._match(start, end, reach)
         if front is None:
             return self._begin(pid, start, end, now_ns), True

@@ -24,10 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uffdprefetch.base.units import PAGE_BYTES
-
-#: The unit of the books: what one fault maps of the page cache (state/files.py).
-BLOCK_BYTES = 65536
-
+from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 
 #: Of looks at a reader that goes back by slices one in so many finds a gap at the least.
 GAPS_SHARE = 16
@@ -118,25 +115,25 @@ class Used:
 class FileReads:
     """Of one file, or of several. ``request_bytes``: what a miss brings; ``brought``: the part of
     what was asked for ahead that was not in memory already. What one miss brings are no two:
-    ``pieces`` of the file, of ``request_bytes``, in which all that was used had been read ahead,
-    and ``own_pieces``, the others; None: there are as many as runs."""
+    ``requests``, of ``request_bytes`` each, in which all that was used had been read ahead,
+    and ``own_requests``, the others; None: there are as many as runs."""
 
     used: Used
     request_bytes: int
     brought: float = 1.0
-    pieces: int | None = None
-    own_pieces: int | None = None
+    requests: int | None = None
+    own_requests: int | None = None
 
     @property
     def misses_elsewhere(self) -> int:
         """Of readers that have come from elsewhere, misses that did not happen."""
-        return self.used.runs if self.pieces is None else min(self.used.runs, self.pieces)
+        return self.used.runs if self.requests is None else min(self.used.runs, self.requests)
 
     @property
     def own_elsewhere(self) -> int:
         """... and those that plain would have had, too."""
         runs = self.used.demand_runs
-        return runs if self.own_pieces is None else min(runs, self.own_pieces)
+        return runs if self.own_requests is None else min(runs, self.own_requests)
 
     def with_(self, other: FileReads) -> FileReads:
         """Both together, where one request brings as much of either."""
@@ -178,19 +175,6 @@ class Watched:
         return max(0.0, self.thread_seconds - self.waited_seconds)
 
 
-@dataclass(frozen=True)
-class Link:
-    """Of storage: a request takes the latency and its bytes' share of the bandwidth. Both are more
-    than 0."""
-
-    latency_seconds: float
-    bandwidth_bytes_per_second: float
-
-    def seconds(self, request_bytes: float) -> float:
-        """That a reader waits for a request, alone."""
-        return self.latency_seconds + request_bytes / self.bandwidth_bytes_per_second
-
-
 class Spared(NamedTuple):
     """Waiting of all threads together for what was read ahead of them, that did not happen, at the
     least and at the most, and its bytes; at the most that for what was not."""
@@ -201,7 +185,7 @@ class Spared(NamedTuple):
     own_seconds: float
 
 
-def spared(one: FileReads, link: Link, watched: Watched, misses: int) -> Spared:
+def spared(one: FileReads, storage: Storage, watched: Watched, misses: int) -> Spared:
     """What the readers of a file would have waited without us.
 
     ``misses``: touches, of any file, that have waited for a request in spite of us.
@@ -210,7 +194,7 @@ def spared(one: FileReads, link: Link, watched: Watched, misses: int) -> Spared:
     if blocks < 2 * used.runs:  # its first misses were in order (an index), and the others are not
         often = 0.0
     request_bytes = min(one.request_bytes, BLOCK_BYTES / often) if often else one.request_bytes
-    whole = link.seconds(request_bytes)
+    whole = storage.request_seconds(request_bytes)
     each = BLOCK_BYTES / request_bytes * whole  # of blocks, as long as there is readahead
     demand_on = used.demand_blocks - used.demand_runs
     if often:
@@ -246,17 +230,17 @@ class Gain(NamedTuple):
 
 
 def gain(
-    files: list[FileReads], misses: int, unused_bytes: int, watched: Watched, link: Link
+    files: list[FileReads], misses: int, unused_bytes: int, watched: Watched, storage: Storage
 ) -> Gain:
     """``misses``: see spared(); ``unused_bytes``: read ahead and not used. The wall time must be
     more than 0."""
     side_by_side = max(1.0, watched.thread_seconds / watched.wall_seconds)
-    found = [spared(one, link, watched, misses) for one in files]
+    found = [spared(one, storage, watched, misses) for one in files]
     seconds, most = sum(one.seconds for one in found), sum(one.most_seconds for one in found)
     own = min(watched.waited_seconds, sum(one.own_seconds for one in found))
-    on_link = sum(one.bytes for one in found) / link.bandwidth_bytes_per_second
+    on_link = storage.stream_seconds(sum(one.bytes for one in found))
     without = max(seconds + own, on_link * side_by_side - watched.computed_seconds)
     return Gain(
         (without - watched.waited_seconds) / side_by_side,
-        unused_bytes / link.bandwidth_bytes_per_second - most,
+        storage.stream_seconds(unused_bytes) - most,
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from uffdprefetch.predict.storage import BLOCK_BYTES, Link, Storage
+
 #: A byte for nothing costs as much as so many bytes' time on the link: others wait for it, too, and
 #: memory is taken.
 SHY = 2.0
@@ -23,41 +25,12 @@ RANDOM_FREE_BYTES = 2 << 20
 SHARE = 0.5
 #: Of what is asked for and not yet used, so much is thought to be lost.
 OPEN_SHARE = 0.5
-#: What a miss brings where the kernel's readahead window is not known: read_ahead_kb's default, and
-#: what the kernel reads around a miss (mm/filemap.c).
-MISS_BYTES = 128 << 10
 #: A guess is under way by no more than so much beside what keeps the link busy.
 PIECE_BYTES = 256 << 10
 #: Less gain, in times that a byte takes on the link, is what reading ahead costs by itself:
 #: readahead(2) fills the cache in folios of one page, the kernel's own in large ones, of which one
 #: fault maps all (mm/readahead.c, do_page_cache_ra() and page_cache_ra_order()).
 LEAST_GAIN = 1 / 16
-
-
-@dataclass(frozen=True)
-class Link:
-    """``bandwidth``: bytes/s; ``latency``: of one request, s; ``waiting``: how many readers wait at
-    one time, whose latencies overlap; ``miss_bytes``: what one miss brings without us."""
-
-    bandwidth: float
-    latency: float
-    waiting: float = 1.0
-    miss_bytes: int = MISS_BYTES
-
-    @property
-    def wait_seconds(self) -> float:
-        """What of its latency a miss costs."""
-        return self.latency / max(1.0, self.waiting)
-
-    @property
-    def reach_bytes(self) -> float:
-        """The gap that costs to read what a miss costs."""
-        return self.bandwidth * self.latency + self.miss_bytes
-
-    @property
-    def miss_seconds(self) -> float:
-        """What a miss costs its reader."""
-        return self.latency + self.miss_bytes / self.bandwidth
 
 
 def least_probability(gain: float, kernel: float = 0.0) -> float:
@@ -69,14 +42,13 @@ def least_probability(gain: float, kernel: float = 0.0) -> float:
     return SHY / (gain + kernel * SHY)
 
 
-def walk_gain(density: float, runs: float, backward: bool, link: Link, block_bytes: int) -> float:
+def walk_gain(density: float, runs: float, backward: bool, link: Link) -> float:
     """See least_probability(). ``density``: the touched part of a walk; ``runs``: runs of touches a
-    block of it. Of a miss in order half a latency is saved, as the kernel reads ahead; backward it
-    does not."""
-    alone = link.wait_seconds + link.miss_bytes / link.bandwidth / max(1.0, link.waiting)
-    each = link.wait_seconds / 2 * (3 if backward else 1)
-    in_order = density * each * link.bandwidth / link.miss_bytes
-    return in_order + runs * alone * link.bandwidth / block_bytes
+    block of it. Of who goes on in order half the latency is saved, as the kernel reads ahead;
+    backward it does not, and a miss is 1.5 times the latency."""
+    in_order = density * link.in_order_seconds(BLOCK_BYTES) * (3 if backward else 1)
+    saved = link.beside_others(in_order + runs * link.miss_seconds)
+    return saved / link.stream_seconds(BLOCK_BYTES)
 
 
 @dataclass
@@ -95,11 +67,11 @@ class Account:
         return self.asked - self.used - self.lost
 
     def room_bytes(
-        self, bandwidth: float, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
+        self, storage: Storage, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
     ) -> int:
         """So many more may be asked for, if ``open_share`` of what is open is lost, and
         ``free_bytes`` more than are used may be."""
-        may_lose = (FREE_SECONDS + SHARE * self.saved_seconds) * bandwidth
+        may_lose = (FREE_SECONDS + SHARE * self.saved_seconds) * storage.bandwidth_bytes_per_second
         may_lose = min(may_lose, free_bytes + self.used)
         return max(0, int((may_lose - self.lost) / open_share) - self.open)
 
@@ -108,7 +80,7 @@ class Account:
         reader has come there from elsewhere, and would have waited at the first byte."""
         self.used += used
         self.lost -= was_lost
-        self.saved_seconds += used / link.miss_bytes * link.wait_seconds / 2
+        saved = link.in_order_seconds(used)
         if is_miss:
-            others = max(1.0, link.waiting)
-            self.saved_seconds += link.wait_seconds / 2 + link.miss_bytes / link.bandwidth / others
+            saved += link.miss_seconds - link.in_order_seconds(link.miss_bytes)
+        self.saved_seconds += link.beside_others(saved)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from uffdprefetch.predict.price import SHY, Link
+from uffdprefetch.predict.price import least_probability
+from uffdprefetch.predict.storage import Link
 from uffdprefetch.predict.survival import Law
 
 #: Different steps that are remembered: what a row group of a table has.
@@ -58,9 +59,9 @@ class Steps:
         if not self.right or self.at is None or self.step is None:
             return []
         size = blocks * block_bytes
-        cost = SHY * size / link.bandwidth
+        gain = link.miss_seconds / link.stream_seconds(size)
         most = min(PLACES_MAX, max(1, int(ahead_bytes / size)))
-        number = self.law.window(self.right, cost / (cost + link.miss_seconds), most)
+        number = self.law.window(self.right, least_probability(gain, 1.0), most)
         found, at, step = list[int](), self.at, self.step
         for _ in range(number):
             after = self._next.get(step)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uffdprefetch.predict.price import SHY, Link
+from uffdprefetch.predict.price import SHY
+from uffdprefetch.predict.storage import Link
 from uffdprefetch.predict.survival import Law
 
 #: The link's time is worth this part of its price where random readers leave it idle.
@@ -76,7 +77,7 @@ class Visits:
         each = self.each_bytes(touched, block_bytes, link)
         # the share exp(-n * each / size) of the missing part is still missing after n more visits
         hits = self.law.expected(max(1, self.number), size / each) * missing / size
-        alone = link.miss_seconds + (each / link.miss_bytes - 1) * link.latency / 2
+        alone = link.miss_seconds + link.in_order_seconds(each - link.miss_bytes)
         took = min(alone, max(1e-5, (now_ns - self.since_ns) / 1e9 / max(1, self.missed)))
-        busy = min(1.0, max(IDLE, each / (link.bandwidth * took)))
-        return hits * took >= busy * SHY * missing / link.bandwidth
+        busy = min(1.0, max(IDLE, link.stream_seconds(each) / took))
+        return hits * took >= busy * SHY * link.stream_seconds(missing)

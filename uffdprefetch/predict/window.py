@@ -8,10 +8,10 @@ stream's own planner fields (frontier, window). The executor is warm/scheduler.p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
 
 #: Never less ahead of a known order than this: two extents under way and one to be read.
@@ -29,14 +29,6 @@ POOL_WINDOW_LEAST_BYTES = 4 * MIB
 NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
-
-
-@dataclass(frozen=True)
-class Storage:
-    """What the warmers measured: bandwidth in bytes/s and fetch latency of one extent in s."""
-
-    bandwidth_bytes_per_second: float = 0.0
-    latency_seconds: float = 0.0
 
 
 def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float = 1.0) -> int:

@@ -17,7 +17,6 @@ from uffdprefetch.base.units import PAGE_BYTES, format_size
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
-    BLOCK_BYTES,
     TOUCHED,
     FileFronts,
     Front,
@@ -27,16 +26,15 @@ from uffdprefetch.predict.price import (
     FREE_BYTES,
     FREE_SECONDS,
     LEAST_GAIN,
-    MISS_BYTES,
     PIECE_BYTES,
     RANDOM_FREE_BYTES,
     Account,
-    Link,
     least_probability,
     walk_gain,
 )
 from uffdprefetch.predict.rate import Feedback, Rate
 from uffdprefetch.predict.steps import PLACES_MAX, Steps
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
@@ -56,7 +54,7 @@ from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
 #: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
-UNKNOWN = Link(bandwidth=SLOW_BYTES_PER_SECOND, latency=1e-3)
+UNKNOWN = Link(SLOW_BYTES_PER_SECOND, 1e-3)
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
 #: A window grows by no less than this part of it.
@@ -462,8 +460,7 @@ class Ahead(Predictor):
             at_ns > since and (pid != reader.pid or (front is not None and front is not where))
             for pid, (at_ns, where) in self._missed.items()
         )
-        seconds = link.latency + (0.0 if others else RESPONSE_SECONDS)
-        return int(link.bandwidth * seconds) + PIECE_BYTES
+        return link.busy_bytes(0.0 if others else RESPONSE_SECONDS) + PIECE_BYTES
 
     def _window(
         self, of: _File, front: Front, reader: Reader, link: Link
@@ -473,7 +470,7 @@ class Ahead(Predictor):
         too little."""
         fronts, length = of.fronts, max(1, front.length)
         density, runs = front.density, front.gaps
-        gain = walk_gain(density, runs, front.direction < 0, link, BLOCK_BYTES)
+        gain = walk_gain(density, runs, front.direction < 0, link)
         self._leave_alone(of, front, reader, link)
         least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
         each, together = self._rooms(of.file)
@@ -497,7 +494,7 @@ class Ahead(Predictor):
 
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
-        alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0), BLOCK_BYTES)
+        alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
         if not reader.reads_pool and alone <= LEAST_GAIN and front.length >= SETTLED_BLOCKS:
             self._ledger.leave_alone(
                 f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
@@ -545,11 +542,11 @@ class Ahead(Predictor):
     def _room_of(self, reader: Reader, link: Link) -> int:
         """So much more may be asked for on a guess ahead of it."""
         free_bytes = RANDOM_FREE_BYTES if reader.says_random else FREE_BYTES
-        return self.account.room_bytes(link.bandwidth, free_bytes=free_bytes)
+        return self.account.room_bytes(link, free_bytes=free_bytes)
 
     def room_bytes(self) -> int:
         """So much more may be asked for on a guess now."""
-        return self.account.room_bytes(self._measured().bandwidth)
+        return self.account.room_bytes(self._measured())
 
     def take_back(self, reader: Reader, start: int, end: int) -> None:
         """What waits to be read ahead of its fronts, of those for which a part of [start, end)
@@ -567,9 +564,9 @@ class Ahead(Predictor):
         link, of = self._measured(), self._of(stream.file)
         if of.said is not stream:
             of.said, of.said_used = stream, 0
-        most = int(FREE_SECONDS * link.bandwidth) + 2 * of.said_used
-        room = self.account.room_bytes(link.bandwidth, 1.0)  # of a table some columns are read
-        depth = int(link.reach_bytes) + PIECE_BYTES
+        most = int(FREE_SECONDS * link.bandwidth_bytes_per_second) + 2 * of.said_used
+        room = self.account.room_bytes(link, 1.0)  # of a table some columns are read
+        depth = link.reach_bytes + PIECE_BYTES
         if self._scheduler.meter.link is None:  # one at a time: what is read alone tells it
             room = 0 if self._scheduler.under_way_bytes else GUESSED_EXTENT_BYTES
             depth = 2 * GUESSED_EXTENT_BYTES
@@ -582,10 +579,9 @@ class Ahead(Predictor):
         steps, fronts, found = process.steps, of.fronts, list[tuple[int, int]]()
         if not steps.right:
             return found
-        first = least_probability(walk_gain(1.0, 0.0, False, link, BLOCK_BYTES), 1.0)
+        first = least_probability(walk_gain(1.0, 0.0, False, link), 1.0)
         size = 1 + fronts.walks.window(1, first, fronts.blocks)
-        seconds = link.latency + LOOK_SECONDS + RESPONSE_SECONDS
-        ahead = 4 * link.bandwidth * seconds
+        ahead = 4 * link.busy_bytes(LOOK_SECONDS + RESPONSE_SECONDS)
         for at in steps.places(size, BLOCK_BYTES, ahead, link):
             end = min(fronts.blocks, at + size)
             room = self._room_of(reader, link)
@@ -629,7 +625,7 @@ class Ahead(Predictor):
         link that brings what a disk here does."""
         latency = self._scheduler.meter.of_pages.latency_seconds
         link = Link(NEARBY_BYTES_PER_SECOND, latency, 1.0, self._link(reader).miss_bytes)
-        return latency > 0 and walk_gain(1.0, 0.0, False, link, BLOCK_BYTES) <= LEAST_GAIN
+        return latency > 0 and walk_gain(1.0, 0.0, False, link) <= LEAST_GAIN
 
     # ---- whole files, and what is told ----------------------------------------------------------
 

@@ -19,8 +19,8 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.placement import CheckpointPlacer

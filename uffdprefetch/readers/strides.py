@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.clock import MS
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger

@@ -20,8 +20,8 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.readers.walks import Walks
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region

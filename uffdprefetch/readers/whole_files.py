@@ -15,8 +15,9 @@ from typing import Any
 
 from uffdprefetch.base.clock import MS
 from uffdprefetch.base.units import MIB, format_size
-from uffdprefetch.predict.fronts import BLOCK_BYTES, FileFronts
-from uffdprefetch.predict.price import MISS_BYTES, PIECE_BYTES, Link
+from uffdprefetch.predict.fronts import FileFronts
+from uffdprefetch.predict.price import PIECE_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
     GONE_NS,
@@ -134,7 +135,7 @@ class WholeFiles:
         consumer = FileConsumer(reader.rank, reader.pid)
         stream = FileStream(file, self._scheduler, consumer, reader.reads_pool, now_ns)
         stream.priority, stream.guess = Priority.BACKGROUND, True
-        stream.yield_bytes = int(link.reach_bytes) + PIECE_BYTES
+        stream.yield_bytes = link.reach_bytes + PIECE_BYTES
         stream.add(0, size)
         book.stream, book.last, book.stage = stream, stream, Stage.STREAMED
         self._over_bytes -= book.settled_bytes

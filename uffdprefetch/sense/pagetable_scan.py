@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.placement import CheckpointPlacer

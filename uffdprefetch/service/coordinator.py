@@ -21,6 +21,7 @@ from uffdprefetch.base.procfs import may_write
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory_limits import Limits
 from uffdprefetch.predict import window
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.advice import Advice
@@ -40,7 +41,6 @@ from uffdprefetch.service.offers import Offers
 from uffdprefetch.service.pool_bridge import PoolBridge
 from uffdprefetch.service.serving import Serving, by_page_tables, serving_of
 from uffdprefetch.state.admission import REUSED, FileTable
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from uffdprefetch.predict.gain import FileReads, Link, Watched, gain
-from uffdprefetch.predict.price import MISS_BYTES
-from uffdprefetch.predict.window import Storage
+from uffdprefetch.predict.gain import FileReads, Watched, gain
+from uffdprefetch.predict.storage import MISS_BYTES, Storage
 
 #: Less than one part in this many read from storage: the data was in memory.
 LITTLE_SHARE = 16
@@ -61,8 +60,7 @@ def gained(
     elif (from_storage + unused_bytes) * LITTLE_SHARE <= in_memory_bytes:
         what = Gain.IN_MEMORY if 2 * job_storage_bytes <= in_memory_bytes else Gain.JUST_READ
     elif measured and watched.wall_seconds:
-        link = Link(storage.latency_seconds, storage.bandwidth_bytes_per_second)
-        found = gain(reads, misses, unused_bytes, watched, link)
+        found = gain(reads, misses, unused_bytes, watched, storage)
         what, saved, cost = Gain.EVEN, 0.0, 0.0
         # waits and bytes are seen in different ways: what is told, both have to say
         less = round(found.saved_seconds, 3)

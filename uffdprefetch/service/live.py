@@ -16,12 +16,12 @@ from typing import Any
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.native.memory_limits import Limit
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import snapshot as doc
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, PoolTrack, RankTrack, Sampling
 from uffdprefetch.service.summary import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR, degradations
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import JobProcess
 from uffdprefetch.state.reader import Reader

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from uffdprefetch.base.clock import MS
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.protocol.snapshot import Pool, PoolHit
 from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.scheduler import Scheduler

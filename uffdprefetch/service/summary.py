@@ -12,7 +12,7 @@ from typing import Any
 from uffdprefetch.base.config import PAGE_BYTES, Config
 from uffdprefetch.base.file_systems import mounted
 from uffdprefetch.base.mounts import type_at
-from uffdprefetch.predict.price import MISS_BYTES
+from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.gained import Gained, gained

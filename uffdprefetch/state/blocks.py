@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict import gain
+from uffdprefetch.predict.storage import BLOCK_BYTES
 
-#: Resolution of *used*: fault-around maps the cached pages of an aligned 64 KiB.
-BLOCK_BYTES = gain.BLOCK_BYTES
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
@@ -85,10 +84,11 @@ class Blocks:
                 counts[i] -= beyond * (self.flags[-1] == bit)
         return counts[0], counts[1], counts[2]
 
-    def pieces_used(self, piece_bytes: int) -> tuple[int, int]:
-        """Pieces of the file, of so many bytes each, in which something was used: those in which
-        all of that had been read ahead, and the others. No more are counted than there are runs."""
-        blocks, ahead, own = max(1, piece_bytes // BLOCK_BYTES), 0, 0
+    def requests_used(self, request_bytes: int) -> tuple[int, int]:
+        """Aligned parts of the file, each what one request brings, in which something was used:
+        those in which all of that had been read ahead, and the others. No more are counted than
+        there are runs."""
+        blocks, ahead, own = max(1, request_bytes // BLOCK_BYTES), 0, 0
         used = _ANY_USED.search(self.flags)
         while used and (ahead < self.used.runs or own < self.used.demand_runs):
             first = used.start() // blocks * blocks

@@ -10,7 +10,7 @@ from typing import Any
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.gain import FileReads
-from uffdprefetch.predict.price import MISS_BYTES
+from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import Quantiles
@@ -449,5 +449,5 @@ def reads_of(file: FileState) -> FileReads:
         file.blocks.used,
         request_bytes,
         file.account.brought_share,
-        *file.blocks.pieces_used(request_bytes),
+        *file.blocks.requests_used(request_bytes),
     )

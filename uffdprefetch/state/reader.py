@@ -16,11 +16,11 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.gain import FirstMisses
 from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.region_state import CheckpointState, ScanState
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.price import MISS_BYTES
-from uffdprefetch.predict.window import Storage
+from uffdprefetch.predict.storage import MISS_BYTES, Storage
 
 #: Latencies that are remembered.
 RECENT = 64

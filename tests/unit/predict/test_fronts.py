@@ -21,11 +21,12 @@ from uffdprefetch.predict.fronts import (
     Front,
     State,
 )
-from uffdprefetch.predict.price import Account, Link
+from uffdprefetch.predict.price import Account
+from uffdprefetch.predict.storage import Link
 from uffdprefetch.predict.survival import Law
 
 LINK = Link(300e6, 1e-3)
-REACH = int(LINK.reach_bytes) // BLOCK_BYTES
+REACH = LINK.reach_bytes // BLOCK_BYTES
 BLOCKS = 10_000
 
 

@@ -7,11 +7,12 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.gain import BLOCK_BYTES, FileReads, FirstMisses, Link, Used, Watched, gain
+from uffdprefetch.predict.gain import FileReads, FirstMisses, Used, Watched, gain
+from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 
-LINK = Link(1e-3, 300e6)
+LINK = Storage(300e6, 1e-3)
 PIECE = 128 << 10
-TOOK = LINK.seconds(PIECE)
+TOOK = LINK.request_seconds(PIECE)
 MS = 1_000_000
 LOOK_NS = 4 * MS
 
@@ -111,7 +112,7 @@ def test_slices_that_go_backward_are_each_read_in_order() -> None:
 def test_where_a_miss_brings_a_page_each_block_was_one_at_the_least() -> None:
     used, seconds = in_order(1024, 1e5)
     found = gain([FileReads(used, 4096)], 0, 0, watched(seconds), LINK)
-    assert found.saved_seconds == pytest.approx(1024 * LINK.seconds(4096))
+    assert found.saved_seconds == pytest.approx(1024 * LINK.request_seconds(4096))
 
 
 def test_first_misses_tell_what_a_reader_without_readahead_would_have_waited() -> None:
@@ -119,7 +120,7 @@ def test_first_misses_tell_what_a_reader_without_readahead_would_have_waited() -
     used = Used(first=FirstMisses(10, 10 * 4096, 1, 2))
     used.came(64, 64, used_before=False, used_behind=False)
     used.looked(LOOK_NS)
-    page = LINK.seconds(4096)
+    page = LINK.request_seconds(4096)
     assert 63 * 14 * page <= told(used, 0.1) <= 64 * 16 * page
 
 
@@ -132,7 +133,7 @@ def test_first_misses_in_order_tell_nothing_of_records_here_and_there() -> None:
     used.came(1, 1, used_before=True, used_behind=False)
     used.looked(LOOK_NS)
     saved = gain([FileReads(used, 4096)], 0, 0, watched(0.1), LINK).saved_seconds
-    assert saved == pytest.approx(21 * LINK.seconds(4096))
+    assert saved == pytest.approx(21 * LINK.request_seconds(4096))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_what_comes_late_is_no_miss_of_the_readers_own() -> None:
 
 def test_readers_that_wait_side_by_side_gain_their_part_each() -> None:
     used = Used(runs=4000)
-    reads, link = [FileReads(used, PIECE)], Link(1e-3, 1e12)
+    reads, link = [FileReads(used, PIECE)], Storage(1e12, 1e-3)
     alone = gain(reads, 0, 0, watched(9.0), link).saved_seconds
     four = gain(reads, 0, 0, watched(9.0, threads=4), link).saved_seconds
     assert alone == pytest.approx(4 * four)
@@ -190,8 +191,8 @@ def test_what_one_miss_brings_are_no_two_misses() -> None:
     """With a readahead of MiB pages of a file, here and there, come by few of them."""
     used = Used(runs=500)
     alone = gain([FileReads(used, PIECE)], 0, 0, watched(9.0), LINK).saved_seconds
-    few = gain([FileReads(used, PIECE, pieces=20)], 0, 0, watched(9.0), LINK).saved_seconds
-    both = FileReads(used, PIECE, pieces=20).with_(FileReads(Used(runs=7), PIECE))
+    few = gain([FileReads(used, PIECE, requests=20)], 0, 0, watched(9.0), LINK).saved_seconds
+    both = FileReads(used, PIECE, requests=20).with_(FileReads(Used(runs=7), PIECE))
     assert few == pytest.approx(20 * TOOK) and alone > few
     assert both.misses_elsewhere == 27
 
@@ -227,7 +228,8 @@ def test_it_is_never_more_than_one_request_after_the_other() -> None:
         wall = chance.uniform(1e-3, 100)
         threads = wall * chance.uniform(1, 9)
         seen = Watched(wall, threads, threads * chance.random())
-        link = Link(chance.uniform(1e-4, 0.1), chance.uniform(1e6, 1e10))
+        latency, bandwidth = chance.uniform(1e-4, 0.1), chance.uniform(1e6, 1e10)
+        link = Storage(bandwidth, latency)
         pages = (used.ahead_blocks + used.demand_blocks) * BLOCK_BYTES // 4096
         found = gain([FileReads(used, PIECE)], chance.randrange(100), 0, seen, link)
-        assert found.saved_seconds <= pages * link.seconds(4096)
+        assert found.saved_seconds <= pages * link.request_seconds(4096)

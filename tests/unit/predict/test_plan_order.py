@@ -25,7 +25,7 @@ from uffdprefetch.predict import window
 from uffdprefetch.predict.order.cursor import OrderCursor, OrderRange, lookahead_bytes
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
-from uffdprefetch.predict.window import Storage
+from uffdprefetch.predict.storage import Storage
 
 pytestmark = warnings_fail
 

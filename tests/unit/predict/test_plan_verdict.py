@@ -12,7 +12,7 @@ from conftest import warnings_fail
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
 from uffdprefetch.predict.order.cursor import OrderCursor, lookahead_bytes
-from uffdprefetch.predict.window import Storage
+from uffdprefetch.predict.storage import Storage
 
 pytestmark = warnings_fail
 

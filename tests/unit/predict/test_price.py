@@ -13,10 +13,10 @@ from uffdprefetch.predict.price import (
     SHARE,
     SHY,
     Account,
-    Link,
     least_probability,
     walk_gain,
 )
+from uffdprefetch.predict.storage import Link, Storage
 
 BLOCK = 64 << 10
 LINK = Link(300e6, 1e-3)
@@ -33,51 +33,53 @@ def test_what_plain_reads_as_well_costs_nothing() -> None:
 
 
 def test_the_longer_the_latency_the_more_is_gained() -> None:
-    gains = [walk_gain(1.0, 0.1, False, Link(300e6, ms * 1e-3), BLOCK) for ms in (0.1, 1, 5)]
+    gains = [walk_gain(1.0, 0.1, False, Link(300e6, ms * 1e-3)) for ms in (0.1, 1, 5)]
     assert gains == sorted(gains)
-    assert walk_gain(1.0, 0.1, True, LINK, BLOCK) > walk_gain(1.0, 0.1, False, LINK, BLOCK)
+    assert walk_gain(1.0, 0.1, True, LINK) > walk_gain(1.0, 0.1, False, LINK)
 
 
 def test_a_miss_that_brings_a_page_alone_makes_every_block_worth_more() -> None:
     alone = Link(300e6, 1e-3, miss_bytes=4096)
-    assert walk_gain(1.0, 0.1, False, alone, BLOCK) > 10 * walk_gain(1.0, 0.1, False, LINK, BLOCK)
+    assert walk_gain(1.0, 0.1, False, alone) > 10 * walk_gain(1.0, 0.1, False, LINK)
 
 
 def test_readers_that_wait_side_by_side_gain_less() -> None:
     four = Link(300e6, 1e-3, waiting=4)
-    assert walk_gain(1.0, 0.1, False, four, BLOCK) < walk_gain(1.0, 0.1, False, LINK, BLOCK)
+    assert walk_gain(1.0, 0.1, False, four) < walk_gain(1.0, 0.1, False, LINK)
 
 
 def test_a_run_may_lose_what_is_free_and_a_part_of_what_it_has_saved() -> None:
     account = Account()
-    free = FREE_SECONDS * LINK.bandwidth
-    assert account.room_bytes(LINK.bandwidth) == int(free / OPEN_SHARE)
+    free = FREE_SECONDS * LINK.bandwidth_bytes_per_second
+    assert account.room_bytes(LINK) == int(free / OPEN_SHARE)
     account.asked = account.lost = int(free)
-    assert account.room_bytes(LINK.bandwidth) == 0
+    assert account.room_bytes(LINK) == 0
     account.saved_seconds = 0.01
-    assert account.room_bytes(LINK.bandwidth) == int(0.01 * SHARE * LINK.bandwidth / OPEN_SHARE)
+    assert account.room_bytes(LINK) == int(
+        0.01 * SHARE * LINK.bandwidth_bytes_per_second / OPEN_SHARE
+    )
 
 
 @pytest.mark.parametrize("free", [FREE_BYTES, RANDOM_FREE_BYTES])
 def test_no_more_is_lost_than_was_used_and_a_little_however_fast_the_link_is(free: int) -> None:
     account = Account(saved_seconds=1.0)
-    assert account.room_bytes(20e9, free_bytes=free) == free / OPEN_SHARE
+    assert account.room_bytes(Storage(20e9), free_bytes=free) == free / OPEN_SHARE
     account.asked = account.lost = free
-    assert account.room_bytes(20e9, free_bytes=free) == 0
+    assert account.room_bytes(Storage(20e9), free_bytes=free) == 0
     account.asked, account.used = free + BLOCK, BLOCK
-    assert account.room_bytes(20e9, free_bytes=free) == BLOCK / OPEN_SHARE
+    assert account.room_bytes(Storage(20e9), free_bytes=free) == BLOCK / OPEN_SHARE
 
 
 def test_what_is_free_keeps_a_fast_link_busy_and_is_no_more_than_on_a_slow_one() -> None:
     assert FREE_BYTES / OPEN_SHARE >= 20e9 * 1e-3  # 20 GB/s, 1 ms
-    assert 1.2 * FREE_SECONDS * LINK.bandwidth >= FREE_BYTES  # 300 MB/s
+    assert 1.2 * FREE_SECONDS * LINK.bandwidth_bytes_per_second >= FREE_BYTES  # 300 MB/s
     allowed = 4 << 20  # of a job that gains nothing, bench/harm_table.py
     assert allowed / 2 <= RANDOM_FREE_BYTES / OPEN_SHARE <= allowed
 
 
 def test_what_is_open_is_thought_half_lost() -> None:
     account = Account(asked=BLOCK)
-    assert account.room_bytes(LINK.bandwidth) == Account().room_bytes(LINK.bandwidth) - BLOCK
+    assert account.room_bytes(LINK) == Account().room_bytes(LINK) - BLOCK
     account.note_use(BLOCK, 0, False, LINK)
     assert account.open == 0 and account.saved_seconds > 0
 
@@ -87,7 +89,9 @@ def test_a_miss_that_did_not_happen_saves_its_latency_and_its_bytes() -> None:
     went_on.note_use(BLOCK, 0, False, LINK)
     began.note_use(BLOCK, 0, True, LINK)
     more = began.saved_seconds - went_on.saved_seconds
-    assert more == pytest.approx(LINK.latency / 2 + LINK.miss_bytes / LINK.bandwidth)
+    assert more == pytest.approx(
+        LINK.latency_seconds / 2 + LINK.miss_bytes / LINK.bandwidth_bytes_per_second
+    )
 
 
 def test_what_is_used_after_all_was_not_lost() -> None:

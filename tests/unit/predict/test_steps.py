@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from uffdprefetch.predict.price import Link
 from uffdprefetch.predict.steps import STEPS_MAX, Steps
+from uffdprefetch.predict.storage import Link
 from uffdprefetch.predict.survival import Law
 
 BLOCK, LINK = 64 << 10, Link(300e6, 1e-3)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.price import Link
+from uffdprefetch.predict.storage import Link
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 

@@ -11,8 +11,8 @@ import pytest
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict import window
 from uffdprefetch.predict.rate import BOOST_MAX
+from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.predict.window import Storage
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.placement import CheckpointPlacer
 

@@ -137,7 +137,9 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     bed.touch(other, 200 * MIB)
     missed_ns, _ = bed.ahead._missed[8]
     beside = depth(link, missed_ns, walker.reader)
-    assert alone - beside == pytest.approx(link.bandwidth * RESPONSE_SECONDS, abs=1)
+    assert alone - beside == pytest.approx(
+        link.bandwidth_bytes_per_second * RESPONSE_SECONDS, abs=1
+    )
     later_ns = missed_ns + int(2 * LOOK_SECONDS * 1e9)
     assert depth(link, later_ns, walker.reader) == alone
     assert depth(link, missed_ns, other.reader) == alone, "of itself"

@@ -14,8 +14,8 @@ from guess_bed import BLOCK, MIB, SIZE, Bed, opened
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.predict.window import Storage
 from uffdprefetch.readers import file_stream as module
 from uffdprefetch.readers.file_stream import GONE_NS, FileStream, missing_bytes
 from uffdprefetch.state.files import FileState

@@ -17,7 +17,7 @@ from conftest import wait_until
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, Used, Watched
-from uffdprefetch.predict.window import Storage
+from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 from uffdprefetch.service import waits
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import (
@@ -30,7 +30,6 @@ from uffdprefetch.service.waits import (
     Waits,
     thread_states,
 )
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState
 
 MIB = 1 << 20

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.service import sampling
 from uffdprefetch.service.live import Live, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
-from uffdprefetch.state.blocks import BLOCK_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.processes import Watched

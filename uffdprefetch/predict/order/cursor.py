@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uffdprefetch.predict import window
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.order.progress import OrderProgress
+from uffdprefetch.predict.storage import Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,7 +143,7 @@ class OrderCursor(OrderProgress):
 
 
 def lookahead_bytes(
-    walk: OrderCursor, storage: window.Storage, allowed_bytes: int, boost: float = 1.0,
+    walk: OrderCursor, storage: Storage, allowed_bytes: int, boost: float = 1.0,
     ahead_items: int = 0,
 ) -> int:  # fmt: skip
     """How far ahead of a walk to warm, in plan bytes: window.lookahead_bytes() for a known order,

@@ -15,6 +15,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
+from uffdprefetch.predict.storage import BLOCK_BYTES
 
 #: Records judged at a time; fewer than half of them expected: wrong.
 JUDGED = 32
@@ -31,8 +32,6 @@ MATCHED = 8
 #: (Of a right order's, what a fault maps beside its record; of another order of the same records
 #: three quarters.)
 STRAY_PART = 0.4
-#: In which touches of what is in no item are counted: the kernel's fault-around.
-BLOCK_BYTES = 64 << 10
 
 
 class OrderValidator:

@@ -10,6 +10,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import window
 from uffdprefetch.predict.rate import Rate
+from uffdprefetch.predict.storage import Storage
 from uffdprefetch.sim.replay.demand import READ_AHEAD_BYTES, Demand, read_ahead_pages
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
@@ -32,9 +33,9 @@ DISTANCE_BYTES = 8 << 20
 NEAR_BYTES = 1 << 20
 
 
-def measured(storage: StorageModel) -> window.Storage:
+def measured(storage: StorageModel) -> Storage:
     """As the service's meter measures it (warm/meter.py)."""
-    return window.Storage(storage.bandwidth, storage.latency)
+    return Storage(storage.bandwidth, storage.latency)
 
 
 class Plain:

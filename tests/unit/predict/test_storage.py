@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a miss and a stream cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from uffdprefetch.predict.storage import MISS_BYTES, Link, Storage
+
+MS = 1e-3
+
+
+def test_a_miss_waits_for_its_latency_and_its_bytes_and_a_stream_for_these_alone() -> None:
+    storage = Storage(100e6, 2 * MS)
+    assert storage.stream_seconds(1e6) == pytest.approx(10 * MS)
+    assert storage.request_seconds(1e6) == pytest.approx(12 * MS)
+    assert Link(100e6, 2 * MS, miss_bytes=100_000).miss_seconds == pytest.approx(3 * MS)
+
+
+def test_in_order_half_of_the_latency_of_each_miss_is_waited_for() -> None:
+    link = Link(100e6, 2 * MS)
+    assert link.in_order_seconds(MISS_BYTES) == pytest.approx(MS)
+    assert link.in_order_seconds(10 * MISS_BYTES) == pytest.approx(10 * MS)
+
+
+def test_what_is_under_way_lasts_for_the_latency_and_what_is_asked_for() -> None:
+    storage = Storage(100e6, 2 * MS)
+    assert (storage.busy_bytes(), storage.busy_bytes(8 * MS)) == (200_000, 1_000_000)
+    assert Link(100e6, 2 * MS, miss_bytes=4096).reach_bytes == 204_096
+
+
+@pytest.mark.parametrize(("waiting", "counts"), [(0.0, 1.0), (1.0, 1.0), (4.0, 0.25)])
+def test_waits_side_by_side_count_once(waiting: float, counts: float) -> None:
+    assert Link(100e6, MS, waiting).beside_others(1.0) == counts

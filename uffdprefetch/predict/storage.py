@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What storage costs a reader: the one model, which everybody asks who decides or keeps books.
+
+A request takes its latency and its bytes' share of the bandwidth; of a stream, where the next
+requests are under way meanwhile, the bandwidth alone counts. warm/meter.py measures both. What a
+guess may cost is predict/price.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The unit of all books: what one fault maps of the page cache (fault_around_bytes, mm/memory.c).
+BLOCK_BYTES = 64 << 10
+#: What a miss brings where the kernel's readahead window is not known: read_ahead_kb's default, and
+#: what the kernel reads around a miss (mm/filemap.c).
+MISS_BYTES = 128 << 10
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Its bandwidth in bytes/s and the latency of a request in s; 0: not known."""
+
+    bandwidth_bytes_per_second: float = 0.0
+    latency_seconds: float = 0.0
+
+    def request_seconds(self, size_bytes: float) -> float:
+        """That a reader waits for one request of so much, with nothing beside it."""
+        return self.latency_seconds + self.stream_seconds(size_bytes)
+
+    def stream_seconds(self, size_bytes: float) -> float:
+        """That so much takes on the link."""
+        return size_bytes / self.bandwidth_bytes_per_second
+
+    def busy_bytes(self, more_seconds: float = 0.0) -> int:
+        """What, under way at one time, keeps it busy for its latency and so much longer (Little's
+        law)."""
+        return int(self.bandwidth_bytes_per_second * (self.latency_seconds + more_seconds))
+
+
+@dataclass(frozen=True)
+class Link(Storage):
+    """Storage as one reader meets it. ``waiting``: how many readers wait at one time, whose waits
+    overlap; ``miss_bytes``: what one miss brings without us."""
+
+    waiting: float = 1.0
+    miss_bytes: int = MISS_BYTES
+
+    @property
+    def miss_seconds(self) -> float:
+        """That a miss costs its reader."""
+        return self.request_seconds(self.miss_bytes)
+
+    def in_order_seconds(self, size_bytes: float) -> float:
+        """That who goes on in order waits for the latency of so much: the kernel's next request is
+        under way when it comes to the first page of the last one, for half of that."""
+        return size_bytes / self.miss_bytes * self.latency_seconds / 2
+
+    def beside_others(self, seconds: float) -> float:
+        """What of a wait counts for the run, where others wait beside it."""
+        return seconds / max(1.0, self.waiting)
+
+    @property
+    def reach_bytes(self) -> int:
+        """The gap that costs to read what a miss costs."""
+        return self.busy_bytes() + self.miss_bytes
