@@ -26,7 +26,7 @@ KILL_TIMES, KILL_SECONDS = 5, 0.1
 
 
 def adopt() -> None:
-    """From now on what descendants of this process leave behind is its child."""
+    """Make this process the parent of what its descendants leave behind (a child subreaper)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -69,7 +69,7 @@ class Brood:
         return None
 
     def alive(self, most: int | None = None) -> list[int]:
-        """What has been started and not ended; ``most``: of this generation or an earlier one."""
+        """Processes started and not ended; ``most``: the latest generation that counts."""
         found, left = list[int](), [os.getpid()]
         while left:
             children = procfs.children(left.pop())
@@ -81,7 +81,8 @@ class Brood:
         return found
 
     def reap(self, but: Sequence[int]) -> None:
-        """What was adopted and has ended; ``but``: children that somebody waits for."""
+        """Take the status of adopted processes that have ended; ``but``: children that others wait
+        for."""
         for pid in procfs.children(os.getpid()):
             if pid not in but and _has_ended(pid):
                 with contextlib.suppress(ChildProcessError):

@@ -199,7 +199,7 @@ class Convener:
     # -------------------------------------------------------------- the service
 
     def _listen(self, stdin: int, now: float) -> bool:
-        """What the service says until the next turn; False: it has hung up."""
+        """Take the service's lines until the next turn; False: it has hung up."""
         turn = max(TURN_SECONDS, self._options.nodes * TURN_NODES)
         if self._joined and not self._started_lately(now):
             turn = CALM_SECONDS
@@ -295,8 +295,8 @@ class Convener:
     def _environ(
         self, environ: Mapping[str, str], generation: int, everywhere: bool = False
     ) -> dict[str, str]:
-        """For what is started here: it can be found, and its files with it, unless it is for what
-        runs on other nodes as well."""
+        """Environment of started processes: with their mark, and the directory of their temporary
+        files unless ``everywhere``, for processes of all nodes."""
         return {
             **environ, **self._brood.mark(generation),
             **({} if everywhere else brood.temporary(self._options.socket + leftovers.MPI)),
@@ -317,8 +317,8 @@ class Convener:
         return [*self._started.values(), *([self._job] if self._job is not None else [])]
 
     def _end_old(self, now: float) -> None:
-        """What an MPI has left of generations that are over: its daemons wait for their launcher,
-        which may be gone, for minutes."""
+        """End the processes that an MPI has left of earlier generations: its daemons wait minutes
+        for a launcher that may be gone."""
         if self._old_since is None or now - self._old_since < GATHER_SECONDS:
             return
         left = self._brood.alive(max(self._over, self._joined - 1))
@@ -333,7 +333,7 @@ class Convener:
     # -------------------------------------------------------------- the key
 
     def _take_key(self) -> None:
-        """That of a generation which this node is to be in."""
+        """Take the key of a generation that this node is to be in."""
         note = self._meeting.take(f"{KEY}{self._options.node}") or {}
         try:
             generation = int(note["generation"])
@@ -381,8 +381,8 @@ class Convener:
     # -------------------------------------------------------------- who leads
 
     def _waiting(self, node: int, now: float) -> dict[str, Any] | None:
-        """What a node says that waits, and is alive. Clocks are not compared: it is alive as long
-        as its count goes up. The first sight of it counts only where it knows of our loss."""
+        """The note of a waiting node that is alive, which it is as long as its count goes up:
+        clocks are not compared. At first sight it counts only if it knows of our loss."""
         said = self._meeting.said(node)
         if said is None or said.get("joined"):
             return None
@@ -468,7 +468,7 @@ class Convener:
         self.tell(started=self._generation, nodes=sorted(there), mpi=way.name)
 
     def _watch_job(self, names: Sequence[str], now: float) -> None:
-        """Whoever has started it."""
+        """For the node that has started the launcher."""
         assert self._job is not None
         status = self._job.poll()
         if status is None:
@@ -526,7 +526,7 @@ class Convener:
     # -------------------------------------------------------------- the end
 
     def _end(self) -> None:
-        """All that was started here ends: a transport has seen that its service has gone."""
+        """End all started processes: transports see by themselves that their service has gone."""
         self._brood.end(END_SECONDS, END_SECONDS)
         for process in self._children():
             if process.poll() is None:  # a kernel that lists no children

@@ -121,7 +121,7 @@ def _until_over(meeting: Meeting) -> bool:
 
 
 def owner_here(pid: int) -> dict[str, object]:
-    """What names a process of this node: the numbers of another PID namespace are others."""
+    """Identity of a process of this node: its number counts in its PID namespace only."""
     space = os.readlink("/proc/self/ns/pid")
     return {"host": os.uname().nodename, "space": space, "pid": pid}
 

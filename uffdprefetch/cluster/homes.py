@@ -46,7 +46,7 @@ _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def keep_bytes(budget_bytes: int) -> int:
-    """What a node with this budget keeps for others, at the most."""
+    """Most bytes that a node with this budget keeps for others."""
     return budget_bytes - min(RESERVE_MOST_BYTES, int(RESERVE_SHARE * budget_bytes))
 
 
@@ -106,7 +106,7 @@ class _Hint:
             self.line.remove(node)
 
     def nearest(self, asker: int, now_ns: int) -> int:
-        """Whom to ask, or NOBODY."""
+        """The node to ask, by the tree of those that asked before; or NOBODY."""
         self._forget_late(now_ns)
         tree = [node for node in (self.keeper, *self.line) if node not in (asker, NOBODY)]
         return tree[(len(tree) - 1) // CHILDREN] if tree else NOBODY
@@ -125,8 +125,8 @@ class _Hint:
         return Answer(Word.ASK, node, node != self.keeper, self.part)
 
     def send(self, asker: int, now_ns: int, again: bool) -> int:
-        """Whom to ask, or NOBODY: it is to be read. Who asks ``again`` is sent to the keeper, or
-        reads it, lest two wait for each other."""
+        """The node to ask, or NOBODY: storage is to be read. Whoever asks ``again`` is sent to the
+        keeper or to storage, lest two nodes wait for each other."""
         self._forget_late(now_ns)
         again = again or asker in self.asked
         node = self.keeper if again else self.nearest(asker, now_ns)
@@ -197,7 +197,7 @@ class Home:
         return hint.answer(asker, now_ns, missing_at >= 0)
 
     def _reader(self, file: int, asker: int, with_room: Collection[int], missing_at: int) -> int:
-        """Who is to read and keep a block that nobody has; NOBODY: none has room."""
+        """The node that is to read and keep a block that no node has; NOBODY: none has room."""
         room = set(with_room) - {missing_at}
         recent = self._file(file).recent
         readers = sorted(room.intersection(set[int]().union(*recent)))
@@ -208,7 +208,7 @@ class Home:
         return self._next(file, sorted(room)) if room else NOBODY
 
     def _next(self, file: int, nodes: list[int]) -> int:
-        """They in turn."""
+        """The nodes in turn."""
         one = self._file(file)
         one.turn += 1
         return nodes[one.turn % len(nodes)]
@@ -247,7 +247,7 @@ class Home:
                 del self._hints[(file, block)]
 
     def forget_node(self, node: int) -> None:
-        """It has left: what it kept is nowhere."""
+        """A node has left, and what it kept is gone."""
         for key in [key for key, hint in self._hints.items() if hint.keeper == node]:
             del self._hints[key]
         for hint in self._hints.values():

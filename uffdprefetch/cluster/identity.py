@@ -42,8 +42,9 @@ def is_named(path: str, shared_globs: Sequence[str]) -> bool:
 
 
 def fields(fd: int, path: str, f_type: int, shared_globs: Sequence[str] = ()) -> Fields:
-    """What must be equal on all nodes, by name. ``path``: as the job has it open. Reads a few pages
-    and asks the servers, so it may wait for storage. Raises NotSharedError, OSError."""
+    """Properties, by name, that are equal on all nodes that see the same file. ``path``: as the job
+    has it open. It reads a few pages and asks the servers, so it may wait for storage. Raises
+    NotSharedError, OSError."""
     kind = file_systems.known(f_type)
     on_network = kind.medium is Medium.NETWORK
     if not on_network and not is_named(path, shared_globs):

@@ -48,7 +48,7 @@ class Joined:
 
 
 class Link:
-    """What a pool has of other nodes. All of it by the service's thread."""
+    """A pool's side of the network. The service's thread calls all of it."""
 
     def __init__(
         self, pool: Pool, node: int, key: bytes, *, chunk_bytes: int,
@@ -134,7 +134,7 @@ class Link:
         return self.joined is not None and self.joined.net.reads_alike(file)
 
     def unshare(self, file: int) -> None:
-        """It has changed, or nobody has it open."""
+        """Stop sharing a file that has changed, or that nobody has open."""
         if self._shared.pop(file, None) is not None and self.joined is not None:
             self.joined.net.unshare(file)
 
@@ -144,8 +144,8 @@ class Link:
         return self.joined is not None and bool(self.joined.net.counts().failed)
 
     def keep_bytes(self, budget_bytes: int) -> int:
-        """Of a pool of this size, what is kept for other nodes at the most: nothing, where no
-        transport has come for GONE_SECONDS."""
+        """Most bytes that a pool of this size keeps for other nodes: none when there has been no
+        transport for GONE_SECONDS."""
         if self.joined is None and self._left and time.monotonic() - self._left > GONE_SECONDS:
             return 0
         return keep_bytes(budget_bytes)
@@ -162,8 +162,7 @@ class Link:
         return totals
 
     def links(self) -> dict[int, NodeCounts]:
-        """What went between this node and each other one that it knows; totals of all generations,
-        but for what is at a time."""
+        """Traffic with each node that is known: totals of all generations, and present values."""
         found = dict(self._links_before)
         if self.joined is None:
             return found
@@ -196,7 +195,7 @@ class Link:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all transports, as last seen."""
+        """CPU time of all transports, as last seen."""
         return self._cpu_before + self._cpu_seconds
 
 

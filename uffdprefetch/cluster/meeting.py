@@ -79,7 +79,7 @@ class Meeting:
         self._write(f"{name}.json", json.dumps(values).encode())
 
     def note(self, name: str) -> Values | None:
-        """What ``name``.json says; None: there is none, or nothing that we could have written."""
+        """The values of ``name``.json; None: there is none, or none that we could have written."""
         try:
             values = json.loads((self.path / f"{name}.json").read_bytes())
         except (OSError, ValueError):
@@ -141,7 +141,7 @@ class Meeting:
         self.post(f"node-{self.node}", values)
 
     def leave(self) -> None:
-        """It is there no more."""
+        """Remove this node's notes."""
         (self.path / f"node-{self.node}.json").unlink(missing_ok=True)
         own = re.compile(
             rf"(again-{self.node}|files-{self.node}|key-{self.node}|start-{self.node}-.*|{WHO}.*-{self.node})"
@@ -150,7 +150,7 @@ class Meeting:
             (self.path / f"{name}.json").unlink(missing_ok=True)
 
     def begin(self) -> None:
-        """Whatever bears this node's number is of a run of the same name that was killed."""
+        """Remove notes with this node's number: a run of the same name was killed."""
         with contextlib.suppress(OSError):
             self.leave()
             (self.path / f"{SUMMARY}{self.node}.json").unlink(missing_ok=True)
@@ -160,11 +160,11 @@ class Meeting:
         return numbers_in(self.names())
 
     def said(self, node: int) -> Values | None:
-        """What a node has said of itself."""
+        """A node's note about itself."""
         return self.note(f"node-{node}")
 
     def present(self) -> dict[int, Values]:
-        """What each node that is there has said of itself, by number."""
+        """The notes of the nodes that are there, by number."""
         said = {node: self.said(node) for node in self.numbers()}
         return {node: values for node, values in said.items() if values is not None}
 
@@ -203,8 +203,8 @@ class Meeting:
             self.clear()
 
     def _may_live(self, node: int) -> bool:
-        """As far as is known without asking it: who shares is in the last generation, and who waits
-        says so."""
+        """Whether a node may be alive, without asking it: one that shares is in the last
+        generation, one that waits says so."""
         said = self.said(node) or {}
         if said.get("joined"):
             last = self.note("generation") or {}
@@ -226,8 +226,8 @@ class Meeting:
 
 
 class Sweep:
-    """Of what runs have left beside a meeting that were killed as a whole: theirs is what none of
-    their nodes answers for."""
+    """Removes what runs that were killed as a whole have left beside a meeting: directories for
+    which no node answers."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._since: float | None = None
@@ -278,7 +278,7 @@ class Sweep:
 
 
 def _signs(path: Path) -> Signs:
-    """What changes of a directory as long as a node of it lives."""
+    """The part of a directory's state that changes while one of its nodes lives."""
     found = set()
     for one in path.iterdir():
         if _ANSWERS.fullmatch(one.stem):
@@ -288,7 +288,7 @@ def _signs(path: Path) -> Signs:
 
 
 def path_of(base: Path, run: str) -> Path:
-    """Of a run's directory."""
+    """The path of a run's directory."""
     return base / f"{PREFIX}{file_name_safe(run)}"
 
 

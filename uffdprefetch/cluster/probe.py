@@ -47,7 +47,7 @@ def link_bytes() -> int:
 
 
 def idle_share() -> float:
-    """Of this node's CPUs, while nothing is done here."""
+    """Idle share of this node's CPUs, measured while this process sleeps."""
 
     def read() -> tuple[int, int]:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
@@ -60,7 +60,7 @@ def idle_share() -> float:
 
 
 class Messages:
-    """Of one rank."""
+    """One rank's messages."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric

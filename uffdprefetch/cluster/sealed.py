@@ -29,8 +29,8 @@ def _arctan_of_inverse(n: int, one: int) -> int:
 
 
 def _prime() -> int:
-    """Of the group with the number 14, as RFC 3526 defines it: by the digits of pi (Machin's
-    formula, with guard bits)."""
+    """The prime of group 14, as RFC 3526 defines it by the digits of pi (here by Machin's formula,
+    with guard bits)."""
     one = 1 << (_BITS + 64)
     pi = 4 * (4 * _arctan_of_inverse(5, one) - _arctan_of_inverse(239, one))
     digits = pi >> (_BITS + 64 - 1918)
@@ -53,12 +53,12 @@ class Pair:
         return hmac.new(shared, about.encode(), hashlib.sha256).digest()
 
     def seal(self, key: bytes, other: str, about: str) -> str:
-        """For the process whose public half is ``other``. ``about``: what both know of it, and no
-        two seals between them have in common. Raises ValueError."""
+        """Seal a key for the process whose public half is ``other``. ``about``: known to both, and
+        used for one seal only. Raises ValueError."""
         pad = self._pad(other, about)
         return bytes(a ^ b for a, b in zip(key, pad, strict=True)).hex()
 
     def open(self, sealed: str, other: str, about: str) -> bytes:
-        """What ``other`` has sealed for this one. Raises ValueError."""
+        """Open what ``other`` has sealed for this process. Raises ValueError."""
         pad = self._pad(other, about)
         return bytes(a ^ b for a, b in zip(bytes.fromhex(sealed), pad, strict=True))

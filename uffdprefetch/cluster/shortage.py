@@ -9,7 +9,7 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class Shortage:
-    """Of the thread that looks, between one look and the next."""
+    """Whether the calling thread waited for a CPU between its looks."""
 
     def __init__(self, path: str = SCHEDSTAT) -> None:
         self._path = path

@@ -52,7 +52,7 @@ def outside_of_a_step(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def output(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
-    """What a command says of itself; nothing where it cannot be run. ``environ``: None: ours."""
+    """A command's output; empty where it cannot be run. ``environ``: None: ours."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=LOOK_SECONDS, stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def output(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str
 
 
 def mpi_types(text: str) -> list[str]:
-    """What `srun --mpi=list` names, but none, in its order."""
+    """The types that `srun --mpi=list` names, in its order, but "none"."""
     words = re.findall(r"^(?:srun:\s*)?\s*([a-z0-9_]+)\s*$", text, re.MULTILINE)
     inline = re.search(r"(?:types are|plugin types are)[. ]*:?[ ]+([a-z0-9_, ]+)$", text, re.M)
     if inline:

@@ -56,7 +56,7 @@ def with_room(rooms: Mapping[int, int]) -> set[int]:
 
 
 def word_of(said: Answer) -> int:
-    """As services say it (enum up_net_word)."""
+    """An answer as the services' number (enum up_net_word)."""
     if said.word is Word.READ:
         return net.READ_PART if said.part else net.READ
     if said.word is Word.KEEP:
@@ -80,7 +80,7 @@ class Peer:
 
 @dataclass
 class Asked:
-    """What a slot waits for."""
+    """A request that a slot waits for."""
 
     peer: Peer
     message: Message
@@ -116,7 +116,7 @@ class Transport:
             self._send(peer, Message(HELLO, node=node, file=self._proof(fabric.rank, node)))
 
     def _proof(self, rank: int, node: int) -> tuple[int, int]:
-        """That a node knows the key, and speaks as we do."""
+        """Proof that a node knows the key and has the same protocol version."""
         said = struct.pack("<QQQQ", net.VERSION, self._generation, rank, node)
         digest = hmac.new(self._key, said, hashlib.sha256).digest()
         return struct.unpack_from("<QQ", digest)  # type: ignore[return-value]
@@ -208,7 +208,7 @@ class Transport:
     # -------------------------------------------------------------- as a home
 
     def _answered(self, question: Message, asker: int, now: int) -> Message:
-        """Who has the blocks, as the home of which this node was asked."""
+        """Which nodes have the blocks, answered as their home."""
         rooms = {n: peer.room for n, peer in self._by_node.items() if peer.here}
         room = with_room({**rooms, self._node: self._room, asker: question.room})
         missing = -1 if question.missing_at == net.NONE else question.missing_at
@@ -252,7 +252,7 @@ class Transport:
             os.eventfd_write(self._from_fd, 1)
 
     def _hear(self, m: Message, now: int) -> None:
-        """What the service says."""
+        """Act on a message of the service."""
         if m.kind == net.ASK:
             self._ask(m, now)
         elif m.kind == net.SEND:
@@ -305,7 +305,7 @@ class Transport:
         self._send(peer, request)
 
     def _answer(self, m: Message, data: bytes | memoryview) -> None:
-        """The one answer to a request; where nobody hears it any more its slot stays taken."""
+        """Send the answer to a request; with no receiver any more its slot stays taken."""
 
         def went() -> None:
             if m.kind == net.SEND:

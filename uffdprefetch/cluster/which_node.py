@@ -49,7 +49,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def which_node(environ: Mapping[str, str]) -> WhichNode:
-    """What a process with this environment is part of."""
+    """The node and run that a process with this environment belongs to."""
     number, nodes, source = None, None, "no launcher"
     for launcher, name, counts in _FAMILIES:
         number = _number(environ, name)

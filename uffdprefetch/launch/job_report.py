@@ -40,11 +40,11 @@ class EndedJob:
     kills_before: oom.Counts | str
 
     def oom(self, service_killed: bool | None) -> dict[str, Any]:
-        """What the kernel has killed for want of memory meanwhile."""
+        """Processes that the kernel has killed meanwhile for want of memory."""
         return oom.verdict(self.kills_before, oom.Counts.now(), self.status, service_killed)
 
     def job(self, config: Config) -> dict[str, Any]:
-        """What the summary says of the command."""
+        """The summary's entry about the command."""
         return {
             "command": list(self.argv),
             "status": os.waitstatus_to_exitcode(self.status),
@@ -162,7 +162,7 @@ class JobReport:
 
 
 def say_if_other_options_hold(config: Config, node: JobService) -> None:
-    """The one who has started the service has chosen them."""
+    """The options are those of the launcher that has started the service."""
     if node.client().options not in (0, config.fingerprint()) and not config.quiet:
         say("the job's service on this node was started with other options: those hold")
 

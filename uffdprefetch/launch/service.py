@@ -116,7 +116,7 @@ class Started:
             os.kill(self.pid, number)
 
     def let_go(self) -> None:
-        """It is up, or has ended: the socket and the lock are its own."""
+        """Close our copies of a service's socket and lock, once it is up or has ended."""
         self._listener.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -323,8 +323,8 @@ class JobService:
         return True
 
     def let_it_end(self) -> bool:
-        """It does not answer: whether it stands still (SIGSTOP); then it goes on, for it ends by
-        itself once nobody is left. The one of another launcher is that one's affair."""
+        """Whether a service that does not answer is stopped (SIGSTOP); then it is continued, as it
+        ends by itself when nobody is left. Another launcher's service is left alone."""
         if self.started is None or self.started.has_ended():
             return False
         stands = state_of(self.started.pid) == "T"
@@ -363,14 +363,14 @@ class JobService:
         return self
 
     def cpu_seconds(self) -> float:
-        """What it took until it ended; 0 while that is not known."""
+        """CPU time of a service that has ended; 0 while that is unknown."""
         if self.started is None or not self.started.has_ended():
             return 0.0
         return self.started.cpu_seconds
 
     def was_killed(self) -> bool | None:
-        """Of a service that is gone: whether by SIGKILL; None where another launcher has started
-        it, or it does not end."""
+        """Whether a service that is gone was killed by SIGKILL; None where another launcher has
+        started it, or it does not end."""
         if self.started is None:
             return None
         deadline = time.monotonic() + _ENDING_SECONDS

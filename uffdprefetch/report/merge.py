@@ -89,7 +89,7 @@ def _totals(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _oom(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Who was killed for want of memory on any node; None of older summaries."""
+    """Kills for want of memory on any node; None of older summaries."""
     if not all_:
         return None
     counts = {name: _sum([one[name] for one in all_]) for name in ("kills", "group_kills")}
@@ -170,7 +170,7 @@ def _keepers(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _degradations(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What several nodes say is said once; what one says, with its name."""
+    """Each degradation once; with the node's name where only one has it."""
     said: dict[str, list[str]] = {}
     for one in summaries:
         for text in one.get("degradations") or []:

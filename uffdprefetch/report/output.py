@@ -58,7 +58,7 @@ def summaries(directory: str) -> list[str]:
 
 
 def keep_last(directory: str, host: str | None = None) -> None:
-    """Of this node's summaries there (``default_pattern``) all but the newest KEPT go."""
+    """Remove all but the newest KEPT of this node's summaries there (``default_pattern``)."""
     mine = file_name_safe(os.uname().nodename if host is None else host) + "."
     try:
         own = [path for path in summaries(directory) if os.path.basename(path).startswith(mine)]

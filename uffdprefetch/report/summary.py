@@ -72,8 +72,8 @@ def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[
 
 
 def not_served(summary: Mapping[str, Any]) -> list[str]:
-    """Of short_lines() those that say what was not served, or less well than it could be, why, and
-    what to do about that."""
+    """The lines of short_lines() about what was not served, or less well than possible: why, and
+    the remedy."""
     return [_fitted(line, None) for line in _not_served(summary) or _less_well(summary)]
 
 
@@ -145,7 +145,7 @@ def _served_bytes(summary: Mapping[str, Any]) -> int:
 
 
 def _gained(summary: Mapping[str, Any]) -> list[Line]:
-    """What was kept ahead of the job, and what came of it; what was read for nothing."""
+    """Bytes read ahead of the job, what they gained, and those that were not used."""
     totals = summary["totals"]
     gain, service = totals.get("gain"), summary.get("service") or {}
     if service.get("died") or service.get("silent"):
@@ -222,7 +222,7 @@ def _failed(summary: Mapping[str, Any]) -> str | None:
 
 
 def _short_of_memory(summary: Mapping[str, Any]) -> list[Line]:
-    """Whom the kernel killed for want of memory; the service's death is told elsewhere."""
+    """Processes that the kernel killed for want of memory, but the service (see _death())."""
     oom = summary.get("oom") or {}
     found: list[Line] = []
     if oom.get("job") and (summary.get("files") or (summary.get("service") or {}).get("died")):
@@ -402,8 +402,8 @@ def _read_by_calls(totals: Mapping[str, Any], mapped: int) -> list[Line]:
 
 
 def _touched_bytes(summary: Mapping[str, Any]) -> int:
-    """What readers have mapped of the files that were served, in blocks; all of a file of which
-    that is not known."""
+    """Bytes, in blocks, that readers have mapped of the served files; a file's size where that is
+    unknown."""
     found = 0
     for file in summary.get("files") or []:
         parts = [file.get(f"{name}_used_blocks_bytes", 0) for name in ("prefetched", "demand")]
@@ -494,8 +494,8 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
 
 
 def decision_lines(summary: Mapping[str, Any]) -> list[str]:
-    """For each file how it is served and why, and how its readers went through it; for each that is
-    not served, why."""
+    """For each served file how and why, and its readers' patterns; for each other one the
+    reason."""
     patterns: dict[str, dict[str, list[int]]] = {}
     for (path, rank), pattern in _patterns(summary).items():
         patterns.setdefault(path, {}).setdefault(pattern, []).append(rank)
@@ -586,8 +586,8 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
 
 
 def cluster_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What went between the run's nodes and at what rates; for each shared file, which node keeps
-    which part of it (a digit or letter each, '.' for none). None for a run without any."""
+    """Traffic between the run's nodes and its rates; for each shared file, which node keeps which
+    part (a digit or letter each, '.' for none). None for a run without nodes that share."""
     cluster = summary.get("cluster")
     if not cluster or not cluster.get("generations"):
         return []

@@ -117,7 +117,7 @@ def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
 
 
 def nodes_line(cluster: Mapping[str, Any], width: int) -> Text:
-    """What goes between this node and the run's others, and who keeps what of the first file."""
+    """Traffic with the run's other nodes, and which of them keep what of the first file."""
     parts = [f"{len(cluster['present'])} of {cluster['nodes']} here"]
     if cluster.get("generations"):
         came, went = (format_size(cluster.get(f"{way}_bytes") or 0) for way in ("from", "to"))
@@ -261,7 +261,7 @@ def line_budget(view: View, width: int, height: int) -> LineBudget:
 
 
 def _optional(snapshot: Snapshot) -> list[tuple[str, int]]:
-    """What may be left out, most missed first: its name, the lines that it needs."""
+    """Optional parts, the most important first: (name, lines that it needs)."""
     parts = [
         ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
         ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),

@@ -110,7 +110,7 @@ def progress(snapshot: Snapshot) -> str:
 
 
 def state(view: View) -> str:
-    """What is to be said of a service that does not answer as usual; '' while all is well."""
+    """The state of a service that does not answer as usual; '' while all is well."""
     if view.state == ENDED:
         return "the job has ended"
     if view.state == LOST:
@@ -126,7 +126,7 @@ def pool(pool: PoolState) -> str:
 
 
 def alerts(view: View) -> list[str]:
-    """What works less well than it could, gravest first."""
+    """Problems and degradations, the gravest first."""
     snapshot = view.snapshot
     found = [state(view)] if state(view) else []
     found += [f"{os.path.basename(f.path)}: {f.changed}" for f in snapshot.files if f.changed]
