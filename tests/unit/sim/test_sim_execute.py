@@ -21,7 +21,7 @@ from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.policies.cluster import ClusterPool, keepers
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
-from uffdprefetch.sim.policies.ours import KnownOrder, KnownOrderPool, Window
+from uffdprefetch.sim.policies.ours import KnownOrderCache, KnownOrderPool, Window
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 from uffdprefetch.sim.workload import Workload
 
@@ -40,7 +40,7 @@ EVERY: list[LoadingPolicy] = [
     Frequency(in_order=False),
     Frequency(cleanup_read=True),
     Window(),
-    KnownOrder(),
+    KnownOrderCache(),
     KnownOrderPool("lru"),
     KnownOrderPool("cyclic"),
     KnownOrderPool("belady"),
@@ -387,7 +387,7 @@ def test_lbann_needs_the_memory_of_all_nodes_to_hold_the_data() -> None:
 
 def test_our_pools_need_a_class_beside_the_staging_buffer() -> None:
     bare = system(ram=0.0, ssd=0.0)
-    for policy in (KnownOrderPool(), ClusterPool(), KnownOrder()):
+    for policy in (KnownOrderPool(), ClusterPool(), KnownOrderCache()):
         with pytest.raises(CannotRun, match="no storage class"):
             outcome(policy, bare, workload())
 

@@ -4,7 +4,7 @@
 from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.policies.cluster import ClusterPool
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
-from uffdprefetch.sim.policies.ours import KnownOrder, KnownOrderPool, Window
+from uffdprefetch.sim.policies.ours import KnownOrderCache, KnownOrderPool, Window
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 
 POLICIES: dict[str, type[LoadingPolicy]] = {
@@ -17,7 +17,7 @@ POLICIES: dict[str, type[LoadingPolicy]] = {
     "locality-aware": LocalityAware,
     "hdmlp": Frequency,
     "window": Window,
-    "planned": KnownOrder,
+    "planned": KnownOrderCache,
     "node-pool": KnownOrderPool,
     "cluster-pool": ClusterPool,
 }

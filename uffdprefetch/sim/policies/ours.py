@@ -77,7 +77,7 @@ class Window(LoadingPolicy):
 
 
 @dataclass(frozen=True)
-class KnownOrder(LoadingPolicy):
+class KnownOrderCache(LoadingPolicy):
     """A known order is read ahead, as far as the staging buffer; the page cache (class 1) evicts by
     lru."""
 
