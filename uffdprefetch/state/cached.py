@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all of a file is in the page cache: then nothing need be known of who reads it."""
+"""Whether all of a file is in the page cache: then its readers need not be followed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 from uffdprefetch.base.clock import Clock
 
-#: The kernel is asked this often, and asking takes at most one part in so many of a core: of a file
-#: that is there it looks at every page.
+#: Least interval of queries, and their cost: at most one part in LOOK_COST of a core, as the kernel
+#: visits every page of a cached file.
 LOOK_NS = 250_000_000
 LOOK_COST = 100
-#: So much is asked about at a time, 0.6 ms (docs/facts.md); and a file of which it takes longer
-#: than this in all, one of some GiB, is never said to be there: a turn of the service would be
-#: long.
+#: Query size: 256 MiB a cachestat(2) call, which takes 0.6 ms (docs/facts.md).
 PIECE_BYTES = 256 << 20
+#: CPU time of a query of the whole file above which it counts as not cached: a turn would be too
+#: long.
 TURN_NS = 5_000_000
 _NEVER_NS = 1 << 62
 
 
 class AllCached:
-    """The answer for one file, which the last finished look gave."""
+    """The answer for one file, by the last finished query."""
 
     def __init__(self, resident_bytes: Callable[[int, int], int | None], size_bytes: int) -> None:
         """``resident_bytes`` of (start, length): None where the kernel does not say."""
