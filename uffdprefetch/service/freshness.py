@@ -86,11 +86,11 @@ class Freshness:
     """Looks at every file, in rounds. The service's thread calls everything; nothing waits."""
 
     def __init__(
-        self, engine: Coordinator, event_fd: int, nodes: Callable[[], int] = lambda: 1
+        self, coordinator: Coordinator, event_fd: int, nodes: Callable[[], int] = lambda: 1
     ) -> None:
         """``nodes``: how many share what they read. Raises OSError when there can be no threads."""
-        self._engine = engine
-        self._ledger = engine.ledger.freshness
+        self._coordinator = coordinator
+        self._ledger = coordinator.ledger.freshness
         self._checker = uffd_compare.Checker(THREADS, event_fd)
         self._under_way: dict[int, tuple[FileState, FileWatch]] = {}
         self._waiting: deque[FileState] = deque()
@@ -106,7 +106,7 @@ class Freshness:
         if now >= self.due_ns:
             self.due_ns = now + max(PERIOD_NS, REST * self._cpu_ns)
             self._cpu_ns = 0
-            self._waiting = deque(self._engine.files.values())
+            self._waiting = deque(self._coordinator.files.values())
         for _ in range(len(self._waiting)):
             file = self._waiting.popleft()
             if not self._begin(file, now):
@@ -131,9 +131,9 @@ class Freshness:
             file.guard.changed
             and file.pooled is not None
             and file.mappings.attached
-            and self._engine.pool
+            and self._coordinator.pool
         ):
-            self._engine.pool.drop(file)  # for those who cannot give it back
+            self._coordinator.pool.drop(file)  # for those who cannot give it back
         pages = self._pages(file, state, now)
         if not pages and not file.guard.network:
             with contextlib.suppress(OSError):
@@ -161,9 +161,9 @@ class Freshness:
             return []
         if file.pooled is not None:
             early = file.guard.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
-            if not file.mappings.attached or early or self._engine.pool is None:
+            if not file.mappings.attached or early or self._coordinator.pool is None:
                 return []
-            return self._engine.pool.sample(file, self._reads())
+            return self._coordinator.pool.sample(file, self._reads())
         if len(file.copies.written) > PAGES_MAX:
             self._loosen(file, state)
         state.loose -= file.copies.written
@@ -177,7 +177,7 @@ class Freshness:
 
     def _loosen(self, file: FileState, state: FileWatch) -> None:
         laid: set[int] = set()
-        for client in self._engine.clients.values():
+        for client in self._coordinator.clients.values():
             for region in client.regions.values():
                 if region.file is file:
                     laid |= region.checkpoints.laid
@@ -185,7 +185,7 @@ class Freshness:
         file.copies.keep(laid)
 
     def _reads(self) -> int:
-        bandwidth = self._engine.scheduler.meter.storage.bandwidth_bytes_per_second
+        bandwidth = self._coordinator.scheduler.meter.storage.bandwidth_bytes_per_second
         return reads_allowed(bandwidth, max(1, self._nodes()))
 
     def _submit(self, file: FileState, state: FileWatch, pages: list[int]) -> bool:
@@ -198,7 +198,7 @@ class Freshness:
                 watch = uffd_compare.Watch(file.opened.page_fd, file.copies.rw, file.size_bytes)
                 state.watch = watch
         except OSError as error:
-            self._engine.ledger.degrade(f"its copies are not compared: {error}", file.path)
+            self._coordinator.ledger.degrade(f"its copies are not compared: {error}", file.path)
             return True
         sent = self._checker.submit(
             self._next_id, watch, uffd_compare.POOL if pooled else how, pages,
@@ -250,29 +250,29 @@ class Freshness:
         state.times, state.compared = now, False
         if moved:
             self._changed(file, moved)
-        elif self._engine.pool and must_compare(file.guard, compared=True):
+        elif self._coordinator.pool and must_compare(file.guard, compared=True):
             # Somebody may have written, and put size and mtime back: who maps it from now on, here
             # or on another node, would see that.
-            self._engine.pool.drop(file, "its ctime has moved")
+            self._coordinator.pool.drop(file, "its ctime has moved")
         return True
 
     def _changed(self, file: FileState, why: str) -> None:
         if file.guard.changed is None:
-            self._engine.give_up(file, why)
-        if file.pooled is not None and self._engine.pool:
-            self._engine.pool.drop(file)
+            self._coordinator.give_up(file, why)
+        if file.pooled is not None and self._coordinator.pool:
+            self._coordinator.pool.drop(file)
 
     def let_in(self, file: FileState) -> None:
         """Somebody begins to write now: what the pool has is read anew by who could not be told."""
-        if file.pooled is not None and self._engine.pool:
-            self._engine.pool.drop(file)
+        if file.pooled is not None and self._coordinator.pool:
+            self._coordinator.pool.drop(file)
 
     # -------------------------------------------------------------- the end
 
     def may_end(self) -> bool:
         """Whether nobody has a copy of ours any more that only this service keeps right."""
-        pool = self._engine.pool
-        return not (pool and pool.orphans) and not in_use(self._engine.files.values())
+        pool = self._coordinator.pool
+        return not (pool and pool.orphans) and not in_use(self._coordinator.files.values())
 
     def close(self) -> bool:
         """End the threads. False: they go with the process, and the pool, too."""

@@ -21,32 +21,35 @@ class OrderService:
     """The helper process, the plan file, what is announced, and the readers that follow them."""
 
     def __init__(
-        self, socket_path: str, config: Config, engine: Coordinator, poll: select.epoll
+        self, socket_path: str, config: Config, coordinator: Coordinator, poll: select.epoll
     ) -> None:
         """Raises OSError when there is no place for the helper's files."""
         self.resolver = IndexerClient(socket_path, config.plan, poll)
         self.known_orders = KnownOrders(
-            engine.scheduler, engine.ledger, engine.clock,
-            engine.room_bytes, engine.allowed_bytes, engine.arbiter.add,
+            coordinator.scheduler, coordinator.ledger, coordinator.clock,
+            coordinator.room_bytes, coordinator.allowed_bytes, coordinator.arbiter.add,
         )  # fmt: skip
         self.announcements = Announcements(
-            self.resolver, self.known_orders, engine.ledger,
-            lambda: list(engine.clients.values()), engine.arbiter.orders_came,
+            self.resolver, self.known_orders, coordinator.ledger,
+            lambda: list(coordinator.clients.values()), coordinator.arbiter.orders_came,
         )  # fmt: skip
-        engine.use_known_orders(self.known_orders)
+        coordinator.use_known_orders(self.known_orders)
         self.known_orders.sources.append(self.announcements)
         if config.plan is not None:
             plan = PlanFile(
-                self.resolver, self.known_orders, engine.ledger, engine.arbiter.orders_came
+                self.resolver,
+                self.known_orders,
+                coordinator.ledger,
+                coordinator.arbiter.orders_came,
             )
             self.known_orders.sources.insert(0, plan)
         if config.policy in ("auto", "stride"):
             strides = Strides(
-                Indices(self.resolver, engine.arbiter.orders_came), self.known_orders,
-                engine.ledger, engine.readers, always=config.policy == "stride",
+                Indices(self.resolver, coordinator.arbiter.orders_came), self.known_orders,
+                coordinator.ledger, coordinator.readers, always=config.policy == "stride",
             )  # fmt: skip
             self.known_orders.sources.append(strides)
-            engine.arbiter.add(strides)
+            coordinator.arbiter.add(strides)
         if config.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
 

@@ -43,13 +43,13 @@ LOOK_COST = 100
 
 
 class Observer:
-    """Keeps the engine's clients equal to what /proc shows of the job's processes."""
+    """Keeps the coordinator's clients equal to what /proc shows of the job's processes."""
 
     def __init__(
-        self, engine: Coordinator, ledger: Ledger, min_bytes: int, everybody: bool
+        self, coordinator: Coordinator, ledger: Ledger, min_bytes: int, everybody: bool
     ) -> None:
         """``everybody``: `--engine off`, nobody else tells of mappings."""
-        self._engine = engine
+        self._coordinator = coordinator
         self._ledger = ledger
         self._min_bytes = min_bytes
         self._everybody = everybody
@@ -76,7 +76,7 @@ class Observer:
         if now_ns < self._next_ns:
             return
         began = time.thread_time_ns()
-        agents = {c.pid: c for c in self._engine.clients.values() if not c.observed}
+        agents = {c.pid: c for c in self._coordinator.clients.values() if not c.observed}
         if not self._round:
             self._begin(jobs, now_ns, agents)
         if self._round:
@@ -108,12 +108,12 @@ class Observer:
 
     def _forget(self, pids: set[int]) -> None:
         """All that are not these: they have ended, or have an agent now."""
-        clients = self._engine.clients
+        clients = self._coordinator.clients
         for key in [k for k, c in clients.items() if c.observed and c.pid not in pids]:
             client = clients.pop(key)
             for region in list(client.regions):
-                self._engine.detached(client, region)
-            self._engine.left(client)
+                self._coordinator.detached(client, region)
+            self._coordinator.left(client)
             client.close()
 
     def _look_at(self, pid: int, client: Client | None, stranger: bool) -> None:
@@ -123,7 +123,7 @@ class Observer:
             return
         self._name_unserved(pid, maps)
         mappings = file_readers(maps, self._min_bytes)
-        client = client or self._engine.clients.get(-pid)
+        client = client or self._coordinator.clients.get(-pid)
         if client is None:
             if not mappings:
                 return
@@ -131,7 +131,7 @@ class Observer:
             if not stranger:
                 return
             try:
-                client = self._engine.clients[-pid] = self._meet(pid, is_static(maps))
+                client = self._coordinator.clients[-pid] = self._meet(pid, is_static(maps))
             except OSError:  # out of descriptors
                 return
         self._reconcile(client, mappings)
@@ -147,7 +147,7 @@ class Observer:
                 continue
             why = Refusal(Reason.SHARED_WRITABLE, "mapped shared and writable")
             self._ledger.refuse(path, why, mapped_bytes)
-            self._engine.opener.open(
+            self._coordinator.opener.open(
                 f"/proc/{pid}/root{path}", partial(self._is_in_memory, path, mapped_bytes)
             )
 
@@ -168,12 +168,12 @@ class Observer:
             if key == (region.file.key[1], region.offset_bytes):
                 client.missed.discard(region.id)
             elif region.id >= FIRST_OBSERVED or region.id in client.missed:
-                self._engine.detached(client, region.id)  # gone, or another file's
+                self._coordinator.detached(client, region.id)  # gone, or another file's
             elif region.verdict != wire.ServingMode.POOL:
                 client.missed.add(region.id)  # its agent tells, if it knows
         known = {r.address for r in client.regions.values()}
         # Ours, not the job's; a child of fork(2) whose agent has said nothing yet has its parent's.
-        known |= {r.anchor for c in self._engine.clients.values() for r in c.regions.values()}
+        known |= {r.anchor for c in self._coordinator.clients.values() for r in c.regions.values()}
         client.refused &= at.keys()
         eager = client.observed or client.bypasses
         sighted = set()
@@ -211,9 +211,9 @@ class Observer:
     def _offer(self, client: Client, mapping: Mapping) -> None:
         """Open it by its name, and serve it if it is still what is mapped."""
         client.refused.add(mapping.start)  # until it is served
-        if self._engine.table.has_changed(mapping.path):
+        if self._coordinator.table.has_changed(mapping.path):
             return  # not even opened: that alone may drop what the job has in memory of it
-        self._engine.opener.open(
+        self._coordinator.opener.open(
             f"/proc/{client.pid}/root{mapping.path}",
             lambda opened: self._opened(client, mapping, opened),
         )
@@ -223,9 +223,10 @@ class Observer:
             return
         st = opened.status
         number = st.st_dev, st.st_ino
-        gone = self._engine.clients.get(-client.pid if client.observed else client.fd) is not client
+        key = -client.pid if client.observed else client.fd
+        gone = self._coordinator.clients.get(key) is not client
         another = st.st_ino != mapping.inode or mapping.offset >= st.st_size
-        if gone or another or self._engine.table.has_changed(mapping.path, number):
+        if gone or another or self._coordinator.table.has_changed(mapping.path, number):
             opened.close()
             return
         self._regions += 1
@@ -243,6 +244,6 @@ class Observer:
             map_flags=1 if mapping.shared else 2,
             advice=0,
         )
-        self._engine.observed(client, offered, opened)
+        self._coordinator.observed(client, offered, opened)
         if offered.region in client.regions:
             client.refused.discard(mapping.start)

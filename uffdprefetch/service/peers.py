@@ -51,7 +51,7 @@ class Peers:
         listener: socket.socket,
         poll: select.epoll,
         wake_fd: int,
-        engine: Coordinator,
+        coordinator: Coordinator,
         ledger: Ledger,
         summary: Callable[[], dict[str, Any]],
         options: int,
@@ -64,7 +64,7 @@ class Peers:
         self._listener = listener
         self._epoll = poll
         self._wake_fd = wake_fd
-        self._engine = engine
+        self._coordinator = coordinator
         self._ledger = ledger
         self._summary = summary
         self._options = options
@@ -84,14 +84,14 @@ class Peers:
     @property
     def none(self) -> bool:
         """Whether nobody is connected."""
-        orphans = self._engine.pool.orphans if self._engine.pool else {}
-        return not (self._engine.clients or self.launchers or self._unknown or orphans)
+        orphans = self._coordinator.pool.orphans if self._coordinator.pool else {}
+        return not (self._coordinator.clients or self.launchers or self._unknown or orphans)
 
     @property
     def over(self) -> bool:
         """Whether the last launcher has told how its job ended and waits for our own end."""
-        orphans = self._engine.pool.orphans if self._engine.pool else {}
-        return bool(self.parting) and not (self._engine.clients or self.launchers or orphans)
+        orphans = self._coordinator.pool.orphans if self._coordinator.pool else {}
+        return bool(self.parting) and not (self._coordinator.clients or self.launchers or orphans)
 
     def part(self, now: bool = False) -> None:
         """Hang up on launchers that wait for it. Not at once where none is left but processes of
@@ -103,7 +103,7 @@ class Peers:
     @property
     def only_strangers(self) -> bool:
         """Whether nobody is connected but who has not yet said who it is."""
-        return not (self._engine.clients or self.launchers)
+        return not (self._coordinator.clients or self.launchers)
 
     def jobs(self) -> list[int]:
         """The pids of the commands that the connected launchers run."""
@@ -189,8 +189,8 @@ class Peers:
                     uffd.close_file(number)
 
     def _socket(self, fd: int) -> socket.socket | None:
-        peer: Any = self._engine.clients.get(fd) or self.launchers.get(fd)
-        recorder = self._engine.tap.socket_of(fd) or self._watchers.socket_of(fd)
+        peer: Any = self._coordinator.clients.get(fd) or self.launchers.get(fd)
+        recorder = self._coordinator.tap.socket_of(fd) or self._watchers.socket_of(fd)
         if recorder is not None:
             return recorder
         if self._cluster is not None and self._cluster.is_transport(fd):
@@ -206,8 +206,8 @@ class Peers:
             self._hello(fd, wire.hello(body), received)
         elif fd in self.launchers:
             self._from_launcher(self.launchers[fd], kind, body)
-        elif fd in self._engine.clients:
-            self._from_agent(self._engine.clients[fd], kind, body, received)
+        elif fd in self._coordinator.clients:
+            self._from_agent(self._coordinator.clients[fd], kind, body, received)
         elif self._watchers.socket_of(fd) is not None:
             self._watchers.message(fd, kind, CLOCK.now_ns())
         elif fd in self._planners:
@@ -222,7 +222,7 @@ class Peers:
             launcher = Launcher(sock, hello, pid)
             del self._unknown[fd]
             self.launchers[fd] = launcher
-            self._engine.tap.launcher(pid)
+            self._coordinator.tap.launcher(pid)
             self.launcher_pids.add(pid)
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
         elif hello.role == wire.Role.AGENT and hello.flags == wire.HELLO_LEFT_ALONE:
@@ -232,22 +232,22 @@ class Peers:
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)
             self._ledger.hello(client)
-            self._engine.tap.process(client)
+            self._coordinator.tap.process(client)
             del self._unknown[fd]
-            self._engine.clients[fd] = client
+            self._coordinator.clients[fd] = client
             client.send(
                 wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0)),
                 [client.ring.fd, self._wake_fd],
             )
             os.close(client.ring.fd)
-            pool = self._engine.pool if hello.flags & wire.HELLO_SENDS_POOL else None
+            pool = self._coordinator.pool if hello.flags & wire.HELLO_SENDS_POOL else None
             if pool and received and uffd.is_uffd(received[0]):
                 with contextlib.suppress(OSError):  # without it: checkpoints
                     pool.join(client, received[0])
                     received.pop(0)  # the pool's from now on
         elif hello.role == wire.Role.RECORDER:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-            if not self._engine.tap.join(sock):
+            if not self._coordinator.tap.join(sock):
                 raise wire.WireError("a recorder too many")
             del self._unknown[fd]
             self._accepted_ns.pop(fd, None)
@@ -283,33 +283,33 @@ class Peers:
                     f"pid {client.pid} ({client.hello.command}) has {REGIONS_MAX} mappings at a "
                     "time: more are left alone"
                 )
-            self._engine.look_for_writer(offered)
-            self._engine.attach(client, offered, received.pop(0) if received else None)
+            self._coordinator.look_for_writer(offered)
+            self._coordinator.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
-            self._engine.on_events(client, client.ring.drain())  # what it was touched before that
-            self._engine.on_pool_events()
+            self._coordinator.on_events(client, client.ring.drain())  # its touches before that
+            self._coordinator.on_pool_events()
             number, reason = wire.GONE.unpack_from(body)
-            self._engine.gone(client, number, reason)
+            self._coordinator.gone(client, number, reason)
         elif kind == wire.Type.ACK:
-            self._engine.laid(client, wire.ack(body))
+            self._coordinator.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:
-            self._engine.heard(client, wire.statement(body))
+            self._coordinator.heard(client, wire.statement(body))
         elif kind == wire.Type.TOUCHED:
-            self._engine.seen_last(client, *wire.touched(body))
+            self._coordinator.seen_last(client, *wire.touched(body))
         elif kind == wire.Type.BYPASS:
-            self._engine.bypassed(client, wire.BYPASS.unpack_from(body)[0])
+            self._coordinator.bypassed(client, wire.BYPASS.unpack_from(body)[0])
         elif kind == wire.Type.BYE:
-            self._engine.on_events(client, client.ring.drain())
-            self._engine.on_pool_events()
-            self._engine.account_all(client)
-            self._engine.sample(client.watched)
+            self._coordinator.on_events(client, client.ring.drain())
+            self._coordinator.on_pool_events()
+            self._coordinator.account_all(client)
+            self._coordinator.sample(client.watched)
             # Nothing is read for it any more, so that what it alone has mapped can be closed as
             # soon as it is gone. (The pool's mappings need us until then.)
             for region in list(client.regions.values()):
                 if region.verdict != wire.ServingMode.POOL:
-                    self._engine.detached(client, region.id)
-            self._engine.table.ended(client.pid)
-            self._engine.table.look(CLOCK.now_ns())
+                    self._coordinator.detached(client, region.id)
+            self._coordinator.table.ended(client.pid)
+            self._coordinator.table.look(CLOCK.now_ns())
             client.send(wire.pack(wire.Type.BYE_OK))
         else:
             raise wire.WireError(f"{kind.name} from an agent")
@@ -359,7 +359,7 @@ class Peers:
         others = [x for x in self.launchers.values() if not x.finished]
         text = encode(self._summary()).encode()
         if not others:
-            self._engine.tap.finished()
+            self._coordinator.tap.finished()
         memfd = os.memfd_create("uffdprefetch-summary", os.MFD_CLOEXEC)
         try:
             os.write(memfd, text)
@@ -372,7 +372,7 @@ class Peers:
             os.close(memfd)
 
     def _hang_up(self, fd: int) -> None:
-        if fd in self._engine.clients:
+        if fd in self._coordinator.clients:
             self.drop_client(fd)
             return
         if self._cluster is not None and self._cluster.is_transport(fd):
@@ -380,7 +380,7 @@ class Peers:
             self._cluster.left()
             return
         peer: Any = self.launchers.pop(fd, None) or self._unknown.pop(fd, None)
-        peer = peer or self._engine.tap.leave(fd) or self._watchers.leave(fd)
+        peer = peer or self._coordinator.tap.leave(fd) or self._watchers.leave(fd)
         if fd in self._planners:
             peer = self._planners.pop(fd)[0]
         self._accepted_ns.pop(fd, None)
@@ -394,21 +394,21 @@ class Peers:
 
     def drop_client(self, fd: int) -> None:
         """An agent has gone: read what it left in its ring, forget its regions."""
-        client = self._engine.clients[fd]
-        self._engine.on_events(client, client.ring.drain())
-        self._engine.sample(client.watched)
+        client = self._coordinator.clients[fd]
+        self._coordinator.on_events(client, client.ring.drain())
+        self._coordinator.sample(client.watched)
         client.watched.ended = True
         self._ledger.dropped_events += client.ring.counts().dropped
-        if self._engine.pool:
-            self._engine.on_pool_events()
-            self._engine.pool.leave(client)
+        if self._coordinator.pool:
+            self._coordinator.on_pool_events()
+            self._coordinator.pool.leave(client)
         for region in list(client.regions):
-            self._engine.detached(client, region)
-        self._engine.table.ended(client.pid)
-        self._engine.left(client)
+            self._coordinator.detached(client, region)
+        self._coordinator.table.ended(client.pid)
+        self._coordinator.left(client)
         if self._announcements is not None:
             self._announcements.forget_process(client.pid)
-        del self._engine.clients[fd]
+        del self._coordinator.clients[fd]
         self._epoll.unregister(fd)
         client.close()
 
