@@ -102,7 +102,7 @@ class PlannedReader:
     @property
     def walk(self) -> OrderCursor | None:
         """The walk through the present epoch, if its order was there at the last look()."""
-        return self.epochs.walk
+        return self.epochs.cursor
 
     def look(self) -> OrderCursor | None:
         """The walk through the present epoch; None while its order is not there."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reader's walks through the orders of its epochs, and which of them is the present one. Pure.
+"""One reader's cursors in the orders of its epochs, and which of them is the present one. Pure.
 
 Nobody says that an epoch has begun. What the present order does not explain, touched or found
 mapped, is told to a cursor through the next order: the epoch has begun when that is past
@@ -108,14 +108,14 @@ class _Held:
 
 
 class Epochs:
-    """One reader's walks, see the module. The *coordinate* is that of OrderCursor, which goes on
+    """One reader's cursors, see the module. The *coordinate* is that of OrderCursor, which goes on
     from epoch to epoch here; sizes in bytes, times in nanoseconds."""
 
     def __init__(self, source: Source, file_bytes: int) -> None:
         self._source, self._file_bytes = source, file_bytes
         self.number = 0  # of the present epoch
-        self.walk: OrderCursor | None = None  # through it; None: its order is not there yet
-        self.following: OrderCursor | None = None  # through the next one, since that was asked for
+        self.cursor: OrderCursor | None = None  # in its order; None: that is not there yet
+        self.following: OrderCursor | None = None  # in the next order, since that was asked for
         self._coming = 1  # the number of that
         self.base_bytes = 0  # the coordinate at which the present one begins
         self.done_items = 0  # read in those before
@@ -136,23 +136,23 @@ class Epochs:
     @property
     def through(self) -> bool:
         """Whether the last order has been read to its end."""
-        walk = self.walk
-        at_its_end = walk is not None and walk.position_bytes >= walk.total_bytes
+        cursor = self.cursor
+        at_its_end = cursor is not None and cursor.position_bytes >= cursor.total_bytes
         return at_its_end and self.following is None and self._source.over(self._coming)
 
     @property
     def position_bytes(self) -> int:
         """The coordinate of the reader."""
-        return self.base_bytes + (0 if self.walk is None else self.walk.position_bytes)
+        return self.base_bytes + (0 if self.cursor is None else self.cursor.position_bytes)
 
     def look(self, now_ns: int) -> OrderCursor | None:
-        """The walk through the present epoch, made once there is an order."""
+        """The cursor in the present order, made once there is one."""
         made = self._made(self.number)
-        if made is not None and self.walk is not None:  # what there was before was a guess
-            made.pace_of(self.walk)
-            made.said(self.walk.position, now_ns)
-        self.walk = made or self.walk
-        return self.walk
+        if made is not None and self.cursor is not None:  # what there was before was a guess
+            made.pace_of(self.cursor)
+            made.said(self.cursor.position, now_ns)
+        self.cursor = made or self.cursor
+        return self.cursor
 
     def _made(self, epoch: int) -> OrderCursor | None:
         from uffdprefetch.predict.order.cursor import OrderCursor
@@ -180,14 +180,14 @@ class Epochs:
 
     def _go_on(self, upcoming: OrderCursor) -> bool:
         """To the next epoch, if it has begun; whether it has."""
-        before = self.walk
+        before = self.cursor
         if before is None or not upcoming.has_begun(BEGUN_ITEMS):
             return False
         self.done_items += before.position
         self.base_bytes += before.total_bytes
         self.number, self._coming = self._coming, self._coming + 1
         upcoming.pace_of(before)
-        self.walk, self.following = upcoming, None
+        self.cursor, self.following = upcoming, None
         self._held = _Held()
         return True
 
@@ -195,13 +195,13 @@ class Epochs:
 
     def saw(self, start: int, end: int, now_ns: int) -> bool:
         """A touch of [start, end) of the file; whether the position may have moved."""
-        walk = self.look(now_ns)
-        if walk is None or walk.reads_on(start):
+        cursor = self.look(now_ns)
+        if cursor is None or cursor.reads_on(start):
             return False
-        moved = walk.saw(start, end, now_ns) > 0
+        moved = cursor.saw(start, end, now_ns) > 0
         if moved:
             self._held.explained()
-        upcoming = self._upcoming() if walk.stray else None
+        upcoming = self._upcoming() if cursor.stray else None
         if upcoming is None:
             return moved
         self._held.touch(upcoming, start, end, now_ns)
@@ -210,13 +210,13 @@ class Epochs:
     def mapped(self, found: list[tuple[int, int]], now_ns: int, judge: bool) -> bool:
         """Ranges of the file that a look has found mapped, and no look before; whether that moved
         the position. ``judge``: whether the order may be found wrong by them."""
-        walk = self.look(now_ns)
-        if walk is None:
+        cursor = self.look(now_ns)
+        if cursor is None:
             return False
         before = self.position_bytes
         same_epoch = self._looked_in == self.number  # else some may be of the epoch before
         self._looked_in = self.number
-        strays = walk.mapped(found, now_ns, same_epoch)
+        strays = cursor.mapped(found, now_ns, same_epoch)
         self._strays = [*self._strays, *strays][-STRAYS_MAX:]
         upcoming = self._upcoming() if self._strays else None
         if upcoming is not None:
@@ -225,7 +225,7 @@ class Epochs:
             self._strays = []
         begun = upcoming is not None and self._go_on(upcoming)
         if judge and same_epoch and not begun:
-            walk.looked(found, strays)
+            cursor.looked(found, strays)
         return self.position_bytes != before
 
     # ---- what is needed -------------------------------------------------------------------------
@@ -233,44 +233,44 @@ class Epochs:
     def due(self, ahead_bytes: int) -> Iterator[tuple[int, int, int]]:
         """(start, end, coordinate) of what is to be warmed so that ``ahead_bytes`` of the order lie
         ahead of the reader; with the end of this epoch comes the next one's beginning."""
-        walk = self.walk
-        if walk is None:
+        cursor = self.cursor
+        if cursor is None:
             return
-        for piece in walk.due(ahead_bytes):
+        for piece in cursor.due(ahead_bytes):
             yield piece.start, piece.end, self.base_bytes + piece.need_bytes
-        left = walk.total_bytes - walk.position_bytes
-        upcoming = self._upcoming() if ahead_bytes > left and not walk.wrong else None
+        left = cursor.total_bytes - cursor.position_bytes
+        upcoming = self._upcoming() if ahead_bytes > left and not cursor.wrong else None
         if upcoming is not None:
-            base = self.base_bytes + walk.total_bytes
+            base = self.base_bytes + cursor.total_bytes
             for piece in upcoming.due(ahead_bytes - left):
                 yield piece.start, piece.end, base + piece.need_bytes
 
     @property
     def handed_out_bytes(self) -> int:
         """How much of the order ahead of the reader due() has given."""
-        walk, following = self.walk, self.following
-        if walk is None:
+        cursor, following = self.cursor, self.following
+        if cursor is None:
             return 0
         beyond = 0 if following is None else following.sent_bytes
-        return max(0, walk.sent_bytes - walk.position_bytes) + beyond
+        return max(0, cursor.sent_bytes - cursor.position_bytes) + beyond
 
     def future(self, blocks: npt.NDArray[np.int64], block_bytes: int) -> npt.NDArray[np.float64]:
         """Plan bytes until each of these blocks of the file is needed, inf: not as far as is
         known."""
         import numpy as np
 
-        assert self.walk is not None
-        away: npt.NDArray[np.float64] = self.walk.future(blocks, block_bytes)
+        assert self.cursor is not None
+        away: npt.NDArray[np.float64] = self.cursor.future(blocks, block_bytes)
         upcoming = self._upcoming()
         never = np.flatnonzero(np.isinf(away))
         if upcoming is not None and len(never):
-            left = self.walk.total_bytes - self.walk.position_bytes
+            left = self.cursor.total_bytes - self.cursor.position_bytes
             away[never] = left + upcoming.future(blocks[never], block_bytes)
         return away
 
     def knows(self, blocks: npt.NDArray[np.int64], block_bytes: int) -> npt.NDArray[np.bool_]:
         """Whether the present orders have a byte in each of these blocks."""
-        assert self.walk is not None
-        known: npt.NDArray[np.bool_] = self.walk.knows(blocks, block_bytes)
+        assert self.cursor is not None
+        known: npt.NDArray[np.bool_] = self.cursor.knows(blocks, block_bytes)
         upcoming = self._upcoming()
         return known if upcoming is None else known | upcoming.knows(blocks, block_bytes)
