@@ -98,8 +98,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Announcement:
-    """One announcement. ``stem``: the path that its arrays begin with."""
+class StoredAnnouncement:
+    """An announcement as its process stored it. ``stem``: path that its arrays begin with."""
 
     stem: str
     pid: int
@@ -152,7 +152,7 @@ class Announcement:
                 pass
 
 
-def load(directory: str, pid: int, number: int) -> Announcement:
+def load(directory: str, pid: int, number: int) -> StoredAnnouncement:
     """Read an announcement's JSON. Raises AnnounceError."""
     stem = os.path.join(directory, f"{pid}-{number}")
     try:
@@ -165,14 +165,14 @@ def load(directory: str, pid: int, number: int) -> Announcement:
         raise AnnounceError(f"no announcement: {type(error).__name__} {error}") from None
 
 
-def _announced(stem: str, pid: int, number: int, value: Mapping[str, Any]) -> Announcement:
+def _announced(stem: str, pid: int, number: int, value: Mapping[str, Any]) -> StoredAnnouncement:
     if value["schema"] != SCHEMA or value["pid"] != pid or value["number"] != number:
         raise AnnounceError(f"no announcement of schema {SCHEMA}")
     slot, items = _number(value["slot"], SLOTS - 1), _number(value["items"], 1 << 26)
     if len(value["parts"]) > PARTS_MAX:
         raise AnnounceError(f"{len(value['parts'])} parts: at most {PARTS_MAX}")
     parts = tuple(_part(part, pid) for part in value["parts"])
-    return Announcement(stem, pid, number, _text(value["reader"]), slot, items, parts)
+    return StoredAnnouncement(stem, pid, number, _text(value["reader"]), slot, items, parts)
 
 
 def _part(value: Mapping[str, Any], pid: int) -> Part:

@@ -16,7 +16,7 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders import stated
-from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
+from uffdprefetch.orders.announcement import AnnounceError, Part, StoredAnnouncement
 from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
 from uffdprefetch.orders.file_sequence import FileSequence, sequences
 from uffdprefetch.orders.mapped_files import MappedFile, ResolveRequest, same_file
@@ -50,7 +50,11 @@ class SampleSearch:
     contradicts itself."""
 
     def __init__(
-        self, announcement: Announcement, part: Part, request: ResolveRequest, known: SampleLists
+        self,
+        announcement: StoredAnnouncement,
+        part: Part,
+        request: ResolveRequest,
+        known: SampleLists,
     ) -> None:
         self._announcement = announcement
         self._part = part
@@ -177,7 +181,7 @@ def begun(index: RecordIndex, found: Sequence[Hypothesis], samples: Array, prese
 
 
 def _order(
-    announcement: Announcement,
+    announcement: StoredAnnouncement,
     right: Sequence[Hypothesis],
     index: RecordIndex,
     samples: Array,

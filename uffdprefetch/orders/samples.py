@@ -17,7 +17,7 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders import stated
-from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
+from uffdprefetch.orders.announcement import AnnounceError, Part, StoredAnnouncement
 from uffdprefetch.orders.mapped_files import ResolveRequest, identity, same_file
 from uffdprefetch.orders.mapping import KeyList
 from uffdprefetch.orders.sample_search import TRIES_MAX, SampleLists, SampleSearch
@@ -47,7 +47,7 @@ class SampleResolver:
                 del self._sets[next(iter(self._sets))]
             return found
 
-    def take_lists(self, announcement: Announcement) -> None:
+    def take_lists(self, announcement: StoredAnnouncement) -> None:
         """Keep the lists of a new announcement. Raises AnnounceError."""
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
@@ -72,7 +72,7 @@ class SampleResolver:
                 known.tries = 0
 
     def orders(
-        self, announcement: Announcement, request: ResolveRequest, store: Store
+        self, announcement: StoredAnnouncement, request: ResolveRequest, store: Store
     ) -> dict[str, Any]:
         """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
         found: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ class SampleResolver:
     # ---- records, keys, ranges ------------------------------------------------------------------
 
     def _stated(
-        self, announcement: Announcement, part: Part, request: ResolveRequest
+        self, announcement: StoredAnnouncement, part: Part, request: ResolveRequest
     ) -> list[tuple[int, Order, str]]:
         """[(file, order, how it is known)] of a part, for each file that it may be of."""
         found = []
@@ -146,7 +146,11 @@ class SampleResolver:
         return found
 
     def _tokens(
-        self, announcement: Announcement, part: Part, tokens: TokenFile, request: ResolveRequest
+        self,
+        announcement: StoredAnnouncement,
+        part: Part,
+        tokens: TokenFile,
+        request: ResolveRequest,
     ) -> tuple[list[tuple[int, Order, str]], str | None]:
         """([(file, order, how)], a finding) of a part that Megatron's arrays lead to."""
         found = [i for i, file in enumerate(request.files) if same_file(tokens.file, file.path)]
@@ -166,7 +170,11 @@ class SampleResolver:
     # ---- samples of which the data set tells where they lie --------------------------------------
 
     def _told(
-        self, announcement: Announcement, part: Part, request: ResolveRequest, resolved: set[str]
+        self,
+        announcement: StoredAnnouncement,
+        part: Part,
+        request: ResolveRequest,
+        resolved: set[str],
     ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
         """([(file, order, how)] of those that are not ``resolved``, a finding, whether a file of
         the data set is not mapped yet)."""

@@ -25,7 +25,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
 
 if TYPE_CHECKING:
-    from uffdprefetch.orders.announcement import Announcement
+    from uffdprefetch.orders.announcement import StoredAnnouncement
     from uffdprefetch.predict.order.extents import OrderExtents
 
 log = logging.getLogger("uffdprefetch.serve")
@@ -170,7 +170,7 @@ class TrackedAnnouncement:
     """An announcement that is followed. ``peer``: its process, as we number them."""
 
     peer: int
-    said: Announcement
+    said: StoredAnnouncement
     asked: bool = False  # and not answered
     first: bool = True  # nothing has been asked
     settled: bool = False  # nothing is left to be asked, ...
@@ -247,7 +247,7 @@ class Announcements:
         self.next_ns = 0
         self.look(self._clock.now_ns())
 
-    def _noted(self, said: Announcement) -> None:
+    def _noted(self, said: StoredAnnouncement) -> None:
         """Something that is no order."""
         for part in said.parts:
             if part.what == "nothing":
