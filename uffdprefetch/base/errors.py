@@ -35,8 +35,7 @@ class UffdPrefetchError(Exception):
 
 
 def named(what: str, parse: Callable[[str], T], text: str) -> T:
-    """What ``parse`` makes of a text; where it is wrong the error begins with ``what`` it is of: an
-    option, a variable, a key of a file."""
+    """Parse a text; an error of ``parse`` is prefixed by ``what``: the option, variable or key."""
     try:
         return parse(text)
     except UffdPrefetchError as error:

@@ -138,18 +138,18 @@ def type_of(path_or_fd: str | int) -> int:
 
 
 def known(f_type: int) -> FileSystem:
-    """What is known of a type."""
+    """The row of a type."""
     return FILE_SYSTEMS.get(f_type, FileSystem(f"unknown (0x{f_type:08X})"))
 
 
 def at(path_or_fd: str | int) -> FileSystem:
-    """What is known of the type that a file or directory lies in; raises OSError."""
+    """The row of the file system of a file or directory. Raises OSError."""
     return known(type_of(path_or_fd))
 
 
 def mounted(kind: str) -> FileSystem:
-    """What is known of a type by its word in /proc/self/mountinfo ("fuse.sshfs"), where the file
-    system itself is not asked."""
+    """The row of a type by its word in /proc/self/mountinfo ("fuse.sshfs"), without asking the file
+    system itself."""
     plain = kind.partition(".")[0]
     for one in FILE_SYSTEMS.values():
         if plain in (one.mounts or (one.name.lower(),)):

@@ -96,7 +96,7 @@ class _Taken:
 
 
 class Follower:
-    """From the job's start to its end."""
+    """Waits for a job, from its start to its end, and passes signals on."""
 
     def __init__(
         self,
@@ -154,7 +154,8 @@ class Follower:
         return info.si_pid in (os.getpid(), self._bystander.pid)
 
     def _pass_on(self) -> None:
-        """What was taken, in its order, as far as it is known whether the job has got it itself."""
+        """Pass on taken signals, in order, up to one of which it is unknown whether the job got
+        it."""
         while self._taken:
             first = self._taken[0]
             got = self._bystander.has_got(first.number, first.sender, first.seconds)

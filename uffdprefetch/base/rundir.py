@@ -112,8 +112,8 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
 
 
 def why_unusable(directory: str, error: OSError) -> str:
-    """What an error in the runtime directory (or elsewhere) means, with what to do where the
-    directory is full: a limit of blocks, of files (inodes), or of the user's (quota)."""
+    """The meaning of an error in the runtime directory (or elsewhere), with a remedy where the
+    directory is full: of blocks, of files (inodes), or by the user's quota."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         name = errno.errorcode[error.errno]
         return (

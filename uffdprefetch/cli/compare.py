@@ -120,7 +120,7 @@ class Interrupted(Exception):
 
 
 def _interrupt(number: int, _: object) -> None:
-    """From now on nothing interrupts what is to be cleaned up and said: `timeout` sends two."""
+    """End the comparison; later signals do not interrupt its clean-up (`timeout` sends two)."""
     for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise Interrupted(number)
@@ -139,7 +139,7 @@ def _engines(text: str | None, args: argparse.Namespace) -> list[str]:
 
 
 def _plan(args: argparse.Namespace, rest: list[str] | None) -> ComparisonPlan:
-    """What is asked for; raises UffdPrefetchError where that cannot be."""
+    """The plan of the command line. Raises UffdPrefetchError where it is impossible."""
     from uffdprefetch.base import spawn
     from uffdprefetch.compare.rounds import ComparisonPlan
 

@@ -32,7 +32,7 @@ class CommandProtocol(Protocol):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """What is wrong on the command line is said in one line, as all that goes wrong."""
+    """A parser that reports an error in one line, as all errors are."""
 
     def error(self, message: str) -> NoReturn:
         what = message.removeprefix("argument ")
@@ -94,7 +94,7 @@ def parser_of(
 
 
 def unrecognized(words: Sequence[str], parser: argparse.ArgumentParser, is_split: bool) -> str:
-    """What is said of words that are no options. ``is_split``: there is a ``--`` already."""
+    """The error about words that are no options. ``is_split``: there is a ``--`` already."""
     key = words[0].partition("=")[0]
     near = difflib.get_close_matches(key, list(parser._option_string_actions), n=1)
     hint = ""

@@ -87,7 +87,7 @@ def is_data(path: str) -> bool:
 
 
 class Files:
-    """What a job has been seen to read."""
+    """The files that a job was seen to read."""
 
     def __init__(self, named: Iterable[str] = ()) -> None:
         """``named``: files, and folders of which all files are meant."""
@@ -108,7 +108,7 @@ class Files:
 
     @property
     def size_bytes(self) -> int:
-        """Of all of them."""
+        """The size of all of them."""
         return sum(self._paths.values())
 
     def _add(self, path: str, begin: float = 0.0) -> bool:
@@ -172,8 +172,8 @@ class Files:
         return [one._replace(holders=holders.get(one.path, ())) for one in left.values()]
 
     def cached(self, estimates: bool = True) -> Cached:
-        """Of those whose file system does not count what is read for a process; ``estimates``: of
-        those of which the kernel tells nothing as well."""
+        """Cached bytes of the files on file systems that do not count reads by process;
+        ``estimates``: also of those whose residency the kernel does not tell."""
         total, untold = 0, list[tuple[str, int]]()
         for path in self._paths:
             if counts_reads(path):

@@ -41,7 +41,7 @@ LEFT_BYTES, LEFT_SHARE = 1 << 20, 0.01
 
 
 class Verdict(enum.Enum):
-    """Of a variant beside plain."""
+    """A variant's result beside plain."""
 
     QUICKER = "quicker"
     SLOWER = "slower"
@@ -91,7 +91,8 @@ def words_of_status(status: int) -> str:
 
 
 class Interval(NamedTuple):
-    """Of the median; ``confidence``: the probability that it holds it, 0 of a single value."""
+    """Interval of a median; ``confidence``: the probability that it contains it, 0 for one
+    value."""
 
     median: float
     low: float
@@ -172,7 +173,7 @@ def variants(runs: Sequence[MeasuredRun], names: Sequence[str]) -> list[dict[str
 
 
 class Remark(enum.Enum):
-    """What a reader of the figures has to know; each with values of its own."""
+    """Kinds of remarks about the figures; each has values of its own."""
 
     FEW_ROUNDS = "few-rounds"
     INTERRUPTED = "interrupted"
@@ -188,15 +189,15 @@ class Remark(enum.Enum):
 
 
 def remark(kind: Remark, **values: Any) -> dict[str, Any]:
-    """As the document has it."""
+    """A remark as in the document."""
     return {"kind": kind.value, **values}
 
 
 def remarks_of_runs(
     runs: Sequence[MeasuredRun], names: Sequence[str], asked: int, cpus: int, all_bytes: int = 0
 ) -> list[dict[str, Any]]:
-    """What the runs themselves tell. ``asked``: rounds; ``cpus``: of this machine; ``all_bytes``:
-    of the files that are dropped."""
+    """Remarks that follow from the runs. ``asked``: rounds; ``cpus``: of this machine;
+    ``all_bytes``: of the files that are dropped."""
     rounds = whole_rounds(runs, names)
     found = []
     if len(rounds) < asked:
@@ -255,8 +256,8 @@ def _matter(all_bytes: int) -> float:
 
 
 def worth_naming(left: Sequence[Mapping[str, Any]], all_bytes: int) -> list[Mapping[str, Any]]:
-    """Of the files that did not become cold those that matter, the largest first; one of which it
-    is not known how much stays may be such a one."""
+    """Files that did not become cold and may change a figure, the largest first; also those of
+    which it is unknown how much stayed."""
 
     def matters(left_bytes: int | None) -> bool:
         return left_bytes is None or left_bytes >= _matter(all_bytes)

@@ -35,7 +35,7 @@ Summary = dict[str, Any]
 
 
 class Shows(Protocol):
-    """What is told while it runs."""
+    """The progress display of a comparison."""
 
     def begins(self, what: str) -> None: ...
 
@@ -62,7 +62,7 @@ class ComparisonPlan:
 
 @dataclass
 class Comparison:
-    """What has come of it, until now. ``names``: the variants, ``plain`` first."""
+    """A comparison's results, until now. ``names``: the variants, ``plain`` first."""
 
     plan: ComparisonPlan
     files: Files
@@ -74,7 +74,7 @@ class Comparison:
     summaries: dict[str, Summary] = field(default_factory=dict)
 
     def remarks(self) -> list[dict[str, Any]]:
-        """What the runs' figures do not tell."""
+        """Remarks that do not follow from the runs' figures."""
         found = [
             remark(Remark.LEFT_OUT, variant=name, why=why) for name, why in self.left_out.items()
         ]
@@ -86,7 +86,7 @@ class Comparison:
         return found
 
     def files_document(self) -> dict[str, Any]:
-        """What was dropped before each run, and what stayed."""
+        """The document's part about files dropped before each run, and those that stayed."""
         paths = self.files.paths
         return {
             "count": len(paths),
@@ -254,7 +254,7 @@ class Runner:
         self._shows.ended(what, ended.seconds, self.result.runs)
 
     def _check_status(self, what: str, status: int) -> None:
-        """That all runs end alike."""
+        """Check that all runs end alike."""
         expected, said = self._status, self._said()
         if expected is None:
             self._status = expected = status

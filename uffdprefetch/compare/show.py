@@ -83,8 +83,8 @@ def table(document: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(row: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
-    """What a variant's figures say beside plain's: 'cache 3.61 s, plain 9.93 s: 0.36 of plain's
-    time [0.35..0.38], the same bytes'."""
+    """A variant beside plain, in a line: 'cache 3.61 s, plain 9.93 s: 0.36 of plain's time
+    [0.35..0.38], the same bytes'."""
     both = [f"{one['name']} {seconds_text(_median(one, 'seconds') or 0)} s" for one in (row, plain)]
     ratio = _ratio(row["ratio"])
     if row["verdict"] == Verdict.UNKNOWN.value:
@@ -200,7 +200,8 @@ def _command(words: Sequence[str]) -> str:
 
 
 def lines(document: Mapping[str, Any], width: int | None = None) -> list[str]:
-    """All that is said. ``width``: of a terminal, where long lines go on indented; None: whole."""
+    """The lines of a comparison. ``width``: of a terminal, where long lines are wrapped; None:
+    whole."""
     out = [f"compared: {_command(document['command'])}"]
     said = []
     if document["rounds"]:

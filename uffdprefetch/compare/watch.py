@@ -69,7 +69,7 @@ def _waits(task: str) -> bool:
 
 
 def job_processes(pid: int, is_wrapped: bool, before: Collection[int] = ()) -> list[int]:
-    """Of what was started as ``pid``, and of what that has left behind for us to adopt: all, but
+    """Processes of a run: those started as ``pid`` and those left behind for us to adopt, but
     `wrap` itself and what it has started beside the job. ``before``: children that we had."""
     roots = [child for child in procfs.children(os.getpid()) if child not in before]
     if is_wrapped:

@@ -26,7 +26,8 @@ _CAPABILITIES = {19: "SYS_PTRACE", 21: "SYS_ADMIN", 28: "LEASE", 38: "PERFMON", 
 
 
 def user() -> Check:
-    """Who asks: every answer below is for this user, on this machine, in this container."""
+    """The user who asks: all answers below are for this user, on this machine, in this
+    container."""
     effective = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):

@@ -39,7 +39,7 @@ WORTH_SAYING = 1.25
 
 
 def read_ahead(path: str) -> Check:
-    """What `wrap` competes with, and what a root user may have instead of it."""
+    """The kernel's readahead, with which `wrap` competes, and which root may enlarge instead."""
     status = os.stat(path)
     kind = file_systems.at(path)
     size_bytes = mounts.read_ahead_bytes(status.st_dev)
@@ -136,8 +136,8 @@ def _maybe_cold(fd: int) -> Iterator[int]:
 
 
 def _seconds(fd: int, offset: int, length: int, ahead_bytes: int) -> float | None:
-    """What it takes until all of a range is there, asked for at once; None where this thread had
-    not to wait (ru_nvcsw): it was cached, of which nobody else need tell us."""
+    """Time until all of a range, requested at once, is resident; None where this thread did not
+    wait (ru_nvcsw), as the range was cached."""
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     began = time.perf_counter()
     if length > ahead_bytes:  # one call brings no more than that

@@ -55,8 +55,8 @@ def _probe() -> str:
 
 
 def _in_a_child(ask: Callable[[], str]) -> str | None:
-    """What ``ask`` returns, None for '', by a child that imports what it needs: the launcher stays
-    beside the job to its end, and some MiB of memory may be what the job lacks."""
+    """Call ``ask`` in a child, and return its answer, None for ''. The launcher stays beside the
+    job to its end: the memory of ``ask``'s imports, some MiB, may be what the job lacks."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:

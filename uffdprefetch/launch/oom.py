@@ -57,7 +57,7 @@ class Counts:
 
     @classmethod
     def now(cls) -> Counts | str:
-        """Of this process's group; why it cannot be told."""
+        """The counts of this process's group; or why there are none."""
         try:
             with open("/proc/self/cgroup", errors="surrogateescape") as file:
                 cgroup = file.read()
@@ -69,9 +69,8 @@ class Counts:
 
     @classmethod
     def read(cls, directory: str, name: str) -> Counts:
-        """From the group's file or, where the controller is not switched on for the group, that of
-        the nearest above it, to which its memory is charged. Raises OSError, LookupError,
-        ValueError."""
+        """The counts in the group's file or, where its controller is off, in that of the nearest
+        group above, to which its memory is charged. Raises OSError, LookupError, ValueError."""
         at = directory
         while not os.path.exists(f"{at}/{name}"):
             if not os.path.exists(f"{at}/cgroup.procs"):  # above all groups; the root has no counts

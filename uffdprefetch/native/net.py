@@ -134,7 +134,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """What encode() was given, whatever that was. Raises ValueError for another length."""
+    """The message that encode() was given; its content is not checked. Raises ValueError for
+    another length."""
     if len(data) != MESSAGE_BYTES:
         raise ValueError(f"{len(data)} bytes are no message")
     m = _ffi.new(f"{_STRUCT} *")
@@ -250,7 +251,7 @@ class TransportCounts:
 
 
 class NodeCounts(NamedTuple):
-    """Of one other node; of this one, ``cpu_short``."""
+    """Counts of one other node; of this one, ``cpu_short`` only."""
 
     from_bytes: int
     to_bytes: int
@@ -264,7 +265,7 @@ class NodeCounts(NamedTuple):
 
 
 class Net:
-    """What a pool gets from other nodes and gives them, by one transport."""
+    """The exchange of a pool with other nodes, by one transport."""
 
     def __init__(
         self, pool: Any, ring: NetRing, me: int, to_fd: int, from_fd: int, *,
@@ -286,7 +287,7 @@ class Net:
         self._pointer = pointer[0]
 
     def close(self) -> None:
-        """Whatever waits for other nodes reads storage."""
+        """Stop: whatever waits for other nodes reads storage."""
         _lib.up_net_stop(self._pointer)
         self._pointer = _ffi.NULL
 
@@ -314,7 +315,7 @@ class Net:
         return bool(_lib.up_net_reads_alike(self._pointer, file))
 
     def unshare(self, file: int) -> None:
-        """It is its own from now on."""
+        """Stop sharing a file."""
         _lib.up_net_unshare(self._pointer, file)
 
     def counts(self) -> TransportCounts:
@@ -326,7 +327,7 @@ class Net:
         )
 
     def node(self, number: int) -> NodeCounts:
-        """What went between this one and another."""
+        """Counts of the traffic with another node."""
         c = _ffi.new("struct up_net_node_counts *")
         _lib.up_net_node_counts(self._pointer, number, c)
         return NodeCounts(*(int(getattr(c, name)) for name in NodeCounts._fields))

@@ -59,7 +59,7 @@ class PoolEvent(NamedTuple):
 
 
 class Books(NamedTuple):
-    """Of each chunk of a file (csrc/service/helper.h, struct up_pool_books)."""
+    """A file's accounts by chunk (csrc/service/helper.h, struct up_pool_books)."""
 
     state: npt.NDArray[np.uint8]
     touched_ms: npt.NDArray[np.uint32]
@@ -153,7 +153,7 @@ class Pool:
         _lib.up_pool_budget(self._pointer, budget_bytes, keep_bytes)
 
     def kept_bytes(self) -> int:
-        """What is kept for other nodes."""
+        """Bytes kept for other nodes."""
         return int(_lib.up_pool_kept(self._pointer))
 
     # -------------------------------------------------------------- files
@@ -200,7 +200,7 @@ class Pool:
         return self._pointer
 
     def books(self, number: int) -> Books:
-        """Of a file: views of the pool's memory, valid until forget_file()."""
+        """A file's accounts: views of the pool's memory, valid until forget_file()."""
         import numpy as np
 
         b = _ffi.new("struct up_pool_books *")

@@ -70,8 +70,8 @@ def release(path: str, fd: int) -> None:
 
 
 def make_names(socket: str, plan: bool) -> None:
-    """Whoever has just got the lock: in the place of what is left of another service, nothing but
-    the directory of announced orders (where ``plan``). Raises OSError."""
+    """Remove what another service has left, and make the directory of announced orders (where
+    ``plan``). For whoever has just got the lock. Raises OSError."""
     remove_plan(socket)
     _unlink(socket)
     _unlink(socket + AWAY)
@@ -92,7 +92,7 @@ def remove_plan(socket: str) -> None:
 
 
 def remove_names(socket: str, lock_fd: int) -> None:
-    """What a service has by name, by who holds its lock: the lock is let go."""
+    """Remove a service's names, its lock last. For whoever holds the lock."""
     remove_plan(socket)
     remove_mpi(socket)
     _unlink(socket)

@@ -41,7 +41,7 @@ class ServiceGone(Exception):
 
 
 class NotOurService(ServiceGone):
-    """Who listens is another version, another user, or no service at all: no use to try again."""
+    """The listener is another version's or user's service, or none: trying again is of no use."""
 
 
 def _minus(now: int | None, before: int | None) -> int | None:

@@ -79,7 +79,7 @@ _SENSORS = (
 
 
 def lacks_of_trace(report: dict[str, Any]) -> list[Lack]:
-    """All that the trace does not have, for the top of a report."""
+    """Data that the trace lacks, for the top of a report."""
     about = report.get("trace") or {}
     return _missing(about) + _gaps(about)
 
@@ -99,7 +99,7 @@ def _missing(about: dict[str, Any]) -> list[Lack]:
 
 
 def _gaps(about: dict[str, Any]) -> list[Lack]:
-    """What concerns every picture: events that are not there although their sensor was."""
+    """Data that every picture lacks: events lost although their sensor was there."""
     found: list[Lack] = []
     if about.get("lost_events"):
         found.append(
@@ -126,7 +126,7 @@ def _gaps(about: dict[str, Any]) -> list[Lack]:
 
 
 def lacks_of(picture: str, report: dict[str, Any]) -> list[Lack]:
-    """What of lacks_of_trace() concerns this picture."""
+    """The part of lacks_of_trace() that concerns this picture."""
     about = report.get("trace") or {}
     found = [lack for lack in _missing(about) if is_of(lack, _CONCERNS[picture])]
     return found + (_gaps(about) if picture != "iterations" else [])
@@ -199,7 +199,7 @@ def _of_pool(pictures: dict[str, Any]) -> bool:
 
 
 def map_text(kinds: Iterable[str]) -> str:
-    """What is on an access map with marks of these kinds."""
+    """The caption of an access map with marks of these kinds."""
     present = set(kinds)
     layers = {LAYER_OF[kind] for kind in present}
     parts = [
@@ -236,7 +236,7 @@ def map_captions(report: dict[str, Any], pictures: dict[str, Any]) -> dict[int, 
 
 
 def file_of(report: dict[str, Any], number: int) -> dict[str, Any]:
-    """What a report tells of a file; nothing, if it does not know it."""
+    """A report's entry of a file; empty, if there is none."""
     for file in report.get("files") or []:
         if file.get("id") == number:
             return dict(file)
@@ -305,7 +305,7 @@ def _sensor(report: dict[str, Any], name: str) -> str:
 
 
 def _empty(picture: str, report: dict[str, Any]) -> str:
-    """What stands where a picture would be."""
+    """The text in the place of a picture without data."""
     if picture == "stall" and any(file.get("pool") for file in report.get("files") or []):
         return "n/a (the pool does not tell how long each touch waited: see the run's summary)"
     why = lacks_of(picture, report)

@@ -49,7 +49,7 @@ class Figure(NamedTuple):
         return "n/a" if value is None else _FORMATS[self.unit](value)
 
     def change(self) -> str:
-        """From one to the other, for people."""
+        """The change from before to after, in words."""
         if self.before is None or self.after is None:
             return ""
         if not self.before:
@@ -86,8 +86,8 @@ def _document(
 
 
 def of_traces(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two reports of recordings (trace/analyse/report.py): the run, then each rank's reading of
-    each file, paired by path and rank."""
+    """Compare two reports of recordings (trace/analyse/report.py): the run, then each rank's
+    reading of each file, paired by path and rank."""
 
     def stalled(report: Mapping[str, Any]) -> float | None:
         return _sum([one.get("stall_seconds") for one in report["readers"]])
@@ -144,8 +144,8 @@ _OF_A_FILE = (("prefetched_bytes", "bytes", None), ("demand_used_blocks_bytes", 
 def of_summaries(
     before: Mapping[str, Any], after: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Of two summaries (docs/summary-schema.md): the run, its ranks, its files. ``names``: of their
-    files."""
+    """Compare two summaries (docs/summary-schema.md): the run, its ranks, its files. ``names``: of
+    the summaries' own files."""
     both = before, after
     figures = [_figure("time", "seconds", [one["wall_seconds"] for one in both])]
     figures += [
@@ -182,7 +182,7 @@ def _words(name: str) -> str:
 
 
 def lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
-    """For a terminal: a table of the run, then of its parts the ones that differ most."""
+    """Lines for a terminal: a table of the run, then the parts that differ most."""
     rows = [("", "before", "after", "", "")]
     for one in document["figures"]:
         rows.append(_row(one["name"], one))

@@ -39,7 +39,7 @@ def _page(name: str) -> str:
 
 
 def _hash_of(text: str) -> str:
-    """As a Content-Security-Policy names it."""
+    """Hash of a script or style as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -70,7 +70,7 @@ def json_for_script(value: Any) -> str:
 
 
 def _report_for_page(report: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a report: without the long lists that the pictures hold."""
+    """The page's part of a report: without the long lists, which the pictures hold."""
     readers = [
         {key: one for key, one in reader.items() if key != "iterations"}
         for reader in (report.get("readers") or [])[:_READERS_MAX]

@@ -61,7 +61,7 @@ def document(index: RecordIndex, name: str, seconds: float) -> dict[str, Any]:
 
 
 def _rows(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What it says, as (name, text)."""
+    """The document's facts, as (name, text)."""
     sizes = document["record_size_bytes"]
     per_record = document["index_bytes_per_record"]
     rows = [

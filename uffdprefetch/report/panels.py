@@ -106,7 +106,7 @@ def _one_per_place(stream: MarkStream, span_ns: float, size_bytes: int) -> MarkS
 
 
 def _bands(ax: Any, mpl: Any, streams: Iterable[MarkStream], span_ns: int, size_bytes: int) -> None:
-    """What was read ahead, as rectangles; when they are many, as a raster of them."""
+    """Draw what was read ahead as rectangles, or, of many, their raster."""
     for kind in ("kernel", "other", "warm"):
         some = [s for s in streams if s.kind == kind]
         n = sum(map(len, some))
@@ -306,7 +306,7 @@ def iterations(ax: Any, mpl: Any, drawn: dict[str, Any]) -> None:
 
 
 def instead(ax: Any, text: str, columns: int = 80) -> None:
-    """What stands where a picture would be, wrapped at ``columns`` characters."""
+    """Draw a text in the place of a picture, wrapped at ``columns`` characters."""
     ax.set_xticks([])
     ax.set_yticks([])
     ax.text(0.5, 0.5, "\n".join(textwrap.wrap(plain(text), columns)), ha="center", va="center",

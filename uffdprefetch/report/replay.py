@@ -89,7 +89,7 @@ def best(predicted: Sequence[Predicted], demand: Demand, needs_order: bool) -> s
 
 
 def effort(choice: RunConfiguration) -> tuple[bool, int]:
-    """What it takes to use it: an order that has to be written down, then options."""
+    """The user's effort for a configuration: an order to write down, then the number of options."""
     return choice.needs_order, -1 if choice.options is None else len(choice.options)
 
 

@@ -51,8 +51,8 @@ def lines(
     verbose: bool = False,
     columns: int | None = None,
 ) -> list[str]:
-    """All that is said at the end, without prefix. ``path``: where the JSON was written, if it was;
-    ``verbose``: with how_it_ran(); ``columns``: of the terminal, None for what is none."""
+    """The lines at a run's end, without prefix. ``path``: of the JSON, if it was written;
+    ``verbose``: with how_it_ran(); ``columns``: of the terminal, None where there is none."""
     if not verbose:
         return short_lines(summary, columns)
     return [*short_lines(summary), *how_it_ran(summary, path)]

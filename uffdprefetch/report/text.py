@@ -92,7 +92,7 @@ def _plural(value: int, noun: str) -> str:
 
 
 def _touched(entry: dict[str, Any], page_bytes: int) -> str:
-    """What is known of the pages touched: a fault may map more than what is touched."""
+    """The bytes touched, as bounds: a fault may map more pages than are touched."""
     most, least = entry.get("touched_pages"), entry.get("touched_pages_least")
     if most is None:
         return "n/a"
@@ -154,7 +154,7 @@ def _missing(report: dict[str, Any]) -> list[str]:
 
 
 def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
-    """What is known of a file, whoever read it."""
+    """The facts of a file, for all its readers."""
     about = _size(file.get("size_bytes"))
     if file.get("file_system"):
         about += f" on {file['file_system']}"
@@ -368,7 +368,7 @@ def _others(report: dict[str, Any]) -> list[str]:
 
 
 def _together(report: dict[str, Any]) -> list[str]:
-    """What is of no single reader: phases, our service, the block devices."""
+    """Sections of no single reader: phases, our service, the block devices."""
     out = []
     phases = report.get("phases") or []
     if phases:

@@ -102,7 +102,7 @@ class ProcessEvents:
         return -1 if self._socket is None else self._socket.fileno()
 
     def read(self) -> list[Birth]:
-        """What has come since the last call, EVENTS_AT_ONCE datagrams at most."""
+        """The births since the last call, from at most EVENTS_AT_ONCE datagrams."""
         found = []
         for _ in range(EVENTS_AT_ONCE if self._socket is not None else 0):
             try:

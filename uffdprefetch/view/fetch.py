@@ -34,7 +34,7 @@ def alive(pids: Iterable[int]) -> bool:
 
 
 def state_after(snapshot: Snapshot, job_pid: int = 0) -> str:
-    """What has happened when the service hung up: the job has ended, or only the service has."""
+    """The state after the service has hung up: the job has ended, or only the service has."""
     pids = [
         *([job_pid] if job_pid else []),
         *snapshot.job_pids,

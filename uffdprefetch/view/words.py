@@ -63,7 +63,7 @@ def fit(text: str, width: int, more: str = "…") -> str:
 
 
 def join_fitting(parts: Sequence[str], width: int, separator: str = "  ") -> str:
-    """As many of the parts, first things first, as fit whole."""
+    """The first parts that fit whole, joined."""
     line = ""
     for part in parts:
         longer = f"{line}{separator}{part}" if line else part
@@ -95,7 +95,7 @@ def pattern(name: str, stride_bytes: int | None, width: int) -> str:
 
 
 def reading(snapshot: Snapshot) -> str:
-    """What all ranks read in the last second, as a rate."""
+    """The rate of all ranks' reading in the last second."""
     rate = snapshot.node.readers_bytes_per_second
     return NA if rate is None else f"{megabytes(rate)} MB/s"
 
