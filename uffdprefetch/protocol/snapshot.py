@@ -54,7 +54,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank; places and pattern are those of its leading walk, the first of ``streams``."""
+    """One rank; places and pattern are those of its leading stream, the first of ``streams``."""
 
     rank: int
     local_rank: int
@@ -109,7 +109,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class Walk:
-    """One reader's way through a file."""
+    """A stream: one reader's way through a file."""
 
     file: str
     pid: int

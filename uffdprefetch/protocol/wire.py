@@ -263,12 +263,12 @@ def _padded(pages: list[int]) -> list[int]:
 
 
 def file(
-    region: int, verdict: ServingMode, pages: list[int], settled: bool = False, leased: bool = False
+    region: int, mode: ServingMode, pages: list[int], settled: bool = False, leased: bool = False
 ) -> bytes:
     """UP_FILE: how a mapping is served, and the page numbers of its checkpoints (PAGES_MAX).
     ``settled``: who maps the file again need not wait for the answer. ``leased``: the last
     descriptor that comes with it has the file's lease."""
-    body = FILE.pack(region, verdict, len(pages), settled, leased, 0, *_padded(pages))
+    body = FILE.pack(region, mode, len(pages), settled, leased, 0, *_padded(pages))
     return pack(Type.FILE, body)
 
 

@@ -518,8 +518,8 @@ def decision_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _patterns(summary: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    """(file, rank) -> how it went through it: by its longest walk. The first touches of a file are
-    a walk, too, mostly forward, whichever way the reader goes then."""
+    """(file, rank) -> how it went through it: by its longest stream. The first touches of a file
+    are one, too, mostly forward, whichever way the reader goes then."""
     found: dict[tuple[str, int], str] = {}
     walked: dict[tuple[str, int], int] = {}
     for one in summary.get("streams") or []:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from uffdprefetch.protocol.snapshot import Rank
-from uffdprefetch.view.model import walks
+from uffdprefetch.view.model import streams
 
 READ = "#56B4E9"
 AHEAD = "#56B4E9"
@@ -65,19 +65,19 @@ def position_bar(rank: Rank, width: int, glyphs: Glyphs) -> Text:
     ahead of it."""
     cells = [(glyphs.track, FAINT)] * width
     if rank.size_bytes:
-        inside = walks(rank)
-        for walk in inside:
-            at = cell(walk.position_bytes, rank.size_bytes, width)
-            front = cell(walk.frontier_bytes, rank.size_bytes, width)
+        inside = streams(rank)
+        for stream in inside:
+            at = cell(stream.position_bytes, rank.size_bytes, width)
+            front = cell(stream.frontier_bytes, rank.size_bytes, width)
             for i in _between(at, front):
                 cells[i] = (glyphs.ahead, AHEAD)
-        for walk in inside:
-            start = cell(walk.start_bytes, rank.size_bytes, width)
-            for i in _between(start, cell(walk.position_bytes, rank.size_bytes, width)):
+        for stream in inside:
+            start = cell(stream.start_bytes, rank.size_bytes, width)
+            for i in _between(start, cell(stream.position_bytes, rank.size_bytes, width)):
                 cells[i] = (glyphs.passed, READ)
-        for walk in inside:
+        for stream in inside:
             marker = glyphs.forward if (rank.direction or 1) > 0 else glyphs.backward
-            cells[cell(walk.position_bytes, rank.size_bytes, width)] = (marker, "bold")
+            cells[cell(stream.position_bytes, rank.size_bytes, width)] = (marker, "bold")
     text = Text()
     for character, style in cells:
         text.append(character, style)

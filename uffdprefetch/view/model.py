@@ -24,16 +24,16 @@ class View:
     silent_seconds: float = 0.0
 
 
-def walks(rank: Rank) -> list[Walk]:
+def streams(rank: Rank) -> list[Walk]:
     """Those in the rank's file; its first one leads."""
-    return [walk for walk in rank.streams if walk.file == rank.file]
+    return [stream for stream in rank.streams if stream.file == rank.file]
 
 
 def share(rank: Rank) -> float | None:
     """How far into its file the rank is, 0 to 1."""
-    if not walks(rank) or not rank.size_bytes:
+    if not streams(rank) or not rank.size_bytes:
         return None
-    return min(1.0, max(0.0, walks(rank)[0].position_bytes / rank.size_bytes))
+    return min(1.0, max(0.0, streams(rank)[0].position_bytes / rank.size_bytes))
 
 
 def shares(snapshot: Snapshot) -> tuple[float, float] | None:

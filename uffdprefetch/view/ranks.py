@@ -38,7 +38,7 @@ class RankColumn:
 
 
 def _position(rank: Rank, width: int) -> str:
-    inside = model.walks(rank)
+    inside = model.streams(rank)
     return format_size(inside[0].position_bytes) if inside else words.NA
 
 

@@ -99,7 +99,7 @@ def test_what_only_a_look_can_tell_is_written_once_there_was_one() -> None:
 def test_the_parts_of_a_document_are_typed() -> None:
     seen = snapshot(3).snapshot
     assert (seen.run, seen.host, len(seen.ranks)) == ("resnet50-7731", "node17", 3)
-    assert model.walks(seen.ranks[1])[0].position_bytes == rank(1, 3)["position_bytes"]
+    assert model.streams(seen.ranks[1])[0].position_bytes == rank(1, 3)["position_bytes"]
     assert seen.ranks[0].hit.share == 0.998 and seen.node.io_pressure.share == 0.12
     assert model.hit_share(seen) == pytest.approx(1 - 6 / 3000)
 

@@ -335,7 +335,7 @@ def bar(width: int = 20, characters: glyphs.Glyphs = ASCII, **changes: object) -
     return glyphs.position_bar(one, width, characters).plain
 
 
-def walk(start: int, position: int, frontier: int) -> dict[str, object]:
+def stream(start: int, position: int, frontier: int) -> dict[str, object]:
     return {
         **document()["ranks"][0]["streams"][0], "start_bytes": start * MIB,
         "position_bytes": position * MIB, "frontier_bytes": frontier * MIB,
@@ -343,23 +343,23 @@ def walk(start: int, position: int, frontier: int) -> dict[str, object]:
 
 
 def test_the_bar_shows_walked_position_and_ahead_in_their_places() -> None:
-    assert bar(streams=[walk(0, 512, 700)]) == "##########>+++......"
-    assert bar(streams=[walk(512, 1024, 1024)]) == "..........#########>"
+    assert bar(streams=[stream(0, 512, 700)]) == "##########>+++......"
+    assert bar(streams=[stream(512, 1024, 1024)]) == "..........#########>"
     assert bar(streams=[]) == "." * 20
     assert bar(size_bytes=None) == "." * 20
 
 
 def test_a_backward_reader_looks_the_other_way() -> None:
-    assert bar(direction=-1, streams=[walk(1000, 512, 400)]) == ".......+++<#########"
+    assert bar(direction=-1, streams=[stream(1000, 512, 400)]) == ".......+++<#########"
 
 
 def test_two_readers_of_one_rank_are_two_marks() -> None:
-    assert bar(streams=[walk(0, 256, 256), walk(512, 768, 768)]) == "#####>....#####>...."
+    assert bar(streams=[stream(0, 256, 256), stream(512, 768, 768)]) == "#####>....#####>...."
 
 
 def test_offsets_beyond_the_file_stay_in_the_bar() -> None:
-    assert len(bar(streams=[walk(0, 5000, 9000)])) == 20
-    assert bar(streams=[walk(0, 5000, 9000)]).endswith(">")
+    assert len(bar(streams=[stream(0, 5000, 9000)])) == 20
+    assert bar(streams=[stream(0, 5000, 9000)]).endswith(">")
 
 
 def test_a_gauge_is_never_empty_for_something_nor_longer_than_full() -> None:
