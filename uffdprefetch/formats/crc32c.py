@@ -115,6 +115,6 @@ def finished(register: Array, lengths: Array) -> Array:
 
 
 def masked(crc: Array) -> Array:
-    """As TFRecord writes it (tensorflow/core/lib/hash/crc32c.h, Mask())."""
+    """A checksum as TFRecord writes it (tensorflow/core/lib/hash/crc32c.h, Mask())."""
     turned: Array = (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
     return turned

@@ -114,7 +114,8 @@ def describe(index: RecordIndex) -> dict[str, Any]:
 
 
 def rebuild(described: Mapping[str, Any], arrays: Mapping[str, Array]) -> RecordIndex:
-    """From describe() and RecordIndex.arrays(). Raises KeyError, TypeError, ValueError."""
+    """Make an index from describe() and RecordIndex.arrays(). Raises KeyError, TypeError,
+    ValueError."""
     by_kind: dict[str, dict[str, Array]] = {"places": {}, "columns": {}, "keys": {}}
     for name, array in arrays.items():
         kind, _, rest = name.partition(".")

@@ -16,8 +16,9 @@ _SCAN_RECORDS = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Of record i: ``data[offset[i] : offset[i] + length[i]]`` (uint8). ``ranges``: first record,
-    end, and whether the keys between them ascend (as bytes compare), for all records."""
+    """Keys of records: that of record i is ``data[offset[i] : offset[i] + length[i]]`` (uint8).
+    ``ranges``: first record, end, and whether the keys between them ascend (as bytes compare), for
+    all records."""
 
     offset: Array
     length: Array

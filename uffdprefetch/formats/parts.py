@@ -57,7 +57,7 @@ class Tensor(NamedTuple):
 
 
 def safetensors_header_bytes(head: bytes, size_bytes: int) -> int | None:
-    """How long the header is of a file of this size that begins so; None: it is no safetensors."""
+    """Length of the header of a file of this size that begins so; None: it is no safetensors."""
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     is_one = len(head) > LENGTH_BYTES and head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{"
     return length if is_one and LENGTH_BYTES + length <= size_bytes else None

@@ -38,7 +38,7 @@ CAP_PARTS = 256
 
 
 class DatasetInfo:
-    """What has been published of a base dataset, as long as it lives."""
+    """Published properties of a base dataset, while it lives."""
 
     #: By name: numbers in use by living datasets of that name.
     _given: ClassVar[dict[str, set[int]]] = {}

@@ -115,7 +115,7 @@ class _Pass:
             self._announcement.said(self._announcement.items)
 
     def end(self) -> None:
-        """It is over, or left."""
+        """The iteration has ended, or was left."""
         self.over = True
         if self._announcement is not None:
             self._announcement.end()

@@ -71,7 +71,7 @@ class List:
 
 @dataclass(frozen=True)
 class Part:
-    """What is read of one file or data set."""
+    """The part of an announcement about one file or data set."""
 
     what: str
     array: str

@@ -39,8 +39,8 @@ class Buffers:
 
     @classmethod
     def parse(cls, files: Sequence[str], numbers: Array, samples: int) -> Buffers:
-        """From (address, first, count, row) of each, flat, of a data set of so many samples. Raises
-        ValueError."""
+        """Parse (address, first, count, row) of each buffer, flat, of a data set of ``samples``.
+        Raises ValueError."""
         return cls(files, samples, *rows_of(numbers, samples, "buffer"))
 
     def offsets(self, mapped: Sequence[Mapped]) -> tuple[Array, Array]:
@@ -54,8 +54,8 @@ class Buffers:
         return np.concatenate(which), np.concatenate(offsets)
 
     def columns(self, index: RecordIndex, mapped: Sequence[Mapped]) -> dict[int, Rows]:
-        """Of a file with this index, mapped so: by column of the index, which of its records the
-        samples are. Raises ValueError for rows that the file lacks."""
+        """Columns of a file with this index, mapped so: by column of the index, which of its
+        records the samples are. Raises ValueError for rows that the file lacks."""
         which, offsets = self.offsets(mapped)
         column, part = _buffer_at(index, offsets)
         known = np.flatnonzero(column >= 0)
@@ -80,8 +80,8 @@ class Buffers:
     def order(
         self, index: RecordIndex, mapped: Sequence[Mapped], samples: Array, where: str
     ) -> Order:
-        """What these samples read of such a file; ``item``: index into ``samples``. Raises
-        ValueError, UffdPrefetchError."""
+        """The order in which these samples read such a file; ``item``: index into ``samples``.
+        Raises ValueError, UffdPrefetchError."""
         none: Array = np.zeros(0, np.int64)
         orders = [(none, none, none)]
         for columns, rows in _together(self.columns(index, mapped)):

@@ -67,7 +67,7 @@ class FileSequence:
 
     @classmethod
     def of(cls, files: Sequence[Any], indices: Sequence[RecordIndex]) -> FileSequence:
-        """Of files of one format."""
+        """The sequence of files of one format."""
         sizes: Array = np.array([index.file_bytes for index in indices], np.int64)
         # no fault in one file maps a page of the next
         rooms = (-(-sizes // AROUND_BYTES) + 1) * AROUND_BYTES
@@ -185,8 +185,8 @@ def _runs(row: Sequence[int], counts: Sequence[int], samples: int) -> list[tuple
 
 
 def _siblings(path: str) -> tuple[str, str]:
-    """What names of one data set's files share: the directory and the ending, or, of databases that
-    are directories, the one above and the name."""
+    """The common part of the names of one data set's files: the directory and the ending, or, of
+    databases that are directories, the one above and the name."""
     directory, name = os.path.split(path)
     if name == "data.mdb":
         return os.path.dirname(directory), name

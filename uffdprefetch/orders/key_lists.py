@@ -44,7 +44,7 @@ class KeyList:
 
     @classmethod
     def parse(cls, name: str, kind: str, data: Any) -> KeyList:
-        """From the bytes of an announcement's array: int64 for ints, else what
+        """Parse the bytes of an announcement's array: int64 for ints, else what
         job/channel.packed() makes: how many (int64), where each ends (int64), all their bytes.
 
         ``data``: bytes, or an array of uint8 (which is not copied). Raises ValueError.

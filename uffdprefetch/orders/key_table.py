@@ -48,7 +48,7 @@ class KeyTable:
 
     @property
     def lengths(self) -> Array:
-        """Of each record's key."""
+        """Length of each record's key."""
         return self._keys.length
 
     @cached_property

@@ -184,8 +184,8 @@ class PlacementEstimator:
         return least[scale], most[scale]
 
     def ranges(self, records: Array, counts: Array | int = 1) -> tuple[Array, Array]:
-        """What to warm for records [records[i], +counts[i]): (starts, ends), int64, in whole pages,
-        from their least possible start to their greatest possible end."""
+        """The bytes to prefetch for records [records[i], +counts[i]): (starts, ends), int64, in
+        whole pages, from their least possible start to their greatest possible end."""
         records = np.asarray(records, np.int64)
         starts, ends = self.places(records)[0], self.places(records + counts)[1]
         page = self.page_bytes

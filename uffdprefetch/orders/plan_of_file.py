@@ -71,7 +71,7 @@ class FilePlan:
         return os.path.realpath(name) == os.path.realpath(path)
 
     def index(self, path: str) -> RecordIndex | None:
-        """Of a data file, from the node's cache; None for byte ranges, which need none."""
+        """Index of a data file, from the node's cache; None for byte ranges, which need none."""
         from uffdprefetch.formats.cache import open_cached
 
         return None if self.unit == "bytes" else open_cached(path, self.format, self.options)

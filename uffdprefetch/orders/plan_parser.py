@@ -32,7 +32,7 @@ _FILE_KEYS = ("file", "unit", "format", "record_size", "header_size", "epochs", 
 
 
 def _kind(value: Any) -> str:
-    """What a JSON value is, for people."""
+    """Kind of a JSON value, in words."""
     if isinstance(value, bool) or value is None:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
@@ -56,7 +56,7 @@ class Parser:
         self._stored: dict[tuple[str, int], stated.NpyNumbers] = {}
 
     def plan(self, value: Any) -> list[FilePlan]:
-        """What the plan file says of each data file."""
+        """The plan file's entries of data files."""
         top = self._object(self._path, value, _PLAN_KEYS, _PLAN_KEYS)
         if top["schema"] != SCHEMA:
             detail = repr(top["schema"])[:60] if isinstance(top["schema"], str) else "no text"

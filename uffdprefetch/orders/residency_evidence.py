@@ -116,7 +116,7 @@ class ResidencyEvidence:
         self._places = np.concatenate([self._places, place])[order]
 
     def share(self, records: Array, least: float = MAPPED_SHARE) -> Share:
-        """Of how many of these measured records at least ``least`` is mapped."""
+        """Share of these measured records of which at least ``least`` is mapped."""
         at: Array = np.atleast_1d(np.searchsorted(self._known, records))
         at = at[~np.isnan(self._shares[at])]
         return _share(self._shares[at], self._places[at], least)
@@ -196,8 +196,8 @@ class Prediction:
 
 
 def _share(shares: Array, places: Array, least: float = MAPPED_SHARE) -> Share:
-    """Of how many at least ``least`` is mapped. Those that one fault may have mapped count as one
-    observation; ``places``: their offsets."""
+    """Share of which at least ``least`` is mapped. Those that one fault may have mapped count as
+    one observation; ``places``: their offsets."""
     if not len(shares):
         return Share(0, 0)
     apart = len(np.unique(places // TOGETHER_BYTES))

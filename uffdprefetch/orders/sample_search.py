@@ -165,8 +165,8 @@ class SampleSearch:
 
 
 def begun(index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present) -> int:
-    """How many of the first samples have been read, inferred before any progress is reported: the
-    longest initial run with all pages mapped under one hypothesis, less one, which may be half
+    """Number of the first samples that have been read, inferred before any progress is reported:
+    the longest initial run with all pages mapped under one hypothesis, less one, which may be half
     read."""
     most = 0
     for hypothesis in found:

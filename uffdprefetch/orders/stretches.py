@@ -51,8 +51,8 @@ class Stretches:
 
     @classmethod
     def parse(cls, files: Sequence[str], numbers: Array, samples: int) -> Stretches:
-        """From (file, first, count, record) of each, flat, of a data set of so many samples. Raises
-        ValueError."""
+        """Parse (file, first, count, record) of each stretch, flat, of a data set of ``samples``.
+        Raises ValueError."""
         file, first, count, record = rows_of(numbers, samples, "stretch")
         if len(file) and file.max() >= len(files):
             raise ValueError(f"a stretch that is none of {len(files)} files")

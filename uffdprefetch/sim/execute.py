@@ -31,7 +31,7 @@ SIDE_BY_SIDE = 1 << 21
 
 @dataclass
 class Outcome:
-    """What a policy costs. Sums over nodes are in ``*_mb``; seconds are of the whole run."""
+    """A policy's cost. Sums over nodes are in ``*_mb``; seconds are of the whole run."""
 
     seconds: float = 0.0
     preload_seconds: float = 0.0

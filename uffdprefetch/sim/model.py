@@ -88,8 +88,8 @@ class System:
     # node that read at once.
 
     def pfs(self, gamma: float | np.ndarray) -> np.ndarray:
-        """From the file system, while gamma - 1 other nodes read from it as well (equation 3.5);
-        of one thread (times :meth:`sharing` of several)."""
+        """Rate from the file system, while gamma - 1 other nodes read from it as well (equation
+        3.5); of one thread (times :meth:`sharing` of several)."""
         return 1.0 / np.minimum(self.b_fs, self.t(gamma) / gamma)
 
     def pfs_demand(self, gamma: float | np.ndarray) -> np.ndarray:
@@ -98,11 +98,11 @@ class System:
         return 1.0 / np.minimum(self.b_fs, t(gamma) / gamma)
 
     def remote(self, j: int, threads: int) -> float:
-        """From class j of another node (equation 3.6)."""
+        """Rate from class j of another node (equation 3.6)."""
         return max(float(self.sharing(threads)) / self.b_c, self.local(j, threads))
 
     def local(self, j: int, threads: int) -> float:
-        """From class j of the node itself (equation 3.7: its own p_j threads)."""
+        """Rate from class j of the node itself (equation 3.7: its own p_j threads)."""
         one = self.classes[j]
         reading = threads if self.rates == "node" else one.p
         return reading / float(one.r(reading))

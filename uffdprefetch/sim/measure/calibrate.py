@@ -32,7 +32,7 @@ WRITING_PART = 0.25
 
 @dataclass(frozen=True)
 class Wishes:
-    """What to measure."""
+    """The measurements that are wanted."""
 
     path: str  # a file on the storage in question, or a directory there
     seconds: float = 60.0

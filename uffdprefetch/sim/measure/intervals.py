@@ -39,14 +39,14 @@ class Median:
 
     @property
     def half_width(self) -> float:
-        """Of the interval, relative to the median; infinite without one."""
+        """Half-width of the interval, relative to the median; infinite without one."""
         if self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / 2 / self.value
 
 
 def median(values: Sequence[float], alpha: float = ALPHA) -> Median:
-    """Of at least one value."""
+    """Median of at least one value."""
     ordered = sorted(values)
     n = len(ordered)
     middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

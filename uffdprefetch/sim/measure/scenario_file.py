@@ -17,7 +17,7 @@ MEMORY_PART = 2
 
 @dataclass(frozen=True)
 class Job:
-    """What cannot be measured: the data set and the training, as texts of a scenario file."""
+    """The part that cannot be measured, data set and training, as texts of a scenario file."""
 
     c: str = "100MB/s"
     beta: str = "200MB/s"

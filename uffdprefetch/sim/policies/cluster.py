@@ -34,7 +34,7 @@ UNITS = ("block", "sample")
 
 
 class _BlockHistory:
-    """What a node knows of the blocks that its readers came to."""
+    """A node's record of the blocks that its readers came to."""
 
     def __init__(self) -> None:
         self._last = -STEP - 1
@@ -155,7 +155,7 @@ class ClusterPool(LoadingPolicy):
     def _sources(
         self, system: System, workload: Workload, order: np.ndarray, keeper: np.ndarray
     ) -> np.ndarray:
-        """Of every access, int8 as ``order``."""
+        """Source of every access, int8, in the shape of ``order``."""
         own, others = 1, system.J + 1
         if 1 / system.b_c > FAVOUR * float(system.pfs(system.N)):
             others = PFS

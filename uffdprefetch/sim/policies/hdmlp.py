@@ -89,7 +89,7 @@ class Frequency(LoadingPolicy):
         return held
 
     def _kept(self, system: System, sizes: np.ndarray, mine: np.ndarray) -> _Kept:
-        """What one node keeps in its classes; ``mine``: (batches, b)."""
+        """Contents of one node's classes; ``mine``: (batches, b)."""
         capacities = [one.d for one in system.classes[1:]]
         batch = np.nonzero(mine >= 0)[0]
         flat = mine[mine >= 0]

@@ -39,7 +39,7 @@ class ReplayPolicy(Protocol):
         """Before the first access."""
 
     def on_miss(self, stream: int, access: int, file: int, page: int, now: float) -> Range:
-        """What is read on a thread's demand miss of ``page`` in its access; it contains the
+        """The range read on a thread's demand miss of ``page`` in its access; it contains the
         page."""
 
     def on_wait(self, stream: int, access: int, file: int, page: int, now: float) -> None:

@@ -71,10 +71,10 @@ class EvictionPolicy(ABC):
         """A thread touched the chunk, resident or not."""
 
     def on_insert(self, chunk: int) -> None:  # noqa: B027
-        """It is resident now."""
+        """A chunk has become resident."""
 
     def on_evict(self, chunk: int) -> None:  # noqa: B027
-        """It is resident no more."""
+        """A chunk is no longer resident."""
 
 
 class LruEviction(EvictionPolicy):

@@ -38,9 +38,9 @@ class StorageModel:
 
     @classmethod
     def seen(cls, reads: Sequence[tuple[float, float, int]]) -> StorageModel | None:
-        """From reads that were made: (begin, end, bytes) of each, seconds. The bandwidth is what
-        came while several were under way at once: one alone waits for its latency, too. That is
-        what the quickest one took beyond its bytes. None of fewer than READS_LEAST such."""
+        """The model that fits observed reads, (begin, end, bytes) of each, seconds. The bandwidth
+        is what came while several were under way at once: one alone waits for its latency, too.
+        That is what the quickest one took beyond its bytes. None of fewer than READS_LEAST such."""
         busy, taken, moved = 0.0, 0, 0
         began, until, count, total = 0.0, 0.0, 0, 0  # of a stretch in which some are under way
         for begin, end, size in [*sorted(reads), (float("inf"), 0.0, 0)]:

@@ -34,7 +34,7 @@ WRAP = "run it under `uffdprefetch wrap -- CMD`"
 
 @dataclass
 class Finding:
-    """What a rule has found. ``cost``: seconds that ``readers`` stalled, or of ``waits``, where
+    """A rule's finding. ``cost``: seconds that ``readers`` stalled, or of ``waits``, where
     these are no page faults; None where nothing measures it. ``least``: the severity if that is
     higher than the cost's."""
 
@@ -51,7 +51,7 @@ class Finding:
     told: float = 0.0
 
     def entry(self, report: ReportLookup) -> Entry:
-        """As it stands in the document."""
+        """The document's entry."""
         ranks = {reader["rank"] for reader in self.readers}
         own = None if self.cost is None else max(0.0, self.cost - self.told)
         if own is None:
@@ -83,7 +83,7 @@ class FileKind:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its usual name."""
         first = name_of(self.files[0])
         return first if len(self.files) == 1 else f"{len(self.files)} files like {first}"
 
@@ -92,7 +92,7 @@ class FileKind:
         return sum(file["size_bytes"] for file in self.files)
 
     def sum(self, field_name: str) -> int:
-        """Of a figure of its files, those that are null left out."""
+        """Sum of a figure over its files, without those that are null."""
         return sum(file[field_name] or 0 for file in self.files)
 
     def of(self, readers: Sequence[Entry]) -> FileKind:
@@ -142,7 +142,7 @@ class ReportLookup:
 
     @property
     def read_call_seconds(self) -> float:
-        """How long the job was in read(2) and its kind, of files whose open was seen."""
+        """Time of the job in read(2) and its kind, of files whose open was seen."""
         return sum((file["read_calls"] or {}).get("seconds", 0.0) for file in self.files)
 
     def size_of(self, pages: float) -> str:
@@ -150,7 +150,7 @@ class ReportLookup:
         return format_size(pages * self.page_bytes)
 
     def severity(self, cost: float | None, least: str = "low") -> str:
-        """How much of the run a cost is."""
+        """Severity of a cost, by its share of the run."""
         share = 0.0 if cost is None or not self.run_seconds else cost / self.run_seconds
         found = "high" if share >= HIGH else "medium" if share >= MEDIUM else "low"
         return max(found, least, key=_SEVERITIES.index)
@@ -186,7 +186,7 @@ class ReportLookup:
 
 
 def name_of(file: Entry) -> str:
-    """What people call a file: an LMDB by its directory."""
+    """A file's usual name: an LMDB's is its directory."""
     folder, name = os.path.split(file["path"])
     return os.path.basename(folder) or name if name == "data.mdb" else name
 

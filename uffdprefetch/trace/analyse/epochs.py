@@ -32,8 +32,8 @@ UNIT_BITS = 4
 
 
 def visits(unit: Array) -> Array:
-    """How often each value came up to its place, from 1; soon after the last time counts as one
-    visit."""
+    """Number of times that each value has come, up to its place, from 1; soon after the last time
+    counts as one visit."""
     n = len(unit)
     order = np.argsort(unit, kind="stable")
     ordered = unit[order]

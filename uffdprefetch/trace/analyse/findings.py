@@ -103,7 +103,7 @@ def skipping(report: ReportLookup) -> Iterator[Finding]:
 
 
 def _rows_of_single_pages(report: ReportLookup, kind: FileKind) -> int:
-    """How many rows of pages were read one after the other, each alone; 0: not so."""
+    """Number of rows of pages that were read one after the other, each alone; 0: not so."""
     majors, per_major = _majors(kind.readers), _filled_per_major(kind)
     if per_major is None or per_major > SINGLE_PAGES * report.page_bytes or majors < MAJORS_MIN:
         return 0

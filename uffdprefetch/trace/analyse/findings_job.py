@@ -254,7 +254,7 @@ def prefetching(report: ReportLookup) -> Iterator[Finding]:
 
 
 def of_the_trace(report: ReportLookup) -> Iterator[Finding]:
-    """What makes the report's own numbers weaker."""
+    """Findings about the trace itself, which make the report's numbers weaker."""
     trace = report.trace
     lost, events = trace["lost_events"], trace["events"]
     if lost:

@@ -223,7 +223,7 @@ def _first_use(ahead: _Raw, demand: list[_Raw]) -> Array:
 def _ahead(
     trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, demand: list[_Raw]
 ) -> list[_Raw]:
-    """What came in before it was asked for, by who brought it.
+    """Marks of pages that came in before they were asked for, by who brought them.
 
     A fill is drawn whole: one by a rank's own process if it is more than the page of a fault, that
     is the kernel's readahead. (How many of its pages were demand is fills.py's question.) Fills by

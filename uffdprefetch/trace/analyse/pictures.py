@@ -22,7 +22,7 @@ MAPS_MAX = 6
 
 
 def _seconds(trace: Trace, report: dict[str, Any], start_ns: int) -> float:
-    """How long the time axes are: to the last event, or where single events are not all, to the
+    """Length of the time axes: to the last event, or where single events are not all, to the
     end of the run. (A recorder may end long after what it recorded.)"""
     about = report.get("trace") or {}
     last_ns = int(trace.events["time_ns"].max()) if len(trace.events) else start_ns

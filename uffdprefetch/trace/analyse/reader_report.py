@@ -31,7 +31,7 @@ EPOCHS_SEEN = "those that show: one over pages that are still mapped makes no ev
 
 
 def sensor_of(a: Accesses, page_bytes: int) -> str:
-    """What the accesses were seen with, and how finely."""
+    """The sensor of the accesses, and its resolution."""
     kinds = sensors.distinct(a.sensor).tolist()
     names = "; ".join(sensors.SENSORS[k] for k in kinds) or "nothing"
     if sensors.TABLES in kinds:
@@ -213,7 +213,7 @@ def _faults_seen(a: Accesses) -> int:
 def _faults(
     reader: ReaderAnalysis, stall: Stalls | None, why_no_stall: str, majors: int | None
 ) -> tuple[dict[str, int | None] | None, str]:
-    """How many there were, and who has counted them, or the reason why nobody did."""
+    """The number of faults and its sensor, or the reason why there is none."""
     by_pool = sensors.POOL in reader.accesses.sensor
     if not by_pool and stall is None:
         if majors is None:

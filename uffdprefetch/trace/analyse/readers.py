@@ -53,7 +53,7 @@ class EpochAccesses:
 
 @dataclass
 class ReaderAnalysis:
-    """What is found of a reader; reader_report.py puts it into words."""
+    """The findings about a reader; reader_report.py puts them into words."""
 
     rank: int
     file: int

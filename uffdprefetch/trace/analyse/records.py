@@ -114,7 +114,7 @@ class RecordPages:
         return total(union(low[low >= 0], end[low >= 0]))
 
     def report(self, mapped: Ranges, sure: Ranges) -> dict[str, Any]:
-        """What the index adds to a file, of sorted ranges of pages."""
+        """A file's figures that need the index, for sorted ranges of pages."""
         records = {
             "format": self.format,
             "records": len(self),

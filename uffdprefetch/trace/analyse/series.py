@@ -24,7 +24,7 @@ _FAULTS = ("around", "fault", "pool")
 
 
 def bins_for(ranks: int) -> int:
-    """How many bins a picture of that many ranks has."""
+    """Number of bins of a picture with this number of ranks."""
     return max(BINS_MIN, min(BINS, CELLS_MAX // max(1, ranks)))
 
 

@@ -21,7 +21,7 @@ SERVICE_KINDS = (Kind.TOUCH, Kind.SEEN, Kind.WARM, Kind.WINDOW, Kind.MAJORS, Kin
 
 
 def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_bytes: int) -> int:
-    """How many warmed extents a rank came to before they were there."""
+    """Number of prefetched extents to which a rank came before they were there."""
     if not len(warm):
         return 0
     low, high, asked_ns = extents(warm, start_ns, page_bytes)

@@ -41,7 +41,7 @@ class Stalls:
         return between / 1e9
 
     def seconds_of_run(self) -> float:
-        """How long at least one of the threads stood still."""
+        """Time during which at least one of the threads stalled."""
         return total(union(self.end_ns - self.took_ns, self.end_ns)) / 1e9
 
     def by_offset(self, page_bytes: int) -> list[list[float]]:

@@ -100,7 +100,7 @@ def regular(length: Array, step: Array) -> bool:
 
 
 def whole(length: Array, step: Array) -> int | None:
-    """How many records of these lengths a step is on average; None where there are too few to
+    """Mean number of records of these lengths in a step; None where there are too few to
     tell, or it is no whole number."""
     part = float(length.mean() / step.mean())
     error = float(length.std() / length.mean()) * np.sqrt((1 + part) / len(step)) / part

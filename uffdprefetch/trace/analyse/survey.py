@@ -36,7 +36,7 @@ OFFSET_MAX = 1 << 56
 
 
 class Survey:
-    """What is known of a trace while its files are gone through."""
+    """State of going through a trace, file by file."""
 
     def __init__(self, trace: Trace, open_index: OpenRecords) -> None:
         self.trace = trace
@@ -206,7 +206,7 @@ class Survey:
     def _process(
         self, reader: reading.ReaderAnalysis, of_rank: Array, others: list[StreamPattern]
     ) -> dict[str, Any]:
-        """What a process of a rank did by itself."""
+        """A rank's process's own part."""
         (pid,) = distinct(reader.accesses.pid).tolist()
         entry = self._entry(reader, of_rank[of_rank["pid"] == pid], others)
         return {"pid": pid, **{name: entry[name] for name in reader_report.OF_A_PROCESS}}
@@ -253,7 +253,7 @@ def _each_and_the_rest(
 
 
 def _of_all(ranges: list[Ranges]) -> Ranges:
-    """What any of several readers' ranges of pages holds."""
+    """Union of several readers' ranges of pages."""
     none: Array = np.zeros(0, np.int64)
     starts, ends = zip((none, none), *ranges, strict=True)
     return union(np.concatenate(starts), np.concatenate(ends))

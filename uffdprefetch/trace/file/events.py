@@ -33,7 +33,7 @@ NO_FILE = 0
 
 
 class Kind(IntEnum):
-    """What happened. `value` and `aux` are 0 where nothing is said of them."""
+    """Kind of an event. `value` and `aux` are 0 where not mentioned."""
 
     # ---- the kernel's tracepoints (BPF): a witness that does not ask us
     #: A page fault that looked the page up in the page cache (filemap_fault). offset: the page,

@@ -36,7 +36,7 @@ BY_BPF = frozenset(Sensor)
 def entry(
     sensors: Iterable[Sensor], why: str, remedy: str | None = None, what: str | None = None
 ) -> dict[str, Any]:
-    """That sensors are missing; ``remedy``: a command; ``what``: in other words than theirs."""
+    """Entry about missing sensors; ``remedy``: a command; ``what``: in other words than theirs."""
     named = list(sensors)
     return {
         "sensors": [sensor.name for sensor in named],

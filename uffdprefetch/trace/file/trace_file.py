@@ -435,8 +435,8 @@ def _wall_ns(trace: Trace) -> tuple[int, int] | None:
 
 
 def _why_not_one_run(a: Trace, b: Trace) -> str | None:
-    """Of one node, and of several: recorders of one run run at the same time, and each has ranks
-    of its own."""
+    """Why traces are not of one run; None: they are. Of one node, and of several: recorders of one
+    run run at the same time, and each has ranks of its own."""
     ranks = [{p.rank for p in one.processes.values() if p.role == "job"} for one in (a, b)]
     both = ranks[0] & ranks[1]
     if both and a.meta.get("host") == b.meta.get("host"):

@@ -313,7 +313,7 @@ class KernelTracer:
         return int(self._bpf["lost"][0].value)
 
     def stop(self) -> np.ndarray[Any, Any]:
-        """From now on nothing is recorded; what was still being gathered in the kernel: runs of
+        """Stop recording, and take what was still being gathered in the kernel: runs of
         pages, majors."""
         self._bpf["over"][ctypes.c_int(0)] = ctypes.c_uint32(1)
         try:

@@ -150,7 +150,7 @@ class Paths:
 
 
 def group_of(path: str) -> str:
-    """What a program or a small file is told under: its Python package, its interpreter's library,
+    """The group of a program or a small file: its Python package, its interpreter's library,
     or else its directory."""
     package = _PACKAGE.search(path)
     if package:  # of torch/, torch-2.4.dist-info and torch.libs the package is torch
@@ -160,7 +160,7 @@ def group_of(path: str) -> str:
 
 
 def size_of(path: str) -> int:
-    """Of a file in bytes, 0 of one that is gone."""
+    """Size of a file in bytes, 0 of one that is gone."""
     try:
         return os.stat(path).st_size
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ WITHOUT_STALL = "stall times of single faults (under userfaultfd the kernel's co
 
 @dataclass
 class Spec:
-    """What to record; made by trace/record/starter.py."""
+    """A recorder's options; made by trace/record/starter.py."""
 
     output: str
     force: bool
@@ -93,7 +93,7 @@ class _Control:
             os.set_blocking(fd, False)
 
     def lines(self) -> list[dict[str, Any]]:
-        """What was said since the last call."""
+        """Lines that have come since the last call."""
         found = []
         while not self.ended:
             try:
@@ -258,7 +258,7 @@ class _Session:
         )
 
     def let_go(self) -> None:
-        """Of the kernel's probes."""
+        """Detach the kernel's probes."""
         if self.witness is not None:
             self.witness.close()
 

@@ -127,7 +127,7 @@ class Recording:
         return self.ended() or bool(select.select([self._answer_fd], [], [], 0)[0])
 
     def abandon(self) -> None:
-        """It is not to be used."""
+        """Give the recorder up."""
         os.close(self._control_fd)
         os.close(self._answer_fd)
         if self._process.poll() is None:
