@@ -138,8 +138,8 @@ class PoolTrack:
 class Sampling:
     """Samples of a run; the service's thread calls everything here."""
 
-    def __init__(self, engine: Coordinator, scheduler: Scheduler, ledger: Ledger) -> None:
-        self._engine = engine
+    def __init__(self, coordinator: Coordinator, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._coordinator = coordinator
         self._scheduler = scheduler
         self._ledger = ledger
         self.ranks: dict[int, RankTrack] = {}
@@ -169,7 +169,7 @@ class Sampling:
                 track.ticks.append(RankTick(now, count, track.touched_bytes))
         self._note_history(now, sum(faults.values()))
         for books in (self.counted, self._passed):
-            for key in [k for k in books if k not in self._engine.files]:
+            for key in [k for k in books if k not in self._coordinator.files]:
                 del books[key]
 
     def _track(self, rank: int) -> RankTrack | None:
@@ -180,7 +180,7 @@ class Sampling:
 
     def _follow_streams(self) -> None:
         seen: dict[tuple[int, Key, int], int] = {}
-        for client in self._engine.clients.values():
+        for client in self._coordinator.clients.values():
             track = self._track(client.rank)
             if track is None:
                 continue
@@ -198,7 +198,7 @@ class Sampling:
                                 stretches.add(low, high)
         self._touched = seen
         for track in self.ranks.values():
-            for key in [k for k in track.passed if k not in self._engine.files]:
+            for key in [k for k in track.passed if k not in self._coordinator.files]:
                 del track.passed[key]
                 track.wasted_bytes.pop(key, None)
 
@@ -234,7 +234,9 @@ class Sampling:
     @property
     def counted_all(self) -> bool:
         """Whether the slow pass has seen every file that is open."""
-        return all(key in self.counted for key, f in self._engine.files.items() if f.opened.fd >= 0)
+        return all(
+            key in self.counted for key, f in self._coordinator.files.items() if f.opened.fd >= 0
+        )
 
     def step(self, now: int) -> None:
         """One piece of the slow pass, when it is due."""
@@ -256,7 +258,7 @@ class Sampling:
 
     def _pieces(self) -> Iterator[None]:
         """One pass over all files, those that are mapped first."""
-        for file in sorted(self._engine.files.values(), key=lambda f: -f.mappings.attached):
+        for file in sorted(self._coordinator.files.values(), key=lambda f: -f.mappings.attached):
             known, sensor = yield from self._resident(file)
             if file.opened.fd < 0:  # closed meanwhile
                 continue
