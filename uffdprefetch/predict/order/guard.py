@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is what is prefetched for an order read, and does its reader come on? The one trial of an order
-that the job itself announces: its indices are compared in the job, one by one (job/hook.py), but
-where their records are may be wrong, or read from elsewhere. Pure.
+"""Whether the bytes prefetched for an order are read, and whether its reader advances. This is the
+only trial of an order that the job announces: the job compares the indices one by one
+(job/hook.py), but their records' places may be wrong, or read from elsewhere. Pure.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 from uffdprefetch.base.units import MIB
 
-#: One range of what was handed out is watched for each of these bytes of the order, ...
+#: Sampling interval: one issued range is watched per 256 KiB of the order.
 SAMPLE_BYTES = 256 << 10
-#: ... and so many are judged together: those of 64 MiB, what a wrong order may cost.
+#: Samples per verdict: those of 64 MiB, which is what a wrong order may cost.
 SAMPLES = 256
-#: An order is wrong where less than this part of them was touched. What lies between two records
-#: and is prefetched with them need not be: half of it at the most.
+#: Share of touched samples below which an order is wrong. Gaps between records are prefetched, too,
+#: at most as many bytes again, and need not be touched.
 TOUCHED_PART = 0.25
-#: ... while its readers were seen to read at least this: nobody reads, or nothing is seen where the
-#: pages leave the page table at once. And wrong is one whose readers were seen to read as much, and
-#: all that is prefetched for it, while its position stood still.
+#: Least bytes observed before a verdict: without readers, or where pages leave the page table at
+#: once, little is seen. Also the bytes, beyond those prefetched ahead, that may be read while the
+#: position stands still.
 READ_BYTES = 16 * MIB
 
 
@@ -37,7 +37,7 @@ class OrderGuard:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is anything to judge."""
+        """Whether there are samples to judge."""
         return bool(self._behind)
 
     @property
@@ -49,7 +49,7 @@ class OrderGuard:
         return f"{self._stood_bytes / MIB:.0f} MiB were read, and none of it was next in the order"
 
     def handed(self, start: int, end: int, need: int) -> None:
-        """[start, end) is prefetched, for the reader's coming to ``need``."""
+        """[start, end) was issued, for when the reader comes to ``need``."""
         self._sent = max(self._sent, need + end - start)
         while start < end and need + end - start > self._next_need:
             skipped = max(0, self._next_need - need)
@@ -58,31 +58,31 @@ class OrderGuard:
             self._next_need = need + SAMPLE_BYTES
 
     def found(self, read_bytes: int) -> None:
-        """So much was touched now."""
+        """``read_bytes`` were touched now."""
         self._read_bytes += read_bytes
         self._stood_bytes += read_bytes
 
     def scanned(self, read_bytes: int, since_ns: int) -> None:
-        """So much was newly found in a page table, and touched since then."""
+        """``read_bytes`` were new in a page table, touched since ``since_ns``."""
         self._read_bytes += read_bytes
         if self._moved_ns <= since_ns:
             self._stood_bytes += read_bytes
 
     def passed(self, position: int, now_ns: int) -> None:
-        """The reader is there."""
+        """The reader has come to ``position``."""
         if position > self._position:
             self._position, self._moved_ns, self._stood_bytes = position, now_ns, 0
         while self._ahead and self._ahead[0][0] < position:
             self._behind.append((now_ns, *self._ahead.popleft()[1:]))
 
     def unmapped(self) -> None:
-        """A mapping has gone, with what its page table told: what was passed and is not judged yet
-        cannot be judged any more."""
+        """A mapping has gone, and its page table with it: passed samples cannot be judged any
+        more."""
         self._behind.clear()
 
     def judge(self, known_ns: int, touched: Callable[[int, int], bool]) -> str | None:
-        """What was touched before ``known_ns`` is known, and ``touched`` tells of any part of a
-        range. None, or why the order is wrong."""
+        """Judge samples passed until ``known_ns``, to which touches are known; ``touched`` tells of
+        any part of a range. None, or why the order is wrong."""
         while self._behind and self._behind[0][0] <= known_ns:
             _, start, end = self._behind.popleft()
             self._judged += 1
