@@ -38,7 +38,7 @@ class Watched:
     """A sparse file, mapped here and watched from outside the mapping."""
 
     view: mmap.mmap
-    engine: Coordinator
+    coordinator: Coordinator
     client: Client
     region: Region
 
@@ -67,25 +67,25 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         pass
 
     scheduler = Scheduler(pool, TokenBucket(0, 4 * MIB), 4 * MIB)
-    engine = Coordinator(config, scheduler, ledger, opener=Opener(wake))
+    coordinator = Coordinator(config, scheduler, ledger, opener=Opener(wake))
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    observer = Observer(engine, ledger, 512 * MIB, everybody=True)
+    observer = Observer(coordinator, ledger, 512 * MIB, everybody=True)
 
     def mapping() -> object:
         observer.look([os.getpid()], CLOCK.now_ns())  # one process a turn
-        engine.opener.step()
-        client = engine.clients.get(-os.getpid())
+        coordinator.opener.step()
+        client = coordinator.clients.get(-os.getpid())
         return client and client.regions
 
     wait_until(mapping, "the mapping")
-    client = engine.clients[-os.getpid()]
+    client = coordinator.clients[-os.getpid()]
     (region,) = client.regions.values()
-    yield Watched(view, engine, client, region)
+    yield Watched(view, coordinator, client, region)
     view.close()
     client.close()
     pool.close()
-    for file_state in engine.files.values():
+    for file_state in coordinator.files.values():
         file_state.close()
     os.close(wake)
 
@@ -139,7 +139,7 @@ def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watche
         now += every
         if now < watched.region.scan.due_ns:
             continue
-        watched.engine.look(now)
+        watched.coordinator.look(now)
         walks = [s for s in watched.region.reader.table.active() if s.settled]
         if step * STRIDE_BYTES > 16 * MIB:
             at = max(s.position_bytes for s in walks)
