@@ -16,7 +16,7 @@ import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from snapshots import rank, snapshot
 
-from uffdprefetch.protocol.snapshot import Process
+from uffdprefetch.protocol.snapshot import UnservedProcess
 from uffdprefetch.view import births, sensors, taskstats
 from uffdprefetch.view.births import Birth, ProcessEvents
 from uffdprefetch.view.sensors import Sensors
@@ -315,7 +315,7 @@ def test_a_static_program_in_the_jobs_tree_is_listed_and_others_are_not(tmp_path
     try:
         made = snapshot(1, job_pids=[shell.pid], ranks=[rank(0, 1, pids=[shell.pid])]).snapshot
 
-        def listed() -> dict[str, Process]:
+        def listed() -> dict[str, UnservedProcess]:
             looks._walked = 0.0
             found = looks.add(made).not_managed.processes
             return {p.command: p for p in found or ()}

@@ -41,7 +41,7 @@ class Snapshot:
     files: tuple[File, ...]
     files_not_listed: int
     node: Node
-    pool: Pool | None
+    pool: PoolActivity | None
     plans: tuple[dict[str, Any], ...]
     history: History
     not_managed: NotManaged
@@ -83,7 +83,7 @@ class Rank:
     demand_misses: int
     stall: Stall
     walks: int
-    streams: tuple[Walk, ...]
+    streams: tuple[StreamState, ...]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Stall:
 
 
 @dataclass(frozen=True)
-class Walk:
+class StreamState:
     """A stream: one reader's way through a file."""
 
     file: str
@@ -164,11 +164,11 @@ class Node:
     checkpoint_wait_ns: Quantiles
     service_cpu_seconds: float
     service_cpu_share: float
-    io_pressure: Pressure
+    io_pressure: IoPressure
 
 
 @dataclass(frozen=True)
-class Pressure:
+class IoPressure:
     """The node's I/O pressure."""
 
     share: float | None
@@ -200,8 +200,8 @@ class PoolState:
 
 
 @dataclass(frozen=True)
-class Pool(PoolState):
-    """The same, and its last seconds."""
+class PoolActivity(PoolState):
+    """The pool's state, and its rates and hits of the last seconds."""
 
     read_bytes_per_second: float | None
     evicted_bytes_per_second: float | None
@@ -232,9 +232,9 @@ class History:
 
 @dataclass(frozen=True)
 class NotManaged:
-    """The processes of the job without an agent; those with a default come with a look at them."""
+    """The processes of the job without an agent; fields with a default come with a look at them."""
 
-    processes: tuple[Process, ...] | None
+    processes: tuple[UnservedProcess, ...] | None
     why: str | None
     sensor: str | None = None
     births: int | None = None
@@ -244,8 +244,8 @@ class NotManaged:
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process that cannot be served."""
+class UnservedProcess:
+    """A process of the job that cannot be served."""
 
     pid: int
     parent_pid: int

@@ -199,9 +199,9 @@ class Live:
         walks = [(reader, stream) for reader in readers for stream in reader.table.active()]
         return sorted(walks, key=lambda walk: self._leads(walk[1], now))
 
-    def _walk(self, reader: Reader, stream: Stream, now: int) -> doc.Walk:
+    def _walk(self, reader: Reader, stream: Stream, now: int) -> doc.StreamState:
         size_bytes = reader.file.size_bytes  # pages end where the file does
-        return doc.Walk(
+        return doc.StreamState(
             file=reader.file.path,
             pid=stream.reader,
             pattern=stream.pattern,
@@ -288,7 +288,7 @@ class Live:
             checkpoint_wait_ns=ledger.fault_wait.quantiles(),
             service_cpu_seconds=round(cpu, 3),
             service_cpu_share=round(cpu / max(ledger.seconds(), 1e-3), 4),
-            io_pressure=doc.Pressure(share=None, why=doc.ADDED_BY_WATCHER),
+            io_pressure=doc.IoPressure(share=None, why=doc.ADDED_BY_WATCHER),
         )
 
 

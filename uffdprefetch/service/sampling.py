@@ -20,7 +20,7 @@ from uffdprefetch.base.clock import MS
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.storage import BLOCK_BYTES
-from uffdprefetch.protocol.snapshot import Pool, PoolHit
+from uffdprefetch.protocol.snapshot import PoolActivity, PoolHit
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -111,7 +111,7 @@ class PoolTrack:
         """Once a second."""
         self._ticks.append((now, self._pool.pool.counts()))
 
-    def snapshot(self, now: int) -> Pool:
+    def snapshot(self, now: int) -> PoolActivity:
         """The ``pool`` of the snapshot."""
         if not self._ticks:
             self.tick(now)
@@ -125,7 +125,7 @@ class PoolTrack:
         faults = last.faults - first.faults
         hits = last.present_faults - first.present_faults
         why = None if faults else "no fault in that time"
-        return Pool(
+        return PoolActivity(
             **vars(self._pool.state(last)),
             read_bytes_per_second=rate(last.read_bytes - first.read_bytes),
             evicted_bytes_per_second=rate(last.evicted_bytes - first.evicted_bytes),

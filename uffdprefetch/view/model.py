@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uffdprefetch.protocol.snapshot import Process, Rank, Snapshot, Walk
+from uffdprefetch.protocol.snapshot import Rank, Snapshot, StreamState, UnservedProcess
 
 LIVE, ENDED, LOST, SILENT = "live", "ended", "lost", "silent"
 
@@ -24,7 +24,7 @@ class View:
     silent_seconds: float = 0.0
 
 
-def streams(rank: Rank) -> list[Walk]:
+def streams(rank: Rank) -> list[StreamState]:
     """Those in the rank's file; its first one leads."""
     return [stream for stream in rank.streams if stream.file == rank.file]
 
@@ -61,6 +61,6 @@ def stall_share(snapshot: Snapshot) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def not_managed(snapshot: Snapshot) -> list[Process]:
+def not_managed(snapshot: Snapshot) -> list[UnservedProcess]:
     """Those that map something that would be served."""
     return [p for p in snapshot.not_managed.processes or () if p.maps_bytes]

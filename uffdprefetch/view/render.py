@@ -18,7 +18,7 @@ from rich.text import Text
 
 from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
 from uffdprefetch.protocol.document import Quantiles
-from uffdprefetch.protocol.snapshot import Pool, Snapshot
+from uffdprefetch.protocol.snapshot import PoolActivity, Snapshot
 from uffdprefetch.view import glyphs as draw
 from uffdprefetch.view import model, words
 from uffdprefetch.view.files import file_lines
@@ -91,7 +91,7 @@ def storage_line(snapshot: Snapshot, width: int) -> Text:
     return _labelled("storage", Text(words.join_fitting(parts, width - LABEL)))
 
 
-def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
+def pool_line(pool: PoolActivity, width: int, glyphs: Glyphs) -> Text:
     """How full the pool is, and what leaves it."""
     bound = f" ({pool.limited_by})" if pool.limited_by else ""
     room = width - LABEL
@@ -132,7 +132,7 @@ def nodes_line(cluster: Mapping[str, Any], width: int) -> Text:
     return _labelled("nodes", Text(words.join_fitting(parts, width - LABEL)))
 
 
-def waits_line(pool: Pool, width: int) -> Text:
+def waits_line(pool: PoolActivity, width: int) -> Text:
     """Who waits for the pool, and for how long."""
     parts = [f"{pool.waiters} now, {pool.waiters_peak} at most, {pool.missing_faults} so far"]
     for name, times in (("waited", pool.demand_wait_ns), ("a chunk takes", pool.fill_ns)):

@@ -13,7 +13,14 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
-from uffdprefetch.protocol.snapshot import NotManaged, Pressure, Process, Rank, Snapshot, Stall
+from uffdprefetch.protocol.snapshot import (
+    IoPressure,
+    NotManaged,
+    Rank,
+    Snapshot,
+    Stall,
+    UnservedProcess,
+)
 from uffdprefetch.view.births import ProcessEvents
 from uffdprefetch.view.taskstats import BlockDelays
 
@@ -41,14 +48,14 @@ def parse_pressure(text: str) -> float | None:
     return None
 
 
-def io_pressure(path: Path = PRESSURE) -> Pressure:
+def io_pressure(path: Path = PRESSURE) -> IoPressure:
     """The node's I/O pressure, or None and why."""
     try:
         share = parse_pressure(path.read_text())
     except (OSError, ValueError) as error:
-        return Pressure(None, f"{path}: {getattr(error, 'strerror', None) or error}")
+        return IoPressure(None, f"{path}: {getattr(error, 'strerror', None) or error}")
     why = None if share is not None else f"{path} has no 'some avg10'"
-    return Pressure(share, why, f"{path}, some avg10: any task of the node")
+    return IoPressure(share, why, f"{path}, some avg10: any task of the node")
 
 
 def preloaded(maps: str) -> bool:
@@ -84,7 +91,7 @@ class Sensors:
         self._tree: set[int] = set()
         self._agents: set[int] = set()
         self._pending: dict[int, tuple[float, float]] = {}  # pid -> look at it from, known since
-        self._not_managed: dict[int, Process] = {}
+        self._not_managed: dict[int, UnservedProcess] = {}
         self._born = self._unseen = 0
 
     def open(self) -> None:
@@ -211,7 +218,7 @@ class Sensors:
 
         large = [m for m in file_readers(maps, LARGE_BYTES) if ".so" not in m.path]
         if pid in self._not_managed or len(self._not_managed) < NOT_MANAGED_MAX:
-            self._not_managed[pid] = Process(
+            self._not_managed[pid] = UnservedProcess(
                 pid=pid,
                 parent_pid=int(parent.split()[1]),
                 command=command,

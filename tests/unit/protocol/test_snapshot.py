@@ -23,16 +23,19 @@ HEADINGS = {
     doc.Rank: "## `ranks[]` of a snapshot",
     doc.File: "## `files[]` of a snapshot",
     doc.Node: "## `node`",
-    doc.Pool: "## `pool` of a snapshot",
+    doc.PoolActivity: "## `pool` of a snapshot",
 }
 #: Parts that are told in a line of their whole: whose, and the field.
 LINES = {
-    doc.Hit: (doc.Rank, "hit"), doc.Stall: (doc.Rank, "stall"), doc.Walk: (doc.Rank, "streams"),
-    Quantiles: (doc.Node, "checkpoint_wait_ns"), doc.Pressure: (doc.Node, "io_pressure"),
-    doc.PoolHit: (doc.Pool, "hit"), doc.History: (doc.Snapshot, "history"),
-    doc.NotManaged: (doc.Snapshot, "not_managed"), doc.Process: (doc.Snapshot, "not_managed"),
+    doc.Hit: (doc.Rank, "hit"), doc.Stall: (doc.Rank, "stall"),
+    doc.StreamState: (doc.Rank, "streams"), Quantiles: (doc.Node, "checkpoint_wait_ns"),
+    doc.IoPressure: (doc.Node, "io_pressure"), doc.PoolHit: (doc.PoolActivity, "hit"),
+    doc.History: (doc.Snapshot, "history"), doc.NotManaged: (doc.Snapshot, "not_managed"),
+    doc.UnservedProcess: (doc.Snapshot, "not_managed"),
 }  # fmt: skip
-LOOKED = doc.NotManaged((doc.Process(7, 1, "go", "static", 1 << 24),), None, "/proc", 3, None, 0, 1)
+LOOKED = doc.NotManaged(
+    (doc.UnservedProcess(7, 1, "go", "static", 1 << 24),), None, "/proc", 3, None, 0, 1
+)
 
 
 def section(heading: str) -> list[str]:
