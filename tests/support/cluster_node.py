@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from uffdprefetch.cluster.link import Link
+from uffdprefetch.cluster.link import PoolNetwork
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.file_times import Times
@@ -60,7 +60,7 @@ class Node:
         assert self.convener.stdin is not None and self.convener.stdout is not None
         self.convener.stdin.write(json.dumps(options).encode() + b"\n")
         self.convener.stdin.flush()
-        self.link: Link | None = None
+        self.link: PoolNetwork | None = None
         self.jobs, self.done = 0, set[int]()
 
     def say(self, **values: Any) -> None:
@@ -71,7 +71,7 @@ class Node:
         self.convener.stdin.write(json.dumps(values).encode() + b"\n")
         self.convener.stdin.flush()
 
-    def lose(self, link: Link) -> None:
+    def lose(self, link: PoolNetwork) -> None:
         assert link.joined is not None
         self.tell(left=link.joined.generation)
         link.leave()
@@ -108,7 +108,7 @@ class Node:
                     if "key" in said and self.link is not None:
                         self.link.key = bytes.fromhex(said["key"])
                     elif "key" in said:
-                        self.link = Link(
+                        self.link = PoolNetwork(
                             self.pool,
                             self.node,
                             bytes.fromhex(said["key"]),
@@ -131,7 +131,7 @@ class Node:
             self.link.leave()
         self.convener.wait()
 
-    def accept(self, link: Link) -> None:
+    def accept(self, link: PoolNetwork) -> None:
         sock, _ = self.listener.accept()
         hello = wire.hello(wire.unpack(sock.recv(wire.MESSAGE_BYTES))[1])
         assert hello.role == wire.Role.TRANSPORT

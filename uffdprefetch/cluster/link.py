@@ -47,7 +47,7 @@ class Joined:
     net: Net
 
 
-class Link:
+class PoolNetwork:
     """A pool's side of the network. The service's thread calls all of it."""
 
     def __init__(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.cluster import identity
-from uffdprefetch.cluster.link import Link
+from uffdprefetch.cluster.link import PoolNetwork
 from uffdprefetch.native.net import AHEAD_HELD, AHEAD_SOON, FileId
 from uffdprefetch.state.file_times import Times
 
@@ -73,8 +73,9 @@ class Cluster:
     """One service's."""
 
     def __init__(
-        self, place: Place, socket_path: str, make_link: Callable[[bytes], Link], ledger: Ledger,
-        opener: Opener, share_globs: Sequence[str] = (), argv: Sequence[str] | None = None,
+        self, place: Place, socket_path: str, make_link: Callable[[bytes], PoolNetwork],
+        ledger: Ledger, opener: Opener, share_globs: Sequence[str] = (),
+        argv: Sequence[str] | None = None,
         chunk_bytes: int = 0,
     ) -> None:  # fmt: skip
         """Starts the convener, ``argv``. ``make_link``: of the run's key; ``chunk_bytes``: of the
@@ -88,7 +89,7 @@ class Cluster:
         self._to_look_at: deque[Callable[[], bool]] = deque()  # when fewer are being looked at
         #: Messages count in chunks: who has others calls the same file by another name.
         self._units = {"chunk size (--huge-pages, --budget)": chunk_bytes}
-        self.link: Link | None = None
+        self.link: PoolNetwork | None = None
         self._key_of = 0  # the generation whose key it has
         self.present: list[int] = []
         self._named: set[int] = set()  # who has sent other bytes than it was asked for
@@ -222,7 +223,7 @@ class Cluster:
         if self._unsaid:
             self._tell()
 
-    def _name_who_sends_other_bytes(self, link: Link) -> None:
+    def _name_who_sends_other_bytes(self, link: PoolNetwork) -> None:
         for number, one in link.links().items():
             if one.corrupt and number not in self._named:
                 self._named.add(number)

@@ -48,7 +48,7 @@ from uffdprefetch.state.publisher import NODES, WARM, EventPublisher
 from uffdprefetch.warm.scheduler import Extent
 
 if TYPE_CHECKING:
-    from uffdprefetch.cluster.link import Link
+    from uffdprefetch.cluster.link import PoolNetwork
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.protocol.snapshot import Snapshot
     from uffdprefetch.service.cluster import Cluster, Place
@@ -189,11 +189,11 @@ class Service:
         """The run's other nodes, where they are to share."""
         if config.place is None or pool is None:
             return None
-        from uffdprefetch.cluster.link import Link
+        from uffdprefetch.cluster.link import PoolNetwork
         from uffdprefetch.service.cluster import Cluster, Place
 
-        def link(place: Place, key: bytes) -> Link:
-            return Link(
+        def link(place: Place, key: bytes) -> PoolNetwork:
+            return PoolNetwork(
                 pool.pool,
                 place.node,
                 key,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from uffdprefetch.cluster.homes import RESERVE_MOST_BYTES
-from uffdprefetch.cluster.link import GONE_SECONDS, Link
+from uffdprefetch.cluster.link import GONE_SECONDS, PoolNetwork
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, NetRing
 from uffdprefetch.native.pool import Pool
@@ -54,9 +54,9 @@ class Guest:
         self.sock.close()
 
 
-def link(pool: Pool, **more: object) -> Link:
+def link(pool: Pool, **more: object) -> PoolNetwork:
     values = {"chunk_bytes": 64 << 10, **more}
-    return Link(pool, 3, KEY, **values)  # type: ignore[arg-type]
+    return PoolNetwork(pool, 3, KEY, **values)  # type: ignore[arg-type]
 
 
 def test_a_transport_gets_the_ring_and_what_it_must_know(pool: Pool) -> None:
