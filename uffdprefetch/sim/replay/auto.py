@@ -40,6 +40,7 @@ class Auto(Plain):
             [pages * self.page for pages in self.around],
             self._there,
             Config(engine=self.engine, budget_bytes=self.room_bytes),
+            self._on_rearm,
         )
         self.out: deque[tuple[int, Range, int]] = deque()  # (request number, pages, bytes)
 
@@ -60,6 +61,9 @@ class Auto(Plain):
         self._now = now
         rank = self.demand.streams[stream].rank
         self.node.touched(rank, file, first, end, self.resident.ready[file], now)
+
+    def _on_rearm(self, rank: int, file: int, pages: list[int]) -> None:
+        """Nothing is unmapped where the page cache is mapped."""
 
     def _turn(self, now: float) -> None:
         self._now = now
@@ -110,10 +114,6 @@ class PoolAuto(InPool, Auto):
     ) -> None:
         one = self.demand.streams[stream]
         self.node.on_pool_touches(one.rank, file, touches, one.thread, now)
-
-    def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
-        super().begin(demand, storage, resident)
-        self.node.on_rearm = self._on_rearm
 
     def _on_rearm(self, rank: int, file: int, pages: list[int]) -> None:
         """These pages are unmapped from a rank, so that the next touch is observed."""

@@ -111,8 +111,6 @@ class _Replay:
         self.demand, self.policy, self.eviction = demand, policy, eviction
         self.link = StorageQueue(storage)
         self.resident = Resident(demand)
-        if eviction is not None:
-            eviction.evicted = policy.on_evict
         self.depth = max(DEPTH_SECONDS, DEPTH_LATENCIES * storage.latency)
         self.events: list[tuple[float, int, int]] = []
         self.count = 0
@@ -241,7 +239,8 @@ class _Replay:
                 high = min(b, low + step)
                 ready[low:high] = self.link.request((high - low) * page, now)
                 if self.eviction is not None:
-                    self.eviction.insert(file, low, high, self.resident.ready)
+                    for gone in self.eviction.insert(file, low, high, self.resident.ready):
+                        self.policy.on_evict(*gone)
         asked = ready[first:end]
         return float(max(now, asked[np.isfinite(asked)].max(initial=now)))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
 
 import numpy as np
 
@@ -30,8 +29,6 @@ class EvictionPolicy(ABC):
             self.base.append(self.total)
             self.total += -(-demand.pages(file) // CHUNK_PAGES)
         self.resident: OrderedDict[int, int] = OrderedDict()  # chunk -> file
-        #: Called with the file and its pages [first, end) that are evicted.
-        self.evicted: Callable[[int, int, int], None] = lambda file, first, end: None
 
     def chunks(self, file: int, first: int, end: int) -> range:
         """The numbers of the chunks of pages [first, end)."""
@@ -45,9 +42,12 @@ class EvictionPolicy(ABC):
             if chunk in self.resident:
                 self.resident.move_to_end(chunk)
 
-    def insert(self, file: int, first: int, end: int, ready: list[Array]) -> None:
+    def insert(
+        self, file: int, first: int, end: int, ready: list[Array]
+    ) -> list[tuple[int, int, int]]:
         """Pages [first, end) are read: chunks are evicted until they fit, and absent in ``ready``
-        from then on."""
+        from then on. Returns those: (file, first page, end)."""
+        evicted = []
         for chunk in self.chunks(file, first, end):
             if chunk not in self.resident:
                 while len(self.resident) >= self.capacity:
@@ -56,10 +56,11 @@ class EvictionPolicy(ABC):
                     self.on_evict(victim)
                     low = (victim - self.base[owner]) * CHUNK_PAGES
                     ready[owner][low : low + CHUNK_PAGES] = np.inf
-                    self.evicted(owner, low, low + CHUNK_PAGES)
+                    evicted.append((owner, low, low + CHUNK_PAGES))
                 self.resident[chunk] = file
                 self.on_insert(chunk)
             self.resident.move_to_end(chunk)
+        return evicted
 
     @abstractmethod
     def victim(self) -> int:

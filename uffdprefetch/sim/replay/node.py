@@ -11,6 +11,8 @@ import heapq
 import os
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,10 +96,11 @@ class ReplayProcess(Client):
             self._on_rearm(self.rank, region, pages)
 
 
+@dataclass
 class ReplayFile(FileState):
     """A recorded file. ``there``: resident bytes of [start, +length) now."""
 
-    there: Callable[[int, int], int]
+    there: Callable[[int, int], int] = field(kw_only=True)
 
     def resident_bytes(self, start: int, length: int) -> int | None:
         """See FileState."""
@@ -214,8 +217,10 @@ class ReplayNode:
     def __init__(
         self, sizes: list[int], paths: list[str], page_bytes: int, around_bytes: list[int],
         there: Callable[[int, int, int], int], config: Config,
+        on_rearm: Callable[[int, int, list[int]], None],
     ) -> None:  # fmt: skip
-        """``there``: (file, start, length) -> resident bytes now."""
+        """``there``: (file, start, length) -> resident bytes now; ``on_rearm`` is called with
+        (rank, file, pages) that are armed again."""
         self._page_bytes, self._config = page_bytes, config
         self._now_ns = START_NS
         self._cpu_ns = 0
@@ -239,8 +244,7 @@ class ReplayNode:
             self.pool.workers = self.workers
             self.core.use_pool(node_pool)
         self._refresh_ns = START_NS
-        #: Called with (rank, file, pages) that are armed again.
-        self.on_rearm: Callable[[int, int, list[int]], None] = lambda rank, file, pages: None
+        self._on_rearm = on_rearm
 
     @staticmethod
     def _file(
@@ -253,10 +257,9 @@ class ReplayNode:
         opened = Opened(number, number, number, status, None, 0)
         file = ReplayFile(
             key=(0, number, size, 0), path=path, opened=opened,
-            size_bytes=size, call=call,
+            size_bytes=size, call=call, there=partial(there, number),
         )  # fmt: skip
         file.blocks.tensor_starts = IntervalSet()  # its bytes are not there to tell
-        file.there = lambda start, length: there(number, start, length)
         return file
 
     # ---- the job --------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class ReplayNode:
         process = self.core.clients.get(rank)
         if process is None:
             process = self.core.clients[rank] = ReplayProcess(
-                rank, self._page_bytes, self._scanned, lambda *what: self.on_rearm(*what)
+                rank, self._page_bytes, self._scanned, self._on_rearm
             )
         assert isinstance(process, ReplayProcess)
         region = process.regions.get(file)
