@@ -94,14 +94,14 @@ class StatedRanges:
 
     def __init__(
         self, config: Config, scheduler: Scheduler, ledger: Ledger, room: Room,
-        clock: Clock = CLOCK,
+        clock: Clock = CLOCK, bound: Callable[[FileStream], tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
+        """``bound``: how much of what a job has said may be asked for by now, and what of it may be
+        under way at one time, bytes; None: all of it."""
         self._config, self._scheduler, self._ledger = config, scheduler, ledger
         self._room, self._clock = room, clock
         self.books: dict[Key, StatedFile] = {}
-        #: How much of what a job has said may be asked for by now, and what of it may be under way
-        #: at one time, bytes; None: all of it.
-        self.bound: Callable[[FileStream], tuple[int, int]] | None = None
+        self._bound = bound
         self._place = 0
         room.holders.append(self._held)
 
@@ -180,8 +180,8 @@ class StatedRanges:
                     for walk in reader.table.streams
                     if now - walk.last_ns < PASSING_NS
                 ]
-                if book.stream.guess and self.bound is not None:
-                    book.stream.most_bytes, depth = self.bound(book.stream)
+                if book.stream.guess and self._bound is not None:
+                    book.stream.most_bytes, depth = self._bound(book.stream)
                     book.stream.give_way(Priority.STATED, depth)
                 else:
                     ahead = max((w.position_bytes for w in walks), default=0)
@@ -211,7 +211,7 @@ class StatedRanges:
                 consumer = FileConsumer(book.rank, book.pid)
                 book.stream = FileStream(file, self._scheduler, consumer, book.in_pool, now)
                 book.stream.priority, book.stream.place = Priority.STATED, book.place
-                book.stream.guess = book.is_guess and self.bound is not None
+                book.stream.guess = book.is_guess and self._bound is not None
                 book.memory_ns = now + MEMORY_NS
             book.ranges.add(start, end)
             book.stream.add(start, end)

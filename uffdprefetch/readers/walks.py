@@ -41,13 +41,15 @@ class Walks:
     def __init__(
         self, policy: str, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher,
         layout: CheckpointPlacer, clock: Clock,
+        passed: Callable[[Region, list[tuple[int, int]]], None] | None = None,
+        taken_back: Callable[[Reader, int, int], None] | None = None,
     ) -> None:  # fmt: skip
+        """``passed`` hears what a walk has come over that was not known to be mapped;
+        ``taken_back``: takes back what waits to be read for a reader in [start, end) and is no
+        walk's."""
         self._policy, self._scheduler, self._ledger = policy, scheduler, ledger
         self._tap, self._layout, self._clock = tap, layout, clock
-        #: Told of what a walk has come over that was not known to be mapped.
-        self.passed: Callable[[Region, list[tuple[int, int]]], None] | None = None
-        #: Takes back what waits to be read for a reader in [start, end) and is no walk's.
-        self.taken_back: Callable[[Reader, int, int], None] | None = None
+        self._hears_passed, self._taken_back = passed, taken_back
 
     def touch(self, region: Region, seen: Observation) -> Step | None:
         """What a touch was of a walk; None for a reader whose order is known: its walks would say
@@ -124,8 +126,8 @@ class Walks:
                 if self._tap.active and region.verdict != ServingMode.POOL:
                     tell_seen(self._tap, region, low, high, self._clock.now_ns())
             region.scan.mapped.add(a, a + n)
-        if fresh and self.passed is not None:
-            self.passed(region, fresh)
+        if fresh and self._hears_passed is not None:
+            self._hears_passed(region, fresh)
         return news, news if seen.new else mapped
 
     def _judge(self, region: Region, seen: Observation, passed_over: bool) -> None:
@@ -158,8 +160,8 @@ class Walks:
             self._scheduler.forget(stream)
             stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
             stream.trigger_bytes = 0
-        if self.taken_back is not None:
-            self.taken_back(reader, start, end)
+        if self._taken_back is not None:
+            self._taken_back(reader, start, end)
 
     def forget_absorbed(self, reader: Reader) -> None:
         """Walks that were another's get nothing any more."""

@@ -110,9 +110,17 @@ class Coordinator:
         self.ledger = ledger
         self.tap = tap or EventPublisher()
         self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
-        self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
+        guesses = config.policy in Ahead.policies
+        self.walks = Walks(
+            config.policy, scheduler, ledger, self.tap, self.layout, clock,
+            (lambda *what: self.arbiter.scanned(*what)) if guesses else None,
+            (lambda *what: self.ahead.take_back(*what)) if guesses else None,
+        )  # fmt: skip
         self.room = Room(config, self.layout, self.limits)
-        self.stated = StatedRanges(config, scheduler, ledger, self.room, clock)
+        self.stated = StatedRanges(
+            config, scheduler, ledger, self.room, clock,
+            (lambda stream: self.ahead.said(stream)) if guesses else None,
+        )  # fmt: skip
         self.advice = Advice(config.policy, self.walks, self.stated, clock)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
@@ -125,11 +133,9 @@ class Coordinator:
             scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard,
             self.arbiter.in_charge, waiting,
         )  # fmt: skip
-        guesses = config.policy in Ahead.policies
         if guesses:
             self.arbiter.add(self.ahead)
-            scheduler.on_sent, self.stated.bound = self.ahead.sent, self.ahead.said
-            self.walks.passed, self.walks.taken_back = self.arbiter.scanned, self.ahead.take_back
+            scheduler.on_sent = self.ahead.sent
         self.tensor_starts = TensorStarts(
             config.policy, scheduler, self.walks, self.layout, self.opener, self.ahead.room_bytes
         )

@@ -276,7 +276,7 @@ def test_ranges_from_all_over_are_forgotten(bed: Bed, file: FileState) -> None:
 @pytest.mark.parametrize("needed_too", [False, True])
 def test_what_was_to_be_streamed_comes_no_more(bed: Bed, file: FileState, needed_too: bool) -> None:
     """Unless another process maps the file, too."""
-    bed.stated.bound = lambda stream: (1 << 40, 8 * MIB)
+    bed.stated._bound = lambda stream: (1 << 40, 8 * MIB)
     region = bed.region(file)
     if needed_too:
         bed.region(file, 1, 8)

@@ -31,7 +31,7 @@ def believing(monkeypatch: pytest.MonkeyPatch, **config: Any) -> Bed:
     """A bed where all that is said may be asked for: as of a job that has used what it has named
     before."""
     bed = Bed(monkeypatch, **config)
-    bed.stated.bound = lambda stream: (1 << 40, 16 * MIB)
+    bed.stated._bound = lambda stream: (1 << 40, 16 * MIB)
     return bed
 
 
@@ -256,7 +256,7 @@ def test_the_users_own_policies(
 def test_what_the_job_says_is_a_guess_that_is_bound(bed: Bed, file: FileState) -> None:
     """Arrow says of all columns that they will be needed, whoever reads some of them."""
     most = [8 * MIB]
-    bed.stated.bound = lambda stream: (most[0], 4 * MIB)
+    bed.stated._bound = lambda stream: (most[0], 4 * MIB)
     bed.stated.needed(bed.region(file), 0, 100 * MIB)
     bed.rest(50)
     assert list(read(bed)) == [(0, 8 * MIB)]
@@ -266,7 +266,7 @@ def test_what_the_job_says_is_a_guess_that_is_bound(bed: Bed, file: FileState) -
 
 
 def test_so_much_of_it_is_under_way_as_a_miss_may_wait_for(bed: Bed, file: FileState) -> None:
-    bed.stated.bound = lambda stream: (1 << 40, 3 * MIB)
+    bed.stated._bound = lambda stream: (1 << 40, 3 * MIB)
     bed.stated.needed(bed.region(file), 0, SIZE)
     for _ in range(20):
         bed.turn()
