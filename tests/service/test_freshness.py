@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a file's pages never stay older than the file: rounds over real files and memfds, with
-an engine that only notes what it was told (service/freshness.py, csrc/service/compare.c)."""
+somebody who only notes what was told (service/freshness.py, csrc/service/compare.c)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import require, wait_until
@@ -29,7 +30,6 @@ from uffdprefetch.state.guard import Guard
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.region_state import CheckpointState
-from uffdprefetch.warm.scheduler import Meter
 
 PAGE = uffd.PAGE_BYTES
 SIZE_BYTES = 4 * MIB
@@ -50,12 +50,13 @@ class Rounds:
         self.file.guard.network = network
         self.file.mappings.attached = 1
         self.told: list[str] = []
-        self.engine = SimpleNamespace(
-            files={self.file.key: self.file}, clients={}, ledger=Ledger(), pool=None,
-            scheduler=SimpleNamespace(meter=Meter()), give_up=self._give_up,
-        )  # fmt: skip
+        self.clients: dict[int, Any] = {}
+        self.ledger = Ledger()
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.freshness = Freshness(self.engine, self._event_fd)  # type: ignore[arg-type]
+        self.freshness = Freshness(
+            {self.file.key: self.file}, self.clients, self.ledger, self._give_up,
+            lambda: freshness.READS_LEAST, self._event_fd,
+        )  # fmt: skip
 
     def _give_up(self, file: FileState, why: str) -> None:
         file.guard.changed = why
@@ -167,7 +168,7 @@ def test_every_mapping_has_the_files_bytes_after_the_next_round(
         assert not one.wrong(view)
     assert one.file.guard.rewritten_pages == len(PAGES)
     assert one.told == ["its bytes have changed" if times_back else "modified"]
-    assert one.engine.ledger.freshness.old_at_most.count == 1
+    assert one.ledger.freshness.old_at_most.count == 1
 
 
 @both_ways
@@ -305,7 +306,7 @@ def test_when_only_ctime_has_moved_the_pool_s_pages_go_if_somebody_may_have_writ
     one.copy(PAGES)
     state = one.begin()
     one.end(state)
-    one.engine.pool = SimpleNamespace(drop=lambda *what: dropped.append(what))
+    one.freshness._pool = SimpleNamespace(drop=lambda *what: dropped.append(what))
     path.chmod(0o640)
     one.freshness._look(one.file, state, Times.of(one.file.opened.fd))
     assert dropped == ([(one.file, "its ctime has moved")] if network else [])
@@ -362,7 +363,7 @@ def test_more_pages_than_a_round_takes_are_copied_anew_before_they_are_laid(
     one.copy(PAGES)
     laid = set(PAGES[:5])
     region = SimpleNamespace(file=one.file, checkpoints=CheckpointState(laid=laid))
-    one.engine.clients[1] = SimpleNamespace(regions={1: region})
+    one.clients[1] = SimpleNamespace(regions={1: region})
     one.round()
     assert one.file.copies.written == laid
     with one.mapped() as view:
@@ -408,10 +409,10 @@ def test_another_machines_write_is_found_without_a_request_for_the_other_pages(
 
 
 def test_what_is_read_again_in_one_round_is_bounded_and_the_rest_comes_next(
-    shared_bed: SlowBed, shared: Rounds, monkeypatch: pytest.MonkeyPatch
+    shared_bed: SlowBed, shared: Rounds
 ) -> None:
     """The cache was dropped: every page is a request."""
-    monkeypatch.setattr(freshness, "READS_LEAST", 5)
+    shared.freshness._reads = lambda: 5
     shared_bed.set(latency_us=2000)  # a read from storage shows in its time
     shared.copy(PAGES)
     shared_bed._command(f"invalidate=0 {SIZE_BYTES} file.bin")

@@ -26,8 +26,10 @@ from uffdprefetch.state.file_watch import FileWatch
 from uffdprefetch.state.guard import Guard
 
 if TYPE_CHECKING:
-    from uffdprefetch.service.coordinator import Coordinator
-    from uffdprefetch.state.files import FileState
+    from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.state.client import Client
+    from uffdprefetch.state.files import FileState, Key
+    from uffdprefetch.state.ledger import Ledger
 
 MS = 1_000_000
 #: From one round to the next: a second, less what the round itself and the turn around it take.
@@ -86,18 +88,20 @@ class Freshness:
     """Looks at every file, in rounds. The service's thread calls everything; nothing waits."""
 
     def __init__(
-        self, coordinator: Coordinator, event_fd: int, nodes: Callable[[], int] = lambda: 1
-    ) -> None:
-        """``nodes``: how many share what they read. Raises OSError when there can be no threads."""
-        self._coordinator = coordinator
-        self._ledger = coordinator.ledger.freshness
+        self, files: dict[Key, FileState], clients: dict[int, Client], ledger: Ledger,
+        give_up: Callable[[FileState, str], None], reads: Callable[[], int],
+        event_fd: int, pool: NodePool | None = None,
+    ) -> None:  # fmt: skip
+        """``give_up``: a file, and why; ``reads``: how many pages a round may ask storage for.
+        Raises OSError when there can be no threads."""
+        self._files, self._clients, self._ledger = files, clients, ledger
+        self._give_up, self._reads, self._pool = give_up, reads, pool
         self._checker = uffd_compare.Checker(THREADS, event_fd)
         self._under_way: dict[int, tuple[FileState, FileWatch]] = {}
         self._waiting: deque[FileState] = deque()
         self._next_id = 1
         self._cpu_ns = 0  # of this round
         self.due_ns = 0
-        self._nodes = nodes
 
     def step(self, now: int) -> None:
         """Take what has been found, and begin what is due."""
@@ -106,7 +110,7 @@ class Freshness:
         if now >= self.due_ns:
             self.due_ns = now + max(PERIOD_NS, REST * self._cpu_ns)
             self._cpu_ns = 0
-            self._waiting = deque(self._coordinator.files.values())
+            self._waiting = deque(self._files.values())
         for _ in range(len(self._waiting)):
             file = self._waiting.popleft()
             if not self._begin(file, now):
@@ -127,13 +131,8 @@ class Freshness:
                 self._let_go(file, state)
         if file.mappings.take_opened() and file.guard.unbound:
             state.compared, state.began_ns = False, 0  # network file systems ask what is new then
-        if (
-            file.guard.changed
-            and file.pooled is not None
-            and file.mappings.attached
-            and self._coordinator.pool
-        ):
-            self._coordinator.pool.drop(file)  # for those who cannot give it back
+        if file.guard.changed and file.pooled is not None and file.mappings.attached and self._pool:
+            self._pool.drop(file)  # for those who cannot give it back
         pages = self._pages(file, state, now)
         if not pages and not file.guard.network:
             with contextlib.suppress(OSError):
@@ -161,9 +160,9 @@ class Freshness:
             return []
         if file.pooled is not None:
             early = file.guard.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
-            if not file.mappings.attached or early or self._coordinator.pool is None:
+            if not file.mappings.attached or early or self._pool is None:
                 return []
-            return self._coordinator.pool.sample(file, self._reads())
+            return self._pool.sample(file, self._reads())
         if len(file.copies.written) > PAGES_MAX:
             self._loosen(file, state)
         state.loose -= file.copies.written
@@ -177,16 +176,12 @@ class Freshness:
 
     def _loosen(self, file: FileState, state: FileWatch) -> None:
         laid: set[int] = set()
-        for client in self._coordinator.clients.values():
+        for client in self._clients.values():
             for region in client.regions.values():
                 if region.file is file:
                     laid |= region.checkpoints.laid
         state.loose |= file.copies.written - laid
         file.copies.keep(laid)
-
-    def _reads(self) -> int:
-        bandwidth = self._coordinator.scheduler.meter.storage.bandwidth_bytes_per_second
-        return reads_allowed(bandwidth, max(1, self._nodes()))
 
     def _submit(self, file: FileState, state: FileWatch, pages: list[int]) -> bool:
         pooled, how = file.pooled, uffd_compare.MAPPED if file.guard.network else uffd_compare.READ
@@ -198,7 +193,7 @@ class Freshness:
                 watch = uffd_compare.Watch(file.opened.page_fd, file.copies.rw, file.size_bytes)
                 state.watch = watch
         except OSError as error:
-            self._coordinator.ledger.degrade(f"its copies are not compared: {error}", file.path)
+            self._ledger.degrade(f"its copies are not compared: {error}", file.path)
             return True
         sent = self._checker.submit(
             self._next_id, watch, uffd_compare.POOL if pooled else how, pages,
@@ -222,7 +217,7 @@ class Freshness:
         file, state = self._under_way.pop(result.id)
         state.under_way = False
         self._cpu_ns += result.cpu_ns
-        self._ledger.note(result, pool=state.pooled is not None)
+        self._ledger.freshness.note(result, pool=state.pooled is not None)
         file.guard.note(result)
         if file.guard.watched is not state:
             return  # closed meanwhile: whether it has changed is looked at when it is opened again
@@ -233,7 +228,7 @@ class Freshness:
             found = Times(result.size_bytes, result.mtime_ns, result.ctime_ns)
             moved = self._look(file, state, found)
         if result.differing and file.pooled is state.pooled:  # else the pool is another by now
-            self._ledger.old_at_most.add(result.done_ns - state.since_ns)
+            self._ledger.freshness.old_at_most.add(result.done_ns - state.since_ns)
             self._changed(file, "its bytes have changed")
         state.start = result.stopped_at
         if not result.unread and (result.compared or not file.copies.written):
@@ -250,29 +245,29 @@ class Freshness:
         state.times, state.compared = now, False
         if moved:
             self._changed(file, moved)
-        elif self._coordinator.pool and must_compare(file.guard, compared=True):
+        elif self._pool and must_compare(file.guard, compared=True):
             # Somebody may have written, and put size and mtime back: who maps it from now on, here
             # or on another node, would see that.
-            self._coordinator.pool.drop(file, "its ctime has moved")
+            self._pool.drop(file, "its ctime has moved")
         return True
 
     def _changed(self, file: FileState, why: str) -> None:
         if file.guard.changed is None:
-            self._coordinator.give_up(file, why)
-        if file.pooled is not None and self._coordinator.pool:
-            self._coordinator.pool.drop(file)
+            self._give_up(file, why)
+        if file.pooled is not None and self._pool:
+            self._pool.drop(file)
 
     def let_in(self, file: FileState) -> None:
         """Somebody begins to write now: what the pool has is read anew by who could not be told."""
-        if file.pooled is not None and self._coordinator.pool:
-            self._coordinator.pool.drop(file)
+        if file.pooled is not None and self._pool:
+            self._pool.drop(file)
 
     # -------------------------------------------------------------- the end
 
     def may_end(self) -> bool:
         """Whether nobody has a copy of ours any more that only this service keeps right."""
-        pool = self._coordinator.pool
-        return not (pool and pool.orphans) and not in_use(self._coordinator.files.values())
+        pool = self._pool
+        return not (pool and pool.orphans) and not in_use(self._files.values())
 
     def close(self) -> bool:
         """End the threads. False: they go with the process, and the pool, too."""

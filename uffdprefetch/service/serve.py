@@ -33,7 +33,7 @@ from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.service import door
 from uffdprefetch.service.coordinator import OPENED_FOR_WRITING
-from uffdprefetch.service.freshness import Freshness
+from uffdprefetch.service.freshness import Freshness, reads_allowed
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
@@ -126,8 +126,9 @@ class Service:
             self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )
         self._freshness = Freshness(
-            self.engine, self._wake_fd, lambda: len(cluster.present) if cluster is not None else 1
-        )
+            self.engine.files, self.engine.clients, self._ledger, self.engine.give_up,
+            self._reads_allowed, self._wake_fd, pool,
+        )  # fmt: skip
         if pool is not None:
             self.engine.use_pool(pool)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -213,6 +214,12 @@ class Service:
         pool.share_with(cluster)
         self._epoll.register(cluster.fd, select.EPOLLIN)
         return cluster
+
+    def _reads_allowed(self) -> int:
+        """Pages that a round of comparing may ask storage for, by all that share what they read."""
+        nodes = len(self._cluster.present) if self._cluster is not None else 1
+        bandwidth = self._scheduler.meter.storage.bandwidth_bytes_per_second
+        return reads_allowed(bandwidth, max(1, nodes))
 
     def _with_orders(self, socket_path: str) -> OrderService | None:
         if self.config.policy == "none":
