@@ -84,7 +84,7 @@ class Live:
         self._jobs = jobs
         self._workers_cpu_seconds = workers_cpu_seconds
         self._allowed_by = Limit.BUDGET
-        self.sampling = Sampling(engine, scheduler, engine.ledger)
+        self.sampling = Sampling(engine.files, engine.clients, scheduler, engine.ledger)
         self._pool = PoolTrack(engine.pool) if engine.pool else None
 
     def tick(self, now: int, allowed_by: Limit) -> None:
@@ -96,7 +96,7 @@ class Live:
 
     def snapshot(self, now: int) -> doc.Snapshot:
         """The run at ``now`` (CLOCK_MONOTONIC ns)."""
-        self.sampling.asked(now)
+        self.sampling.slow.asked(now)
         ledger = self._engine.ledger
         ranks = self._ranks(now)
         files = sorted(
@@ -125,7 +125,7 @@ class Live:
             plans=tuple(self._engine.known_orders.describe() if self._engine.known_orders else ()),
             history=doc.History(1.0, *self.sampling.columns()),
             not_managed=doc.NotManaged(processes=None, why=doc.ADDED_BY_WATCHER),
-            counted=self.sampling.counted_all,
+            counted=self.sampling.slow.counted_all,
             degradations=degradations(ledger, self._scheduler),
             refused=dict(list(ledger.refused.items())[:FILES_MAX]),
             sensors=POOL_SENSORS if self._pool else SENSORS,
@@ -241,7 +241,7 @@ class Live:
     def _file(self, file: FileState, now: int) -> doc.File:
         pool, pooled = self._engine.pool, file.pooled
         in_pool = pool.pool.file_counts(pooled.number).resident_bytes if pool and pooled else None
-        counted = self.sampling.counted.get(file.key)
+        counted = self.sampling.slow.counted.get(file.key)
         known = counted is not None and counted.resident_bytes is not None
         sensor = counted.sensor if counted else "not counted yet"
         return doc.File(

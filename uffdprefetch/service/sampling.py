@@ -21,7 +21,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.protocol.snapshot import PoolActivity, PoolHit
-from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.scheduler import Scheduler
@@ -135,87 +135,20 @@ class PoolTrack:
         )
 
 
-class Sampling:
-    """Samples of a run; the service's thread calls everything here."""
+class SlowPass:
+    """What is known of files once each has been looked at, piece by piece."""
 
-    def __init__(self, coordinator: Coordinator, scheduler: Scheduler, ledger: Ledger) -> None:
-        self._coordinator = coordinator
-        self._scheduler = scheduler
-        self._ledger = ledger
-        self.ranks: dict[int, RankTrack] = {}
-        self.history: deque[HistoryTick] = deque(maxlen=HISTORY_TICKS)
+    def __init__(
+        self, files: dict[Key, FileState], ranks: dict[int, RankTrack],
+        passed: dict[Key, IntervalSet],
+    ) -> None:  # fmt: skip
+        """``passed``: what any rank has walked over."""
+        self._files, self._ranks, self._passed = files, ranks, passed
         self.counted: dict[Key, Counted] = {}
-        self.ticked_ns = 0
-        self._touched: dict[tuple[int, Key, int], int] = {}  # stream -> its bytes at the last tick
-        self._passed: dict[Key, IntervalSet] = {}  # by any rank
-        self._totals = (0, 0, 0)
         self._pass: Iterator[None] | None = None
         self._pass_began_ns = 0
         self._asked_ns = 0
         self.due_ns = 0  # of the next piece; 0: nothing to do
-
-    # -------------------------------------------------------------- once a second
-
-    def tick(self, now: int) -> None:
-        """Take a sample of everything that is counted in memory."""
-        self._follow_streams()
-        faults: dict[int, int] = {}
-        for process in self._ledger.all_processes():
-            rank = process.rank
-            faults[rank] = faults.get(rank, 0) + process.watched.misses
-        for rank, count in faults.items():
-            track = self._track(rank)
-            if track is not None:
-                track.ticks.append(RankTick(now, count, track.touched_bytes))
-        self._note_history(now, sum(faults.values()))
-        for books in (self.counted, self._passed):
-            for key in [k for k in books if k not in self._coordinator.files]:
-                del books[key]
-
-    def _track(self, rank: int) -> RankTrack | None:
-        track = self.ranks.get(rank)
-        if track is None and len(self.ranks) < RANKS_MAX:
-            track = self.ranks[rank] = RankTrack()
-        return track
-
-    def _follow_streams(self) -> None:
-        seen: dict[tuple[int, Key, int], int] = {}
-        for client in self._coordinator.clients.values():
-            track = self._track(client.rank)
-            if track is None:
-                continue
-            for reader in client.readers.values():
-                for stream in reader.table.streams:
-                    name = (client.pid, reader.file.key, stream.id)
-                    seen[name] = stream.touched_bytes
-                    more = stream.touched_bytes - self._touched.get(name, 0)
-                    track.touched_bytes += max(0, more)
-                    if stream.active:
-                        low, high = sorted((stream.start_bytes, stream.position_bytes))
-                        for books in (track.passed, self._passed):
-                            stretches = books.setdefault(reader.file.key, IntervalSet())
-                            if len(stretches) < STRETCHES_MAX:
-                                stretches.add(low, high)
-        self._touched = seen
-        for track in self.ranks.values():
-            for key in [k for k in track.passed if k not in self._coordinator.files]:
-                del track.passed[key]
-                track.wasted_bytes.pop(key, None)
-
-    def _note_history(self, now: int, faults: int) -> None:
-        touched = sum(track.touched_bytes for track in self.ranks.values())
-        totals = (self._scheduler.prefetched_bytes, touched, faults)
-        if self.ticked_ns:
-            seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
-            a, b, c = (max(0, n - o) / seconds for n, o in zip(totals, self._totals, strict=True))
-            self.history.append(HistoryTick(round(a), round(b), round(c, 1)))
-        self._totals, self.ticked_ns = totals, now
-
-    def columns(self) -> Iterator[tuple[float, ...]]:
-        """The history by its three values, each from the oldest to the latest."""
-        return (tuple(tick[i] for tick in self.history) for i in range(3))
-
-    # -------------------------------------------------------------- the slow pass
 
     def asked(self, now: int) -> None:
         """A watcher wants a snapshot: keep the slow counts fresh for a while."""
@@ -234,9 +167,7 @@ class Sampling:
     @property
     def counted_all(self) -> bool:
         """Whether the slow pass has seen every file that is open."""
-        return all(
-            key in self.counted for key, f in self._coordinator.files.items() if f.opened.fd >= 0
-        )
+        return all(key in self.counted for key, f in self._files.items() if f.opened.fd >= 0)
 
     def step(self, now: int) -> None:
         """One piece of the slow pass, when it is due."""
@@ -258,7 +189,7 @@ class Sampling:
 
     def _pieces(self) -> Iterator[None]:
         """One pass over all files, those that are mapped first."""
-        for file in sorted(self._coordinator.files.values(), key=lambda f: -f.mappings.attached):
+        for file in sorted(self._files.values(), key=lambda f: -f.mappings.attached):
             known, sensor = yield from self._resident(file)
             if file.opened.fd < 0:  # closed meanwhile
                 continue
@@ -270,7 +201,7 @@ class Sampling:
             wasted = yield from self._unused_in(file, self._passed.get(file.key))
             now = time.monotonic_ns()
             self.counted[file.key] = Counted(now, known, sensor, used, unused, wasted, demand)
-            for track in list(self.ranks.values()):
+            for track in list(self._ranks.values()):
                 stretches = track.passed.get(file.key)
                 if stretches is not None:
                     track.wasted_bytes[file.key] = yield from self._unused_in(file, stretches)
@@ -305,3 +236,83 @@ class Sampling:
                     counted = 0
                     yield
         return found
+
+
+class Sampling:
+    """Samples of a run; the service's thread calls everything here."""
+
+    def __init__(
+        self, files: dict[Key, FileState], clients: dict[int, Client], scheduler: Scheduler,
+        ledger: Ledger,
+    ) -> None:  # fmt: skip
+        self._files, self._clients = files, clients
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self.ranks: dict[int, RankTrack] = {}
+        self.history: deque[HistoryTick] = deque(maxlen=HISTORY_TICKS)
+        self.ticked_ns = 0
+        self._touched: dict[tuple[int, Key, int], int] = {}  # stream -> its bytes at the last tick
+        self._passed: dict[Key, IntervalSet] = {}  # by any rank
+        self._totals = (0, 0, 0)
+        self.slow = SlowPass(files, self.ranks, self._passed)
+
+    # -------------------------------------------------------------- once a second
+
+    def tick(self, now: int) -> None:
+        """Take a sample of everything that is counted in memory."""
+        self._follow_streams()
+        faults: dict[int, int] = {}
+        for process in self._ledger.all_processes():
+            rank = process.rank
+            faults[rank] = faults.get(rank, 0) + process.watched.misses
+        for rank, count in faults.items():
+            track = self._track(rank)
+            if track is not None:
+                track.ticks.append(RankTick(now, count, track.touched_bytes))
+        self._note_history(now, sum(faults.values()))
+        for books in (self.slow.counted, self._passed):
+            for key in [k for k in books if k not in self._files]:
+                del books[key]
+
+    def _track(self, rank: int) -> RankTrack | None:
+        track = self.ranks.get(rank)
+        if track is None and len(self.ranks) < RANKS_MAX:
+            track = self.ranks[rank] = RankTrack()
+        return track
+
+    def _follow_streams(self) -> None:
+        seen: dict[tuple[int, Key, int], int] = {}
+        for client in self._clients.values():
+            track = self._track(client.rank)
+            if track is None:
+                continue
+            for reader in client.readers.values():
+                for stream in reader.table.streams:
+                    name = (client.pid, reader.file.key, stream.id)
+                    seen[name] = stream.touched_bytes
+                    more = stream.touched_bytes - self._touched.get(name, 0)
+                    track.touched_bytes += max(0, more)
+                    if stream.active:
+                        low, high = sorted((stream.start_bytes, stream.position_bytes))
+                        for books in (track.passed, self._passed):
+                            stretches = books.setdefault(reader.file.key, IntervalSet())
+                            if len(stretches) < STRETCHES_MAX:
+                                stretches.add(low, high)
+        self._touched = seen
+        for track in self.ranks.values():
+            for key in [k for k in track.passed if k not in self._files]:
+                del track.passed[key]
+                track.wasted_bytes.pop(key, None)
+
+    def _note_history(self, now: int, faults: int) -> None:
+        touched = sum(track.touched_bytes for track in self.ranks.values())
+        totals = (self._scheduler.prefetched_bytes, touched, faults)
+        if self.ticked_ns:
+            seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
+            a, b, c = (max(0, n - o) / seconds for n, o in zip(totals, self._totals, strict=True))
+            self.history.append(HistoryTick(round(a), round(b), round(c, 1)))
+        self._totals, self.ticked_ns = totals, now
+
+    def columns(self) -> Iterator[tuple[float, ...]]:
+        """The history by its three values, each from the oldest to the latest."""
+        return (tuple(tick[i] for tick in self.history) for i in range(3))

@@ -298,8 +298,8 @@ class Service:
                 due = min(due, self.engine.pool.orphans_due_ns(now))
         if self._order_service is not None and self._order_service.due_ns is not None:
             due = min(due, self._order_service.due_ns)
-        if self._live is not None and self._live.sampling.due_ns:
-            due = min(due, self._live.sampling.due_ns)
+        if self._live is not None and self._live.sampling.slow.due_ns:
+            due = min(due, self._live.sampling.slow.due_ns)
         for client in self.engine.clients.values():
             for region in client.regions.values():
                 if not region.detaching:
@@ -360,8 +360,8 @@ class Service:
         if now - self._noted_ns >= NOTE_NS:
             self._note(now)
         self._tap.flush()
-        if self._live is not None and self._live.sampling.due_ns:
-            self._live.sampling.step(CLOCK.now_ns())
+        if self._live is not None and self._live.sampling.slow.due_ns:
+            self._live.sampling.slow.step(CLOCK.now_ns())
         for fd, client in list(self.engine.clients.items()):
             if client.waiting:
                 client.flush()

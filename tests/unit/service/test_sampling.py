@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @dataclass
 class Run:
-    """An engine, a scheduler and a ledger as far as Sampling reads them."""
+    """Files, processes, a scheduler and a ledger as far as Sampling reads them."""
 
     files: dict[Any, FileState]
     clients: dict[int, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def run(file: FileState) -> Run:
 
 
 def sample(run: Run) -> Sampling:
-    return Sampling(run, run, run)  # type: ignore[arg-type]
+    return Sampling(run.files, run.clients, run, run)  # type: ignore[arg-type]
 
 
 def test_a_touch_that_the_pool_had_to_read_for_is_a_miss(run: Run, file: FileState) -> None:
@@ -152,8 +152,8 @@ def test_a_walk_that_ends_takes_nothing_away(run: Run, file: FileState) -> None:
 def passed(samples: Sampling) -> None:
     """Let the slow pass run to its end."""
     for _ in range(1000):
-        samples.step(samples.due_ns)
-        if samples.counted_all and samples._pass is None:
+        samples.slow.step(samples.slow.due_ns)
+        if samples.slow.counted_all and samples.slow._pass is None:
             return
     raise AssertionError("the pass does not end")
 
@@ -167,9 +167,9 @@ def test_wasted_is_what_lies_unused_behind_the_reader_not_ahead_of_it(
     file.blocks.mark_used(13 * MIB, 14 * MIB)
     walk(stream, 4 * MIB + 5000)  # in the middle of a block: that one is not behind it
     samples.tick(SECOND)
-    samples.asked(2 * SECOND)
+    samples.slow.asked(2 * SECOND)
     passed(samples)
-    counted = samples.counted[file.key]
+    counted = samples.slow.counted[file.key]
     assert (counted.used_bytes, counted.unused_bytes) == (3 * MIB, 9 * MIB)
     assert (counted.wasted_bytes, counted.demand_bytes) == (1 * MIB, 1 * MIB)
     assert samples.ranks[0].wasted_bytes == {file.key: 1 * MIB}
@@ -185,9 +185,9 @@ def test_two_ranks_that_pass_the_same_stretch_waste_it_once_in_the_file(
     for stream in streams:
         walk(stream, 8 * MIB, touched=0)
     samples.tick(SECOND)
-    samples.asked(2 * SECOND)
+    samples.slow.asked(2 * SECOND)
     passed(samples)
-    assert samples.counted[file.key].wasted_bytes == 8 * MIB
+    assert samples.slow.counted[file.key].wasted_bytes == 8 * MIB
     assert [samples.ranks[r].wasted_bytes[file.key] for r in range(2)] == [8 * MIB, 8 * MIB]
 
 
@@ -195,15 +195,15 @@ def test_the_slow_pass_runs_only_while_somebody_asks(run: Run, file: FileState) 
     run.reader(0, file)
     samples = sample(run)
     samples.tick(SECOND)
-    assert samples.due_ns == 0  # nobody has asked
-    samples.asked(2 * SECOND)
-    assert samples.due_ns
+    assert samples.slow.due_ns == 0  # nobody has asked
+    samples.slow.asked(2 * SECOND)
+    assert samples.slow.due_ns
     passed(samples)
-    before = samples.counted[file.key]
-    samples.step(2 * SECOND + sampling.WATCHED_NS + samples.due_ns)
-    assert samples.due_ns == 0 and samples.counted[file.key] is before
-    samples.step(100 * SECOND)
-    assert samples.counted[file.key] is before
+    before = samples.slow.counted[file.key]
+    samples.slow.step(2 * SECOND + sampling.WATCHED_NS + samples.slow.due_ns)
+    assert samples.slow.due_ns == 0 and samples.slow.counted[file.key] is before
+    samples.slow.step(100 * SECOND)
+    assert samples.slow.counted[file.key] is before
 
 
 def test_who_comes_when_nobody_has_watched_is_told_what_is_so_now(
@@ -213,16 +213,16 @@ def test_who_comes_when_nobody_has_watched_is_told_what_is_so_now(
     run.reader(0, file)
     samples = sample(run)
     samples.tick(SECOND)
-    samples.asked(2 * SECOND)
+    samples.slow.asked(2 * SECOND)
     passed(samples)
-    assert samples.counted[file.key].unused_bytes == 0
+    assert samples.slow.counted[file.key].unused_bytes == 0
     file.blocks.mark_prefetched(0, 8 * MIB)
-    samples.asked(3 * SECOND)  # somebody watches: it is counted in its turn
-    assert samples.counted[file.key].unused_bytes == 0
-    samples.asked(3 * SECOND + sampling.WATCHED_NS + 1)
-    assert not samples.counted_all or samples.counted[file.key].unused_bytes == 8 * MIB
+    samples.slow.asked(3 * SECOND)  # somebody watches: it is counted in its turn
+    assert samples.slow.counted[file.key].unused_bytes == 0
+    samples.slow.asked(3 * SECOND + sampling.WATCHED_NS + 1)
+    assert not samples.slow.counted_all or samples.slow.counted[file.key].unused_bytes == 8 * MIB
     passed(samples)
-    assert samples.counted[file.key].unused_bytes == 8 * MIB
+    assert samples.slow.counted[file.key].unused_bytes == 8 * MIB
 
 
 def test_what_ranks_that_skip_read_adds_up_to_what_is_read(run: Run, file: FileState) -> None:
@@ -256,22 +256,22 @@ def test_pieces_keep_their_distance_in_proportion_to_their_cost(
 
     run.reader(0, file)
     samples = sample(run)
-    samples._asked_ns = samples.due_ns = 1
+    samples.slow._asked_ns = samples.slow.due_ns = 1
     monkeypatch.setattr(sampling.time, "thread_time_ns", costs)
-    samples.step(SECOND)
-    assert samples.due_ns - SECOND >= sampling.COST * 4_000_000
+    samples.slow.step(SECOND)
+    assert samples.slow.due_ns - SECOND >= sampling.COST * 4_000_000
 
 
 def test_a_file_that_is_closed_meanwhile_ends_its_part_only(run: Run, file: FileState) -> None:
     run.reader(0, file)
     samples = sample(run)
     samples.tick(SECOND)
-    samples._asked_ns = samples.due_ns = 2 * SECOND
-    samples.step(2 * SECOND)
+    samples.slow._asked_ns = samples.slow.due_ns = 2 * SECOND
+    samples.slow.step(2 * SECOND)
     file.close()
     for _ in range(20):
-        samples.step(samples.due_ns)
-    assert samples.counted == {}
+        samples.slow.step(samples.slow.due_ns)
+    assert samples.slow.counted == {}
     run.files.clear()
     samples.tick(3 * SECOND)
     assert samples.ranks[0].passed == {}
