@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random crops of a file on the slow bed under `wrap`: the bytes, what is read for them, and what
-is said (readers/whole_files.py). Times are bench/crops.py's affair."""
+is said (readers/whole_files.py). Times are bench/lab/crops.py's affair."""
 
 from __future__ import annotations
 

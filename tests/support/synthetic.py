@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of readers that never were: ranks that skip, go contiguously or shuffle, cold or served.
 
-For the tests of what is drawn of a trace, and for bench/tracepage.py, which wants millions of
+For the tests of what is drawn of a trace, and for bench/lab/tracepage.py, which wants millions of
 events: everything is made as columns.
 """
 

@@ -14,7 +14,7 @@ from paths import BENCH
 from uffdprefetch.orders import placement_estimator
 from uffdprefetch.orders.placement_estimator import PlacementEstimator, order
 
-sys.path.insert(0, str(BENCH))
+sys.path.insert(0, str(BENCH / "lab"))
 
 from speculated import Followed, Part, count, stretch
 

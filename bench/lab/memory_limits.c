@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The job of bench/memory_limits.py: memory_limits FILE GROW_MIB STEP_MIB PAUSE_MS
+/* The job of bench/lab/memory_limits.py: memory_limits FILE GROW_MIB STEP_MIB PAUSE_MS
  *
  * Reads FILE by a mapping, page by page; takes GROW_MIB of memory of its own, STEP_MIB at once, with a
  * pause after each; reads FILE again. Each word of 8 bytes must be its offset. "read", "grown" and "read

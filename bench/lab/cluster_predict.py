@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the simulator says of bench/cluster.py's runs, from their rates.
 
-    python bench/cluster_predict.py FILE.json [-o OUT.json]
+    python bench/lab/cluster_predict.py FILE.json [-o OUT.json]
 
 FILE.json is bench/cluster.py's, with patterns shard, all and planned. Storage's rate is the bed's;
 what a reader computes in a second is its speed in the second epoch of *shard*, when all is in its
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from uffdprefetch.sim.execute import Outcome, execute  # noqa: E402

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of a file without an index ([LMDBIO-DM]), and their cost: for bench/speculate.py, and for
-the tests of orders/placement_estimator.py, which the service uses."""
+"""Readers of a file without an index ([LMDBIO-DM]), and their cost: for bench/lab/speculate.py, and
+for the tests of orders/placement_estimator.py, which the service uses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that load the same model weights at once.
 
-    python bench/cluster_weights.py [--nodes N] [--size MIB] [--modes ...] [-o FILE.json]
+    python bench/lab/cluster_weights.py [--nodes N] [--size MIB] [--modes ...] [-o FILE.json]
 
 Each node (tests/support/nodes_bed.py, root) opens one file of safetensors as that library does, and
 takes its tensors one after the other, as an inference server starts. All begin together. Modes:
@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / one) for one in ("", "bench", "tests", "tests/support")]
 
 from cluster import STORAGE, busy_seconds, cpu_seconds  # noqa: E402
 from cluster_nodes import MIB, environment, meet, sharing, until, wrapped  # noqa: E402

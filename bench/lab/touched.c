@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which pages of a mapping a program touches: the mapping is protected, and each first touch is a
  * SIGSEGV that is noted and let through ([LMDBIO-DM] section VI-C). Page tables would also show what
- * the kernel maps around a fault. For bench/speculate.py, by ctypes; one mapping, one thread. */
+ * the kernel maps around a fault. For bench/lab/speculate.py, by ctypes; one mapping, one thread. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stddef.h>

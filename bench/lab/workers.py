@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warm workers in C against Python threads: `python bench/workers.py --json F`.
+"""Warm workers in C against Python threads: `python bench/lab/workers.py --json F`.
 
 Both read a cold file on the slow bed through posix_fadvise/readahead(2) in extents of 2 MiB with
 eight threads; once with an idle interpreter and once beside a Python thread that computes all the
@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from reports import conditions, save
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What serving other nodes costs the job of a node, and how long its answers take.
 
-    python bench/cluster_serving.py [--seconds S] [-o FILE.json]
+    python bench/lab/cluster_serving.py [--seconds S] [-o FILE.json]
 
 Two nodes (tests/support/nodes_bed.py, root). One keeps all of a file; its own program maps it anew
 again and again and touches it page by page, each touch a fault that the service answers. The other
@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / one) for one in ("", "bench", "tests", "tests/support")]
 
 from cluster import cpu_seconds  # noqa: E402
 from cluster_nodes import environment, sharing, until, wrapped  # noqa: E402

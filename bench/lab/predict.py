@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validates `simulate --replay` by runs: `python bench/predict.py [--pairs 3] [--json F]`.
+"""Validates `simulate --replay` by runs: `python bench/lab/predict.py [--pairs 3] [--json F]`.
 
 For each case a plain run of the demo's job is recorded on the slow bed, and `simulate --replay`
 predicts its time plainly and under `wrap`, on storage that `calibrate` has measured on the same
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from reports import conditions, save
 
@@ -35,7 +36,7 @@ from uffdprefetch.demo.job import data_file, rank_order
 
 SCHEMA = "uffdprefetch.bench.predict/1"
 TOOL = [sys.executable, "-m", "uffdprefetch"]
-JOB = Path(__file__).resolve().parents[1] / "uffdprefetch" / "demo" / "job.py"
+JOB = Path(__file__).resolve().parents[2] / "uffdprefetch" / "demo" / "job.py"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def run_tool(words: Sequence[str], where: Path) -> str:
 
 
 def environment() -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, "PYTHONPATH": root}
 
 
@@ -239,7 +240,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(
-        prog="bench/predict.py", description=(__doc__ or "").splitlines()[0]
+        prog="bench/lab/predict.py", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--pairs", type=int, default=3, help="rounds")
     parser.add_argument("--size", default="1GiB")

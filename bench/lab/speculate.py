@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Missed and redundant pages of speculation: `python bench/speculate.py [--png F] [--json F]`.
+"""Missed and redundant pages of speculation: `python bench/lab/speculate.py [--png F] [--json F]`.
 
 Repeats [LMDBIO-DM] section VI-D (figures 11 and 12). An LMDB is made with py-lmdb as by
 convert_imageset; several processes read it with py-lmdb, each its part of each batch, in turn as
 the cursor is passed on. Before a process reads its part it predicts the pages that it would fetch
 (orders/placement_estimator.py); then the pages that it touches for the first time are compared with
-these. They are recorded as in [LMDBIO-DM]: the mapping is protected (bench/touched.c).
+these. They are recorded as in [LMDBIO-DM]: the mapping is protected (bench/lab/touched.c).
 
 Two ways to speculate: `paper`: the first record's size, corrected by observation; `head`: by the
 few tree pages that orders/provisional.py reads before the index is there, which then count as
@@ -33,15 +33,13 @@ from typing import Any
 import numpy as np
 from speculated import Part, count, stretch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from uffdprefetch.base.ranges import union
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders.placement_estimator import PlacementEstimator
 from uffdprefetch.orders.provisional import provisional_order
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = 4096
 KIB = 1 << 10
 #: Records per transaction of Caffe's convert_imageset and convert_cifar_data.
@@ -258,7 +256,7 @@ def run(data_set: DataSet, wanted: list[int], directory: str, say: Callable[[str
     """One data set with each number of processes."""
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-speculate-", dir=directory) as name:
         path, library = Path(name) / "data.mdb", Path(name) / "touched.so"
-        source = ROOT / "bench" / "touched.c"
+        source = ROOT / "bench" / "lab" / "touched.c"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
         say(f"{data_set.name}: {data_set.batch_records * data_set.iterations} records ...")
         make(path, data_set)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--cluster` beside what [FanStore] and [HDMLP] do, on their axes.
 
-    python bench/cluster_papers.py FILE.json
+    python bench/lab/cluster_papers.py FILE.json
 
 FILE.json is bench/cluster.py's. Its shuffled epochs, of which each node reads its part: what all
 epochs read from the file system over the size, and the stall, which is what they take beyond
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from cluster_predict import MB, predicted, rates  # noqa: E402

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random crops of a token file, as nanoGPT reads it: `python bench/crops.py [--json F]`.
+"""Random crops of a token file, as nanoGPT reads it: `python bench/lab/crops.py [--json F]`.
 
 A job takes batches of 12 crops of 1024 tokens (uint16, 2 KiB) at random places of a memmap on the
 slow bed, with a little compute (a sleep) in each step; plainly and under `wrap`, in turn. Two
@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 from reports import conditions, save  # noqa: E402
 from runs import bootstrap_interval  # noqa: E402

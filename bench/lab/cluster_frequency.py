@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a node should keep what it reads most often ([HDMLP]), or what it asks for first.
 
-    python bench/cluster_frequency.py
+    python bench/lab/cluster_frequency.py
 
 Eight nodes, 4790 records of 113 kB, shuffled by a seed that all know; together they can keep all.
 In the simulator, at the rates of bench/cluster.py: 20 MB/s from the file system, 496 MB/s between
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from uffdprefetch.sim.execute import Outcome, execute  # noqa: E402
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training  # noqa: E402

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file that is rewritten in the middle of an epoch, through another mount: when who sees it.
 
-    python bench/cluster_writer.py [--times N]
+    python bench/lab/cluster_writer.py [--times N]
 
 Three nodes (tests/support/nodes_bed.py, root) read one file over and over: two with `wrap
 --cluster`, which have it from each other, and one without anything. The storage is a FUSE file
@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / one) for one in ("", "bench", "tests", "tests/support")]
 
 from cluster_nodes import environment, sharing, until, wrapped  # noqa: E402
 from nodes_bed import nodes_bed  # noqa: E402

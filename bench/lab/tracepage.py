@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of a trace's HTML page: `python bench/tracepage.py [--events 10000000] [--json F]`.
+"""The cost of a trace's HTML page: `python bench/lab/tracepage.py [--events 10000000] [--json F]`.
 
 Makes a trace of that many events (tests/support/synthetic.py) in each pattern, renders its page,
 opens it from disk in a headless Chromium, and says: MB of the page, seconds until it was made,
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 import synthetic
 from browser import Browser, why_none

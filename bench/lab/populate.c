@@ -2,7 +2,7 @@
 /*
  * populate.c - what it gains to have a second thread map cached pages ahead of the one that reads them.
  *
- *   cc -O2 -pthread -o populate bench/populate.c
+ *   cc -O2 -pthread -o populate bench/lab/populate.c
  *   ./populate FILE MIB [ROUNDS]         FILE is made, and read once by read(2): all of it is cached
  *
  * Touches each page of a fresh mapping (and copies each page), in turn: alone; with a thread that does

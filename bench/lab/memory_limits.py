@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that need all the memory of their cgroup: `python bench/memory_limits.py --runs 50`.
+"""Jobs that need all the memory of their cgroup: `python bench/lab/memory_limits.py --runs 50`.
 
 Each job (memory_limits.c) maps a file, reads it in order, takes memory of its own and reads again,
 in a memory cgroup: without us, with `--engine cache` and with `--engine pool`, in turns. Counted is
@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from pool_cgroup import MemoryGroup, memory_group
 from reports import ROOT, a_line_for_errors, conditions, load, save
 
@@ -143,7 +146,7 @@ def measure(cases: Sequence[str], runs: int) -> dict[str, Any]:
     results: dict[str, Any] = {name: {engine: [] for engine in ENGINES} for name in cases}
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         program = Path(name) / "memory_limits"
-        source = ROOT / "bench" / "memory_limits.c"
+        source = ROOT / "bench" / "lab" / "memory_limits.c"
         subprocess.run(["gcc", "-O1", "-Wall", "-o", program, source], check=True)
         for case in cases:
             data = Path(name) / f"{CASES[case].file}.bin"

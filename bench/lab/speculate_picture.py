@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counts of bench/speculate.py as [LMDBIO-DM] figures 11 and 12, by matplotlib."""
+"""The counts of bench/lab/speculate.py as [LMDBIO-DM] figures 11 and 12, by matplotlib."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of our own processes beside a job: `python bench/own_memory.py --before DIR --json F`.
+"""Memory of our own processes beside a job: `python bench/lab/own_memory.py --before DIR --json F`.
 
 A job maps 256 MiB of the local disk, reads them in order and rests for 2.5 s; then it tells what
 /proc/PID/status has as RssAnon of each process of ours. In the page cache by readahead(2); by
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reports import ROOT, conditions, save
 
