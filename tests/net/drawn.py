@@ -35,7 +35,7 @@ from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.price import Account, least_probability, walk_gain
-from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES as BLOCK
 from uffdprefetch.predict.storage import Link, Storage
@@ -137,10 +137,8 @@ def jumps(seed: int) -> Iterator[Decision]:
                 at = rng.randrange(size) if rng.random() < 0.3 else at + 64 * KIB
             at %= size
             detector.saw(at, at + rng.choice((PAGE, 64 * KIB, 200 * KIB, 400 * KIB)), now, passed)
-            yield (
-                detector.random, detector.is_sequential, detector.shows_walk,
-                detector.jumped() if detector.random else 0,
-            )  # fmt: skip
+            jumps = detector.access is Access.JUMPS
+            yield detector.access.value, detector.jumped() if jumps else 0
 
 
 # ---- what is read ahead on a guess ----------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state.reader import Reader
 
@@ -24,7 +25,7 @@ def note_walker(reader: Reader, tid: int, stream: Stream) -> None:
 def goes_on(reader: Reader, stream: Stream) -> bool:
     """Whether the reader's last touch, which is in this stream, goes on with a walk. In a file that
     is no larger than a stream's reach, that of a random reader is in one, too."""
-    return stream.settled and reader.jumps.in_order and not reader.random
+    return stream.settled and reader.jumps.in_order and reader.access is not Access.JUMPS
 
 
 def walks_of(reader: Reader, now: int) -> list[Stream]:

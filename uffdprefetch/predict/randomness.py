@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from enum import Enum
 from itertools import pairwise, starmap
 from math import comb, log2
 from operator import mul
@@ -44,8 +45,6 @@ TRUST_TIMES = 3
 TOGETHER = 2
 UNLESS = 6
 UNLESS_RANDOM = 12
-#: A first touch of at least this length is a walk that was seen late (streams.ACTIVE_BYTES).
-LONG_BYTES = 256 << 10
 #: Most touches kept of one scan, spread evenly over it.
 TOGETHER_MAX = 16
 #: Two scans of at least MIXED_LEAST jumps each decide alone: of a random reader's pairs of touches
@@ -59,10 +58,18 @@ SURE_BITS = 30.0
 BACK_SHARE = 0.2
 #: One part in this many of what was passed over must have been read, for a touch to be in order.
 PASSED_SHARE = 8
-#: A random reader is judged again every EVERY touches.
+#: A reader is judged again every EVERY touches.
 EVERY = 8
 #: (ns, where in bytes, whether it is in order, number).
 Touch = tuple[int, int, bool, int]
+
+
+class Access(Enum):
+    """How a reader goes through a file, as far as its touches show."""
+
+    UNKNOWN = "unknown"
+    WALKS = "walks"
+    JUMPS = "jumps"
 
 
 def in_batches(touches: Iterable[tuple[int, int]]) -> list[list[int]]:
@@ -112,9 +119,9 @@ class RandomnessDetector:
         self._touches: deque[Touch] = deque(maxlen=TOUCHES)
         self._together = (0, 1)  # of the last time: how many are remembered, and each which one
         self.count = 0
-        self.random = False
+        self.access = Access.UNKNOWN
         self.in_order = True  # the last touch
-        #: While it is random: jumps since, and when it began.
+        #: While it jumps about: jumps since, and when it began.
         self.jumps = self.since_ns = 0
 
     def saw(self, start: int, end: int, at_ns: int, passed_over: bool = False) -> None:
@@ -127,11 +134,8 @@ class RandomnessDetector:
         self._last.append((start, end))
         self.count += 1
         self.jumps += 1
-        before = self.random
         if self.count % EVERY == 0:
             self._judge()
-        if self.random and not before:
-            self.jumps, self.since_ns = self.jumped()
 
     def _remember(self, at_ns: int, start: int, in_order: bool) -> None:
         touches, (kept, step) = self._touches, self._together
@@ -158,17 +162,27 @@ class RandomnessDetector:
         return jumps * (self.count - number) // len(self._touches), oldest_ns
 
     def _judge(self) -> None:
+        before = self.access
+        if self._jumps_about():
+            self.access = Access.JUMPS
+            if before is not Access.JUMPS:
+                self.jumps, self.since_ns = self.jumped()
+        elif self.count > RECENT and self._walks():
+            self.access = Access.WALKS  # next to no random reader ever does
+        else:
+            self.access = Access.UNKNOWN
+
+    def _jumps_about(self) -> bool:
         touches = list(self._touches)
         jumps = [touch[:2] for touch in touches if not touch[2]]
-        if self.random:
+        if self.access is Access.JUMPS:
             later = touches[-TOUCHES // 2 :]
             few = sum(not touch[2] for touch in later) <= JUMPS_ORDERLY
-            walks = few or self._monotone(later, UNLESS_RANDOM) or one_way(jumps)
-            self.random = not walks
-            return
-        if len(jumps) >= JUMPS_RANDOM and not one_way(jumps):
-            many = len(touches) >= TOUCHES // 2 - 1
-            self.random = mixed(jumps) or (many and both_runs(jumps)[0] >= RUNS_RANDOM)
+            return not (few or self._monotone(later, UNLESS_RANDOM) or one_way(jumps))
+        if len(jumps) < JUMPS_RANDOM or one_way(jumps):
+            return False
+        many = len(touches) >= TOUCHES // 2 - 1
+        return mixed(jumps) or (many and both_runs(jumps)[0] >= RUNS_RANDOM)
 
     @staticmethod
     def _monotone(touches: list[Touch], unless: int) -> bool:
@@ -181,23 +195,10 @@ class RandomnessDetector:
         seen_singly = batches >= TRUST_TIMES and len(jumps) <= TOGETHER * batches
         return seen_singly and run <= max(1, batches // unless)
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether it surely walks: it is trusted, by all touches that trust may go by. Next to no
-        random reader ever is."""
-        return self.count > RECENT and self.shows_walk
-
-    @property
-    def shows_walk(self) -> bool:
+    def _walks(self) -> bool:
         """Whether its last touches show a walk."""
-        if self.random or not self._last:
-            return False
         last = list(self._touches)[-RECENT:]
-        if not last:
-            return self._last[0][1] - self._last[0][0] >= LONG_BYTES
-        return 3 * sum(touch[2] for touch in last) >= 2 * len(last) or self._go_one_way(last)
-
-    def _go_one_way(self, last: list[Touch]) -> bool:
-        """Whether the jumps do."""
+        if 3 * sum(touch[2] for touch in last) >= 2 * len(last):
+            return True
         jumps = (touch[:2] for touch in self._touches if not touch[2])
         return self._monotone(last, UNLESS) or one_way(jumps)

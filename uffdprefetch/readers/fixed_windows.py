@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from uffdprefetch.base.config import Config
 from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
@@ -37,7 +38,7 @@ class FixedWindows(Predictor):
 
     def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
         """See Predictor: of each walk the next window."""
-        if reader.random:
+        if reader.access is Access.JUMPS:
             return
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
         for stream in walks_of(reader, now_ns) if pooled else reader.table.active():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
@@ -354,7 +355,7 @@ class KnownOrders(Predictor):
     @staticmethod
     def _is_awaited(reader: Reader, now_ns: int) -> bool:
         """Whether nothing else is to be done for a reader until its order is known."""
-        if reader.random:
+        if reader.access is Access.JUMPS:
             return True
         dense = any(
             walk.settled and (walk.density or 0.0) >= AWAIT_DENSITY

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.clock import MS
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.protocol.wire import ServingMode
@@ -178,7 +179,7 @@ class Strides(Predictor):
         """`--policy auto`: whether a rank skips what no rank of this node reads."""
         return (
             walk.skips
-            and reader.jumps.is_sequential
+            and reader.access is Access.WALKS
             and not self._known_orders.pending(reader)
             and self._leaves_out(reader.file, now)
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.predict.randomness import PASSED_SHARE
+from uffdprefetch.predict.randomness import PASSED_SHARE, Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation
@@ -83,7 +83,7 @@ class Walks:
         passed_bytes = self._passed(region, stream, seen, forward, low, high)
         step = Step(stream, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
-        over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.random else 1]
+        over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.access is Access.JUMPS else 1]
         if region.verdict == ServingMode.POOL and self._layout.pool:
             over = 0 < forward <= high - low
         self._judge(region, seen, over)
@@ -137,7 +137,7 @@ class Walks:
         # one scan of the whole page table, in several pieces, has one time
         at_ns = reader.seen_ns if region.scan.resume_at else seen.at_ns
         reader.saw(seen.start, seen.end, at_ns, passed_over)
-        if reader.random:
+        if reader.access is Access.JUMPS:
             self._drop(reader)
 
     def forget(self, reader: Reader) -> None:

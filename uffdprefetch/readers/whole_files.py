@@ -17,6 +17,7 @@ from uffdprefetch.base.clock import MS
 from uffdprefetch.base.units import MIB, format_size
 from uffdprefetch.predict.fronts import FileFronts
 from uffdprefetch.predict.price import PIECE_BYTES
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
@@ -112,7 +113,7 @@ class WholeFiles:
     def judge(self, book: VisitedFile, reader: Reader, link: Link, now_ns: int) -> None:
         """A visit has come: whether the file is to be read whole from now on."""
         book.miss_bytes = mmap.PAGESIZE if reader.says_random else link.miss_bytes
-        if reader.random:
+        if reader.access is Access.JUMPS:
             book.ranks.add(reader.rank)
         if now_ns < book.judge_ns or book.stream is not None or not book.visits.places:
             return

@@ -16,6 +16,7 @@ from typing import Any
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.native.memory_limits import Limit
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import snapshot as doc
@@ -157,7 +158,7 @@ class Live:
     ) -> doc.Rank:
         walks = self._walks(readers, now)
         moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
-        random = next((r for r in reversed(readers) if r.random), None)
+        random = next((r for r in reversed(readers) if r.access is Access.JUMPS), None)
         told = moving[0][0] if moving else (random or (readers[-1] if readers else None))
         alive = _alive(members)
         track = self.sampling.ranks.get(rank)

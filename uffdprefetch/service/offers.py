@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from uffdprefetch.base.clock import MS, Clock
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
@@ -63,7 +64,7 @@ class Offers:
         file = reader.file
         end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
         span = checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
-        listens = not (file.account.streamed or reader.random)
+        listens = not (file.account.streamed or reader.access is Access.JUMPS)
         pages = checkpoints.fixed_set(span, distance_bytes) if listens else []
         if not pages or a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
             return [], [], bool(pages)

@@ -10,6 +10,7 @@ from typing import Any
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.gain import FileReads
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
@@ -365,7 +366,7 @@ class Ledger:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream))
         had_order = order.followed or order.pending_since_ns or order.last_progress_ns
-        if reader.random and not had_order and not is_served:
+        if reader.access is Access.JUMPS and not had_order and not is_served:
             self.degrade(
                 f"rank {reader.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan",
@@ -391,7 +392,7 @@ def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
         "file": reader.file.path,
         "rank": stream.rank,
         "pid": stream.reader,
-        "pattern": "random" if reader.random else stream.pattern,
+        "pattern": "random" if reader.access is Access.JUMPS else stream.pattern,
         "start_bytes": stream.start_bytes,
         "position_bytes": stream.position_bytes,
         "density_64KiB": stream.density,

@@ -15,7 +15,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.gain import FirstMisses
-from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol import wire
@@ -215,9 +215,9 @@ class Reader:
         return self.pooled
 
     @property
-    def random(self) -> bool:
-        """Whether it jumps about."""
-        return self.jumps.random
+    def access(self) -> Access:
+        """How it goes through the file."""
+        return self.jumps.access
 
     @property
     def says_random(self) -> bool:
@@ -228,7 +228,7 @@ class Reader:
         """A touch, see RandomnessDetector.saw."""
         self.seen_ns = at_ns
         self.jumps.saw(start, end, at_ns, passed_over)
-        if self.jumps.random:
+        if self.jumps.access is Access.JUMPS:
             self.traits.add(Trait.JUMPS)
 
     def looked(self, cold: bool) -> None:

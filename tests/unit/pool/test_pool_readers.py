@@ -9,7 +9,7 @@ from typing import Any
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import walkers
 from uffdprefetch.pool.walkers import SILENT_READER_NS, WALKERS_MAX
-from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.state.reader import PoolTouches
 
@@ -87,10 +87,10 @@ def test_a_touch_goes_on_with_a_walk_where_it_is_next_to_what_was_read() -> None
     mapping = Mapping()
     walk = mapping.walk(7, 4 * MIB, 20)
     jumps = mapping.reader.jumps = RandomnessDetector(24 * MIB)
-    mapping.reader.random = False
+    mapping.reader.access = Access.UNKNOWN
     for at in (160, 161, 162, 64, 65):
         jumps.saw(at << 17, (at << 17) + 65536, mapping.now + at)
         assert walkers.goes_on(mapping.reader, walk) == (at != 64)
     assert not walkers.goes_on(mapping.reader, mapping.touch(7, 900 * MIB)), "not far yet"
-    mapping.reader.random = True
+    mapping.reader.access = Access.JUMPS
     assert not walkers.goes_on(mapping.reader, walk), "what looks like a walk of such a reader"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.file_states import file_of
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.ahead import Ahead
 from uffdprefetch.state.ledger import Ledger
@@ -35,7 +36,8 @@ def mapped(number: int, size_bytes: int) -> Any:
     file.opened = file.opened._replace(fd=3)
     reader = SimpleNamespace(
         file=file, pid=7, rank=0, reads_pool=False, says_random=False,
-        regions={}, client=SimpleNamespace(pagemap_fd=3), random=False, unneeded=Unneeded(),
+        regions={}, client=SimpleNamespace(pagemap_fd=3), access=Access.UNKNOWN,
+        unneeded=Unneeded(),
         table=SimpleNamespace(streams=[]), span=SimpleNamespace(start_bytes=0, end_bytes=1 << 30),
     )  # fmt: skip
     return SimpleNamespace(file=file, reader=reader, verdict=ServingMode.PAGE_TABLES)

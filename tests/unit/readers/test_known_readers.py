@@ -13,6 +13,7 @@ from conftest import warnings_fail
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import AWAIT_NS, PLAN_NS, KnownOrders
@@ -239,7 +240,7 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
     for place in range(64):
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)
-    assert node.reader.random
+    assert node.reader.access is Access.JUMPS
     node.engine.ledger.note_streams(node.reader)
     told = [line for line in node.engine.ledger.degradations if "needs a plan" in line]
     assert len(told) == (not has_a_plan)
@@ -270,7 +271,7 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
         node.engine.on_events(node.client, [event])  # type: ignore[list-item]
     node.orders.known, order.dropped = None, dropped
     node.plan(PLAN_NS)
-    assert node.reader.random == (dropped is not None)
+    assert (node.reader.access is Access.JUMPS) == (dropped is not None)
 
 
 def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:

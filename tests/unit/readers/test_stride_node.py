@@ -15,6 +15,7 @@ from strided_records import KIB, MIB, index_of, mapped_by, uneven
 from tests.support.file_states import file_of
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import KnownOrders
@@ -61,7 +62,7 @@ class Node:
             reader.table = SimpleNamespace(  # type: ignore[assignment]
                 active=lambda stream=stream: [stream] * (stream.position_bytes > 0), stream=stream
             )
-            reader.jumps = SimpleNamespace(is_sequential=True)  # type: ignore[assignment]
+            reader.jumps = SimpleNamespace(access=Access.WALKS)  # type: ignore[assignment]
             region = Region(
                 1, self.file, 1 << 40, index.file_bytes, 0, wire.ServingMode.CHECKPOINTS, reader
             )
@@ -320,7 +321,7 @@ def test_auto_asks_for_nothing_where_a_walk_only_begins_with_a_gap(make: Any) ->
 
 def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
     node = make(equal(), policy="auto")
-    node.of().jumps.is_sequential = False  # type: ignore[misc]
+    node.of().jumps.access = Access.UNKNOWN  # type: ignore[misc]
     assert not asked(node, range(3, 800, 8))
 
 

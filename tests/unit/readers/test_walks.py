@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from guess_bed import BLOCK, MIB, MS, SIZE, Bed
 
+from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation
@@ -42,7 +43,7 @@ def jumps_about(
         bed.now += 2 * MS
         at = source.randrange(8 * MIB // BLOCK, SIZE // BLOCK) * BLOCK
         bed.arbiter.observe(region, Observation(at, at + BLOCK, bed.now, passed=come_over))
-    return region.reader.random
+    return region.reader.access is Access.JUMPS
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_who_jumps_about_has_no_walks(bed: Bed, file: FileState) -> None:
     """What looks like some is chance: in a file of a few hundred MiB any two touches are near."""
     region = bed.region(file)
     bed.visits(region, 100)
-    assert region.reader.random and region.reader.table.streams == []
+    assert region.reader.access is Access.JUMPS and region.reader.table.streams == []
 
 
 def test_a_long_look_at_a_page_table_is_no_walk(bed: Bed, file: FileState) -> None:
@@ -102,5 +103,5 @@ def test_a_long_look_at_a_page_table_is_no_walk(bed: Bed, file: FileState) -> No
         for at in sorted(source.randrange(SIZE // BLOCK) * BLOCK for _ in range(40)):
             bed.touch(region, at)
             region.scan.resume_at = at
-            assert region.reader.random
+            assert region.reader.access is Access.JUMPS
         region.scan.resume_at = 0
