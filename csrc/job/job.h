@@ -191,7 +191,7 @@ long up_agent_ring_bell(void) __attribute__((visibility("hidden")));
 /* It looks whether it shall end. */
 void up_ring_responder(void) __attribute__((visibility("hidden")));
 
-/* bypass.c: the interposers that memory hooks overwrite, before any library can have done so. The list stays. */
+/* bypass.c: how the functions of a list begin, before any library can have overwritten them. The list stays where it is. */
 #define UP_ENTRIES_MAX 8
 void up_remember_entries(const void *const *entries, int count) __attribute__((visibility("hidden")));
 int up_is_patched(void) __attribute__((visibility("hidden")));

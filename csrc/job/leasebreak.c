@@ -28,7 +28,8 @@ static void give_mappings_back(struct agent *a, const struct up_lease *l)
 		struct up_region *r = &up_job.region[i];
 
 		/* Copies stay, so what has them is as far back as it comes. */
-		if (atomic_load(&r->state) == UP_LIVE && up_lease_is_of(l, r) && atomic_load(&r->pooled) != UP_POOLED_COPIES)
+		if (atomic_load(&r->state) == UP_LIVE && up_lease_is_of(l, r) &&
+		    atomic_load(&r->pooled) != UP_POOLED_COPIES)
 			up_abandon(a, r);
 	}
 	up_step(a, UP_STATE_IDLE);

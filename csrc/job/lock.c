@@ -177,7 +177,7 @@ static int remember(int fd, int flags, const void *caller)
 }
 
 /* Of UP_WAIT_STEP_NS, 2 s in all: on a busy machine the service takes up to a second to give the lease back
- * (DETACH_NS, service/serve.py). Where it does not run, agents do (lease.c). */
+ * (DETACH_NS, service/serve.py). Where it does not run, agents do (leasebreak.c). */
 #define LEASE_STEPS 400
 
 /*

@@ -163,7 +163,7 @@ int up_workers_reap(struct up_workers *workers, struct up_warm_result *out, int 
 /* CPU time of all workers, ns: user + system, the copy of the reads included. */
 int64_t up_workers_cpu_ns(struct up_workers *workers);
 
-/* --- the node's page pool (pool.c, pool_fill.c, pool_room.c, source.c) --- */
+/* --- the node's page pool (pool/) --- */
 enum up_chunk_state {
 	UP_ABSENT = 0,
 	UP_WANTED = 1, /* somebody waits; not being read yet */
