@@ -81,7 +81,7 @@ def _lines(summary: Mapping[str, Any]) -> list[Line]:
     first = [*_short_of_memory(summary), *_stood_still(summary)]
     gained, shared = _gained(summary), _shared(summary)
     if _moved(summary) and summary["totals"].get("gain") != "saved":
-        gained = []  # the books know one node's storage, and not what all nodes ask of it
+        gained = []  # the accounts are of one node's storage, not of what all nodes ask of it
     return [*first, *gained, *shared, *(_not_served(summary) or _less_well(summary))]
 
 
