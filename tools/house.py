@@ -15,7 +15,7 @@ import argparse
 import ast
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +201,14 @@ def classes(all_: list[Module]) -> Iterator[tuple[Module, ast.ClassDef]]:
                 yield module, node
 
 
+def borne_twice(all_: list[Module]) -> dict[str, list[str]]:
+    """Class names that stand for several things, and the modules that have them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, node in classes(all_):
+        found[node.name].append(module.name)
+    return {name: where for name, where in sorted(found.items()) if len(where) > 1}
+
+
 def attributes(node: ast.ClassDef) -> dict[str, str]:
     """The fields of a class and their types: of a dataclass, and what methods set on self."""
     found = {
@@ -299,7 +307,6 @@ def count(checkout: Path) -> dict[str, str]:
     imported = import_graph(all_)
     fields = [(len(attributes(node)), node.name) for _, node in classes(all_)]
     most, largest = max(fields, default=(0, "-"))
-    borne = Counter(node.name for _, node in classes(all_))
     ways: dict[str, int] = defaultdict(int)
     for module in all_:
         for node in ast.walk(module.tree):
@@ -314,7 +321,7 @@ def count(checkout: Path) -> dict[str, str]:
         "largest class": f"{largest}: {most} fields",
         f"classes above {FIELDS_MOST} fields": str(sum(n > FIELDS_MOST for n, _ in fields)),
         "hooks that others plug in": str(len(hooks(all_))),
-        "class names borne twice": str(sum(n > 1 for n in borne.values())),
+        "class names borne twice": str(len(borne_twice(all_))),
         f"functions above {COMPLEXITY_MOST} ways": str(
             sum(n > COMPLEXITY_MOST for n in ways.values())
         ),

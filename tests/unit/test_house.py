@@ -274,3 +274,20 @@ def test_no_files_of_c_call_each_other_in_a_circle() -> None:
         "pool.c and net.c are such), what acts on a message apart from what sends it, or hand the "
         "one a callback of the other (struct pool_calls):\n" + "\n".join(arrows)
     )
+
+
+#: Class names that still stand for several things. `Command` is what each module of cli/ is.
+BORNE_TWICE = {
+    "Account", "Command", "FileReads", "Gain", "Mappings", "Reader", "Watched", "_File",
+}  # fmt: skip
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    found = HOUSE["borne_twice"](HOUSE["modules"](ROOT))
+    assert len(found["Command"]) > 10, "it sees nothing"
+    told = [f"{name}: {', '.join(where)}" for name, where in found.items()]
+    assert set(found) <= BORNE_TWICE, (
+        "a class name is borne by several classes. Call one of them by what it is in its package "
+        "(TracedFile, ReplayPool, RecordPlaces), by the terms of docs/glossary.md:\n"
+        + "\n".join(told)
+    )
