@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: The smallest page of what this runs on.
 PAGE_BYTES = 4096
+#: A huge page (PMD) of x86, and of others with pages of 4 KiB.
+HUGE_BYTES = 2 * MIB
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PREFIXES = "kmgtp"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.base.units import MIB
+from uffdprefetch.base.units import HUGE_BYTES, MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory_limits import Limit, Limits
@@ -62,7 +62,6 @@ BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
 BUFFER_SHARE = 8
 CHUNK_BYTES = 64 << 10
-HUGE_BYTES = 2 * MIB
 #: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
 #: cheap.
 BLOCKS_WANTED = 512

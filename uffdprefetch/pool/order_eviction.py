@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.pool.eviction import (
     NOBODY,
     SKIP,
@@ -25,8 +26,6 @@ from uffdprefetch.pool.eviction import (
     smallest,
 )
 
-#: Unit of compared distances: a uint32 then covers 16 TiB of an order.
-UNIT_BYTES = 4096
 #: Least reading rate that converts the age of a block without an order to a distance: its next use
 #: is taken to be as far ahead as its last use is ago.
 RATE_LEAST = 1 << 20
@@ -58,7 +57,8 @@ def victims(
     first = smallest(residents, newest_first(residents, used_up), count)
     if len(first) >= count:
         return first
-    units = np.minimum(distance / UNIT_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
+    # a uint32 covers 16 TiB of an order in pages
+    units = np.minimum(distance / PAGE_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
     rest = smallest(residents, farthest_first(units, free & ~used_up), count - len(first))
     return np.concatenate((first, rest))
 

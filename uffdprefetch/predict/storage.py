@@ -64,3 +64,11 @@ class Link(Storage):
     def reach_bytes(self) -> int:
         """The gap that costs to read what a miss costs."""
         return self.busy_bytes() + self.miss_bytes
+
+
+#: A link is thought no slower than this (bytes/s) until some large reads have told
+#: (warm/meter.py): who reads little ahead because the first one stood behind others never learns
+#: better.
+SLOW_BYTES_PER_SECOND = 100e6
+#: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
+UNKNOWN = Link(SLOW_BYTES_PER_SECOND, 1e-3)

@@ -19,19 +19,18 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import Ranges, covered, union
 from uffdprefetch.base.units import PAGE_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from uffdprefetch.formats.index import RecordIndex
 
 
-#: What the kernel maps around a fault (fault_around_bytes in mm/memory.c).
-AROUND_BYTES = 64 << 10
 #: Periods that a sequence must have been seen for. More where records are so small that neighbours
-#: are often mapped too: PERIODS_FOR_A_RECORD_OF_AROUND_BYTES x AROUND_BYTES / mean record.
+#: are often mapped too: PERIODS_OF_A_BLOCK x BLOCK_BYTES / mean record.
 PERIODS_MIN = 6
 #: Least number of records, read or not, as evidence: one bit each, too many for a random reader.
 EVIDENCE_RECORDS_MIN = 24
-PERIODS_FOR_A_RECORD_OF_AROUND_BYTES = 8
+PERIODS_OF_A_BLOCK = 8
 #: Smaller records than this, on average, lie too many in what one fault maps.
 RECORD_MIN_BYTES = 8 << 10
 #: Longest period, in records: an inference looks at PERIODS times as many, 8 ms at the longest.
@@ -47,9 +46,6 @@ OTHERS_SHARE = 0.5
 UNEXPLAINED_SHARE = 0.1
 #: One in this many of a record's pages may be missing: a checkpoint that was armed again.
 MISSING_PART = 16
-#: What lies between two runs: less, and prefetching would read it with them
-#: (predict/order/cursor.OrderCursor).
-GAP_MIN_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -135,9 +131,7 @@ def infer(seen: Seen, direction: int = 1) -> Skipping | None:
     if backward:
         mapped = mapped[::-1]
     mean_bytes = int(seen.ends[last - 1] - seen.starts[first]) / len(mapped)
-    least = max(
-        PERIODS_MIN, round(PERIODS_FOR_A_RECORD_OF_AROUND_BYTES * AROUND_BYTES / mean_bytes)
-    )
+    least = max(PERIODS_MIN, round(PERIODS_OF_A_BLOCK * BLOCK_BYTES / mean_bytes))
     for period in range(2, min(PERIOD_MAX, len(mapped) // least) + 1):
         some = max(least, -(-EVIDENCE_RECORDS_MIN // period))
         for periods in (some, 2 * some, 4 * some):
@@ -159,7 +153,8 @@ def infer(seen: Seen, direction: int = 1) -> Skipping | None:
                 number = seen.first + last - period + column
                 part = slice(last - records, last)
             found = Skipping(number % period, run, period, direction)
-            if _explains(found, seen, part) and _gap_bytes(found, seen, part) >= GAP_MIN_BYTES:
+            # a smaller gap would be read with the runs beside it
+            if _explains(found, seen, part) and _gap_bytes(found, seen, part) >= BLOCK_BYTES:
                 return found
     return None
 
@@ -201,8 +196,8 @@ def _explains(skipping: Skipping, seen: Seen, part: slice, strict: bool = True) 
     if mapped[members].mean() < (MEMBER_SHARE if strict else 1 - 3 * UNEXPLAINED_SHARE):
         return False
     around = union(
-        starts[members] // AROUND_BYTES * AROUND_BYTES,
-        -(-ends[members] // AROUND_BYTES) * AROUND_BYTES,
+        starts[members] // BLOCK_BYTES * BLOCK_BYTES,
+        -(-ends[members] // BLOCK_BYTES) * BLOCK_BYTES,
     )
     others = np.flatnonzero(mapped & ~members)
     begin, end = _page(starts[others]), _page(ends[others] + PAGE_BYTES - 1)

@@ -34,33 +34,33 @@ from uffdprefetch.predict.price import (
 )
 from uffdprefetch.predict.rate import Feedback, Rate
 from uffdprefetch.predict.steps import PLACES_MAX, Steps
-from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, UNKNOWN, Link
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.predictor import FILES_MAX, Observation, Predictor
 from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
-from uffdprefetch.warm.meter import SLOW_BYTES_PER_SECOND
-from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Extent, Scheduler
+from uffdprefetch.warm.scheduler import (
+    GUESSED_EXTENT_BYTES,
+    RESPONSE_SECONDS,
+    Extent,
+    Scheduler,
+)
 
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
-#: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
-UNKNOWN = Link(SLOW_BYTES_PER_SECOND, 1e-3)
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
 #: A window grows by no less than this part of it.
 STEP_PART = 8
-#: The service sends the next request within so much, on a node whose cores are busy.
-RESPONSE_SECONDS = 0.008
 #: Two looks of a walk that is young: what was touched may be told so late.
 LOOK_SECONDS = 0.004
 #: A front that has come so far is worth a look at the file that follows.
@@ -74,9 +74,6 @@ PLACES_KEPT = 2 * PLACES_MAX
 NEAR_BYTES = 1 << 20
 #: Of what is to be read so many runs that were touched before are looked at: is it there?
 RUNS_MAX = 8
-#: Directories and suffixes of which the laws are kept, and files.
-KINDS_MAX = 1024
-FILES_MAX = 4096
 
 
 class Head:
@@ -203,7 +200,7 @@ class Ahead(Predictor):
             kind = directory, os.path.splitext(name)[1]
             laws = self._kinds.get(kind)
             if laws is None:
-                if len(self._kinds) >= KINDS_MAX:
+                if len(self._kinds) >= FILES_MAX:
                     del self._kinds[next(iter(self._kinds))]
                 laws = self._kinds[kind] = Law(self._walks), Law(self._visits)
             blocks = -(-file.size_bytes // BLOCK_BYTES)

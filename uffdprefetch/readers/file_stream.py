@@ -19,12 +19,12 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
-from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, SLOW_BYTES_PER_SECOND, UNKNOWN, Storage
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, busy_bytes
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, yielding_bytes
 
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
@@ -35,17 +35,14 @@ PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
 #: Of what it may stream by now (``most_bytes``), no less is asked for at once.
 STEP_BYTES = MIB
-#: Of a stream that a reader has gone past, whose misses stand behind it: what keeps storage busy
-#: (busy_bytes()) that brings what it is known to, or this (bytes/s: a link of 2 Gb/s). Where
-#: the latency is not known, so much.
-YIELD_BANDWIDTH = 250e6
-YIELD_BYTES = MIB
 #: Extents checked in a turn: of a file that is there already nothing is asked for.
 LOOKS_AT_ONCE = 256
 #: Between two batches nobody may map the file.
 GONE_NS = 2000 * MS
 #: How often it is read where the kernel does not keep it.
 PASSES_MAX = 2
+#: What was read, or asked for, so long ago the kernel may have dropped: it is news again.
+AGAIN_NS = 1000 * MS
 #: While a stream lasts, how often there may have become too little room for it.
 MEMORY_NS = 1000 * MS
 
@@ -140,10 +137,10 @@ class FileStream:
         if begins is None:
             begins = next((start for start, _ in self._waiting), position_bytes)
         if begins < position_bytes:
-            storage = self._scheduler.meter.of_pages
-            bandwidth = max(storage.bandwidth_bytes_per_second, YIELD_BANDWIDTH)
-            busy = busy_bytes(storage.latency_seconds, bandwidth)
-            self.give_way(Priority.BACKGROUND, busy if storage.latency_seconds else YIELD_BYTES)
+            told = self._scheduler.meter.of_pages
+            bandwidth = max(told.bandwidth_bytes_per_second, SLOW_BYTES_PER_SECOND)
+            storage = Storage(bandwidth, told.latency_seconds or UNKNOWN.latency_seconds)
+            self.give_way(Priority.BACKGROUND, yielding_bytes(storage))
         else:
             self.give_way(priority, 0)
 

@@ -21,6 +21,8 @@ from typing import Protocol
 
 from uffdprefetch.predict import shards
 from uffdprefetch.predict.survival import Law
+from uffdprefetch.readers.file_stream import AGAIN_NS
+from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opened, Opener
@@ -42,10 +44,6 @@ INDEX = ".index.json"
 BLOBS, SNAPSHOTS = "blobs", "snapshots"
 #: An index of the largest models has a few MiB; more is none.
 INDEX_MAX_BYTES = 64 << 20
-#: What was asked for as long ago may have been dropped by the kernel.
-AGAIN_NS = 1_000_000_000
-#: Files whose successors are remembered.
-FILES_MAX = 1024
 
 
 class Walk(Consumer, Protocol):

@@ -17,6 +17,10 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
+#: Files, and kinds of them, of which a predictor keeps something; of those that nobody maps the
+#: first go.
+FILES_MAX = 4096
+
 
 @dataclass(frozen=True)
 class Observation:

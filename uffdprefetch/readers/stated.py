@@ -21,16 +21,14 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
-from uffdprefetch.readers.file_stream import MEMORY_NS, FileStream, Room, Stage
+from uffdprefetch.readers.file_stream import AGAIN_NS, MEMORY_NS, FileStream, Room, Stage
+from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import FileConsumer, Priority
 from uffdprefetch.warm.scheduler import Scheduler
 
-#: What is said of a range once more is news after this: the kernel may have dropped it.
-AGAIN_NS = 1000 * MS
-FILES_MAX = 4096
 #: Who has read within this time, beyond what is streamed, reads there.
 PASSING_NS = 1000 * MS
 

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
@@ -31,8 +33,6 @@ from uffdprefetch.warm.scheduler import YIELD_MOST_BYTES, Scheduler
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
-#: The start of a larger one: what a loader that looks at it by read(2) takes (stdio's buffer).
-START_BYTES = 4096
 #: Tensor starts of a file: the service's thread takes some 20 us for a request.
 STARTS_MAX = 4096
 #: No more than one part in this many of a file is read for them: a reader that wants one tensor of
@@ -40,7 +40,6 @@ STARTS_MAX = 4096
 SHARE = 64
 #: So many of them without what follows them are no walk that was seen where it waits.
 LOOKED_AT = 3
-FILES_MAX = 1024
 Range = tuple[int, int]
 
 
@@ -168,7 +167,7 @@ def starts(found: Iterable[Range], size_bytes: int) -> list[Range]:
     joined: list[Range] = []
     for start, end in found:
         if end - start > SMALL_BYTES:
-            end = start + START_BYTES
+            end = start + PAGE_BYTES  # what a loader that looks by read(2) takes (stdio's buffer)
         low, high = start // page * page, min(-(-end // page) * page, size_bytes)
         if joined and low <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(high, joined[-1][1])

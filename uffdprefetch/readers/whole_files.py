@@ -27,6 +27,7 @@ from uffdprefetch.readers.file_stream import (
     Room,
     Stage,
 )
+from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
@@ -42,8 +43,6 @@ QUIET_NS = 500 * MS
 #: as much, two and a half times what plain reads: what bench/harm_table.py allows.
 FREE_BYTES = 4 * MIB
 FREE_SHARE, SAVED_SHARE = 0.05, 3.0
-#: Files that are in memory whole are remembered, of those that nobody maps no more than so many.
-FILES_MAX = 4096
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.storage import MISS_BYTES, Storage
+from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND, Storage
 
 #: Latencies that are remembered.
 RECENT = 64
@@ -21,9 +21,6 @@ LATENCY_PART = 8
 #: Of so many rates one, the best, is left out: a part of what it counts may have been under way for
 #: somebody else.
 UNLIKELY = 16
-#: A link is thought no slower than this (bytes/s) until SAMPLES_LEAST large reads have told: who
-#: reads little ahead because the first one stood behind others never learns better.
-SLOW_BYTES_PER_SECOND = 100e6
 #: Of reads of which nobody knows what was there so many tell, and the middle one of them.
 UNSURE_MOST = 5
 #: Of less the clock's noise tells more than the link.

@@ -20,6 +20,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
@@ -34,25 +35,26 @@ if TYPE_CHECKING:
 #: only a window is.)
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
-#: What yields to its readers' misses is read by pieces of this size, what a miss brings, and by so
-#: many extents at a time: when one has ended, the others go on until the service has sent the next.
-PIECE_BYTES, EXTENTS = 128 << 10, 4
+#: What yields to its readers' misses is read by as much as a miss brings, and by so many extents at
+#: a time: when one has ended, the others go on until the service has sent the next.
+EXTENTS = 4
+#: No more of it is under way at one time, however fast the link is: others share it.
 YIELD_MOST_BYTES = 16 * MIB
 #: Of a guess less is taken back too late.
 GUESSED_EXTENT_BYTES = MIB
 #: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
 #: under way beside one. Of less it is latency that shows.
 METERED_BYTES = 1 * MIB
-#: What is under way of a stream that nobody waits for lasts at least this long beside the extent
-#: that is being read: until the service, which shares its cores with the job, has sent the next.
-NEXT_SECONDS = 0.008
+#: In what time the service, which shares its cores with the job, has sent the next request: what is
+#: under way of what nobody waits for lasts as long.
+RESPONSE_SECONDS = 0.008
 
 
-def busy_bytes(latency_seconds: float, bandwidth_bytes_per_second: float) -> int:
+def yielding_bytes(storage: Storage) -> int:
     """What of a stream, under way at one time, keeps the storage busy: what comes in its latency
-    and a piece more, in whole pieces for each of the EXTENTS that are read."""
-    step = EXTENTS * PIECE_BYTES
-    steps = -(-(int(bandwidth_bytes_per_second * latency_seconds) + PIECE_BYTES) // step)
+    and what a miss brings, in whole requests of that size for each of the EXTENTS."""
+    step = EXTENTS * MISS_BYTES
+    steps = -(-(storage.busy_bytes() + MISS_BYTES) // step)
     return min(steps * step, YIELD_MOST_BYTES)
 
 
@@ -85,7 +87,7 @@ class Extent:
             return 0
         if self.file.call.method != uffd.WARM_READAHEAD:
             return 0
-        return max(PIECE_BYTES, self.yield_bytes // EXTENTS)
+        return max(MISS_BYTES, self.yield_bytes // EXTENTS)
 
     @property
     def asked_bytes(self) -> int:
@@ -466,7 +468,7 @@ class Scheduler:
         if extent.window_bytes:
             return under_way + extent.asked_bytes > extent.yield_bytes
         storage = self.meter.storage
-        seconds = max(2 * storage.latency_seconds, NEXT_SECONDS)
+        seconds = max(2 * storage.latency_seconds, RESPONSE_SECONDS)
         return under_way > storage.bandwidth_bytes_per_second * seconds
 
     def _would_delay(self, extent: Extent) -> bool:
@@ -488,7 +490,7 @@ class Scheduler:
         else:
             window, chunk = extent.window_bytes, file.call.chunk_bytes
             if window:  # by two requests at a time where they are not too small
-                chunk = min(chunk, max(PIECE_BYTES, window // 2))
+                chunk = min(chunk, max(MISS_BYTES, window // 2))
             sent = self._workers.submit(
                 self._next_id,
                 file.opened.fd if length else file.opened.page_fd,

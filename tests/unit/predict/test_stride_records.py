@@ -13,7 +13,8 @@ from strided_records import KIB, MIB, PAGE, index_of, mapped_by, uneven
 
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
-from uffdprefetch.predict.stride import AROUND_BYTES, Skipping, fits, infer, look
+from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.predict.stride import Skipping, fits, infer, look
 
 pytestmark = warnings_fail
 
@@ -198,4 +199,4 @@ def test_a_sequence_fits_as_long_as_its_records_and_little_else_are_read() -> No
 
 
 def test_the_constant_is_that_of_the_kernel() -> None:
-    assert AROUND_BYTES == 16 * PAGE
+    assert BLOCK_BYTES == 16 * PAGE

@@ -12,8 +12,9 @@ from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.predict.fronts import AROUND_BLOCKS
 from uffdprefetch.readers import ahead as module
-from uffdprefetch.readers.ahead import LOOK_SECONDS, RESPONSE_SECONDS
+from uffdprefetch.readers.ahead import LOOK_SECONDS
 from uffdprefetch.state.files import FileState
+from uffdprefetch.warm.scheduler import RESPONSE_SECONDS
 
 pytest_plugins = ("guess_bed",)
 

@@ -14,13 +14,13 @@ from guess_bed import BLOCK, MIB, SIZE, Bed, opened
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.storage import Storage
+from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream as module
 from uffdprefetch.readers.file_stream import GONE_NS, FileStream, missing_bytes
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.scheduler import EXTENTS, PIECE_BYTES
+from uffdprefetch.warm.scheduler import EXTENTS
 
 pytest_plugins = ("guess_bed",)
 
@@ -199,9 +199,9 @@ def test_of_a_stream_that_yields_a_few_pieces_are_under_way(bed: Bed, file: File
     bed.scheduler.pump(bed.now)
     assert bed.scheduler.under_way_bytes == 512 << 10 and len(bed.sent) == EXTENTS
     bed.scheduler.reap()
-    bed.scheduler.change(consumer, Priority.BACKGROUND, 2 * PIECE_BYTES)
+    bed.scheduler.change(consumer, Priority.BACKGROUND, 2 * MISS_BYTES)
     bed.scheduler.pump(bed.now)
-    assert bed.scheduler.under_way_bytes == 2 * PIECE_BYTES
+    assert bed.scheduler.under_way_bytes == 2 * MISS_BYTES
     bed.scheduler.reap()
     assert bed.scheduler.under_way_bytes == 0
     file.call.method = uffd.WARM_PREAD  # whose requests have a size of their own

@@ -19,10 +19,9 @@ from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.pool.eviction import Reader as Block
 from uffdprefetch.pool.residents import to_come
 from uffdprefetch.predict.price import least_probability, walk_gain
-from uffdprefetch.predict.storage import Link
+from uffdprefetch.predict.storage import UNKNOWN, Link
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import next_shard as module
-from uffdprefetch.readers.ahead import UNKNOWN
 from uffdprefetch.readers.next_shard import NextShard, path_after
 from uffdprefetch.state.admission import IDLE_NS, LOOK_NS, FileTable
 from uffdprefetch.state.files import FileState

@@ -19,7 +19,6 @@ from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import stated as module
-from uffdprefetch.readers.file_stream import YIELD_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.scheduler import EXTENT_BYTES
@@ -121,9 +120,9 @@ def test_windows_come_first(bed: Bed, file: FileState) -> None:
 @pytest.mark.parametrize(
     ("latency_ms", "bandwidth", "expected"),
     [
-        (0, 0.0, YIELD_BYTES),
+        (0, 0.0, 512 << 10),
         (1, 0.0, 512 << 10),
-        (5, 0.0, 3 * (512 << 10)),
+        (5, 0.0, 2 * (512 << 10)),
         (5, 1e9, 10 * (512 << 10)),
     ],
 )

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.native import uffd
-from uffdprefetch.warm.meter import LATENCY_LEAST, SLOW_BYTES_PER_SECOND, Meter
+from uffdprefetch.predict.storage import SLOW_BYTES_PER_SECOND
+from uffdprefetch.warm.meter import LATENCY_LEAST, Meter
 
 MIB, BANDWIDTH, LATENCY = 1 << 20, 300e6, 1e-3
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from uffdprefetch.base.units import HUGE_BYTES
 from uffdprefetch.predict.order.progress import (
-    HUGE_BYTES,
     NEAR_BYTES,
     SEVERAL,
     OrderPosition,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.base.units import MIB
+from uffdprefetch.base.units import HUGE_BYTES, MIB
 from uffdprefetch.predict.rate import Rate
 from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 
@@ -45,8 +45,6 @@ LOOK_PART = 64
 #: The most of what lies beyond a reader that is there all the same: faults map what lies beside.
 BEYOND_PART = 0.5
 MAPPED_BEYOND = 4
-#: The most that one fault maps: between records, more than that has been read on its own.
-HUGE_BYTES = 2 * MIB
 #: How far ahead a reader of which few touches show may be: FAR_TIMES x rate x elapsed, elapsed
 #: capped at FAR_SECONDS, the whole at FAR_BYTES.
 FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
