@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 
 from uffdprefetch.base.errors import named, usage_error
@@ -54,6 +52,7 @@ class Command:
         from uffdprefetch.formats.detect import data_file, open_index
         from uffdprefetch.formats.index import FormatOptions
         from uffdprefetch.report import index as report
+        from uffdprefetch.report.columns import show
 
         began = time.perf_counter()
         options = FormatOptions(record_bytes, header_bytes, args.verify)
@@ -63,16 +62,11 @@ class Command:
         if args.record is not None or key is not None:
             records = report.chosen(index, name, args.record, key)
             document = report.records_document(index, name, records)
-            text = report.records_plain(document)
+            text = report.records_text(document)
         else:
             document = report.document(index, name, seconds)
-            text = report.plain(document)
-        if args.json:
-            print(json.dumps(document, indent=2))
-        elif sys.stdout.isatty() and args.record is None and key is None:
-            report.table(document)
-        else:
-            sys.stdout.write(text)
+            text = report.text(document)
+        show(document, text, args.json)
         return 0
 
 

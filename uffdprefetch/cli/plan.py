@@ -55,7 +55,7 @@ class Command:
         link = _link(args.bandwidth, args.seconds_per_item)
         plan = plan_file.load(args.file)
         document = report.document(plan, args.rank, args.epoch, lookahead_bytes, link)
-        show(document, args.json, report.plain, report.table)
+        show(document, report.text(document), args.json)
         return 0
 
 

@@ -205,7 +205,7 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
         with _progress() as progress:
             rows = list(simulate.run(scenario, workload, nodes, progress))
     document = report.document(scenario, args.scenario, workload, rows, time.perf_counter() - began)
-    show(document, args.json, report.plain, report.table)
+    show(document, report.text(document), args.json)
     if args.png is not None:
         from uffdprefetch.report import simulate_png
 
@@ -250,7 +250,7 @@ def _replay(args: argparse.Namespace) -> int:
                 found.append(one)
         checked = check(recorded, storage)
     document = report.document(args.replay, demand, storage, found, checked)
-    show(document, args.json, report.plain, report.table)
+    show(document, report.text(document), args.json)
     if args.png is not None:
         from uffdprefetch.report import simulate_png
 
@@ -304,6 +304,7 @@ def _rounded(size_bytes: float) -> int:
 
 def _frequency(scenario: Scenario, args: argparse.Namespace) -> int:
     from uffdprefetch.report import frequency as report
+    from uffdprefetch.report.columns import show
     from uffdprefetch.sim import frequency, simulate
 
     if not -1 < args.access_frequency < float("inf"):
@@ -314,10 +315,7 @@ def _frequency(scenario: Scenario, args: argparse.Namespace) -> int:
     document = report.document(
         args.scenario, workload, scenario.system.N, args.access_frequency, found
     )
-    if args.json:
-        print(json.dumps(document, indent=2))
-    else:
-        sys.stdout.write(report.plain(document))
+    show(document, report.text(document), args.json)
     if args.png is not None:
         report.draw(document, args.png)
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.report.columns import TextReport
 from uffdprefetch.report.png import matplotlib_or_error
 from uffdprefetch.report.simulate_png import save
 from uffdprefetch.sim import frequency
@@ -39,16 +40,16 @@ def document(
     }
 
 
-def plain(document: dict[str, Any]) -> str:
+def text(document: dict[str, Any]) -> TextReport:
     """Two lines."""
     drawn = document["drawn_samples"]
     shown = ", ".join(map(str, drawn[:8])) + (", ..." if len(drawn) > 8 else "")
-    return (
+    return TextReport(notes=(
         f"{document['samples']:,} samples, {document['epochs']:,} epochs, {document['nodes']} "
-        f"nodes: a node reads a sample {document['mean_reads']:.1f} times in the mean\n"
+        f"nodes: a node reads a sample {document['mean_reads']:.1f} times in the mean",
         f"more than {document['more_than_reads']} times (delta {document['delta']:g}): expected "
-        f"{document['expected_samples']:,.1f} samples a node, drawn {shown}\n"
-    )
+        f"{document['expected_samples']:,.1f} samples a node, drawn {shown}",
+    ))  # fmt: skip
 
 
 def draw(document: dict[str, Any], path: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `uffdprefetch index` shows: a document, and how it reads. Pure but for table()."""
+"""What `uffdprefetch index` shows: a document, and how it reads. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.report.columns import TextReport, TextTable
 
 SCHEMA = "uffdprefetch.index/1"
 #: Most records shown with --key: a key may have millions of duplicates.
@@ -98,25 +99,10 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes:,} B" if size_bytes < 10_000 else format_size(size_bytes)
 
 
-def plain(document: dict[str, Any]) -> str:
+def text(document: dict[str, Any]) -> TextReport:
     """One fact a line."""
-    rows = _rows(document)
-    width = max(len(name) for name, _ in rows)
-    return "".join(f"{name:<{width}}  {_printable(text)}\n" for name, text in rows)
-
-
-def table(document: dict[str, Any]) -> None:
-    """Print it with rich to stdout."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table("", document["format"], show_header=False)
-    for column in shown.columns:
-        column.overflow = "fold"
-    for name, text in _rows(document):
-        shown.add_row(Text(name, style="bold"), Text(_printable(text)))
-    Console().print(shown)
+    rows = [(name, _printable(told)) for name, told in _rows(document)]
+    return TextReport([TextTable(rows, left=2)])
 
 
 def _printable(text: str) -> str:
@@ -175,7 +161,7 @@ def records_document(index: RecordIndex, name: str, records: list[int]) -> dict[
     }
 
 
-def records_plain(document: dict[str, Any]) -> str:
+def records_text(document: dict[str, Any]) -> TextReport:
     """An extent a line: record, first byte, bytes."""
     lines = []
     for one in document["records"]:
@@ -186,4 +172,4 @@ def records_plain(document: dict[str, Any]) -> str:
         lines.append(f"not exact: of the {document['granularity']} that holds the record")
     if document["found"] > len(document["records"]):
         lines.append(f"and {document['found'] - len(document['records'])} more")
-    return "\n".join([*lines, ""])
+    return TextReport(notes=lines)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `uffdprefetch plan` shows: a document, and how it reads. Pure but for table() and what
-reads the data files' indices."""
+"""What `uffdprefetch plan` shows: a document, and how it reads. Pure but for what reads the
+data files' indices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from uffdprefetch.base.units import format_duration, format_rate, format_size
 from uffdprefetch.orders import check
 from uffdprefetch.orders.plan_file import ParsedPlan
 from uffdprefetch.orders.plan_of_file import FilePlan
+from uffdprefetch.report.columns import TextReport, TextTable
 
 SCHEMA = "uffdprefetch.plancheck/1"
 
@@ -147,33 +148,11 @@ def _notes(document: dict[str, Any]) -> list[str]:
     return notes
 
 
-def plain(document: dict[str, Any]) -> str:
-    """A table a file, its columns aligned; then what the columns mean."""
-    lines: list[str] = []
-    for file in document["files"]:
-        table = [_heads(document), *map(_cells, file["orders"])]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines.append(_title(file))
-        lines += [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in table
-        ]
-    return "\n".join([*lines, *_notes(document), ""])
-
-
-def table(document: dict[str, Any]) -> None:
-    """Print it with rich to stdout."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    for file in document["files"]:
-        shown = Table(title=Text(_title(file)), title_justify="left")
-        for head in _heads(document):
-            shown.add_column(head, justify="right", overflow="fold")
-        for row in file["orders"]:
-            shown.add_row(*map(Text, _cells(row)))
-        console.print(shown)
-    for note in _notes(document):
-        console.print(Text(note, style="dim"))
+def text(document: dict[str, Any]) -> TextReport:
+    """A table a file; then what the columns mean."""
+    heads = _heads(document)
+    tables = [
+        TextTable([_cells(row) for row in file["orders"]], heads, _title(file), left=0)
+        for file in document["files"]
+    ]
+    return TextReport(tables, _notes(document))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `uffdprefetch simulate --replay` shows: a document, and how it reads. Pure but for
-table()."""
+"""What `uffdprefetch simulate --replay` shows: a document, and how it reads. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uffdprefetch.base.units import format_rate, format_size
-from uffdprefetch.report.columns import aligned
+from uffdprefetch.report.columns import TextReport, TextTable
 from uffdprefetch.report.simulate import FILE_SYSTEM
 from uffdprefetch.sim.replay.choices import (
     AGREES,
@@ -183,24 +182,7 @@ def _notes(document: dict[str, Any]) -> list[str]:
     return notes
 
 
-def plain(document: dict[str, Any]) -> str:
-    """One table, its columns aligned; then the best choice's command line."""
-    rows = [_HEADS, *map(_cells, document["choices"])]
-    return "\n".join([_title(document), *aligned(rows), *_notes(document), ""])
-
-
-def table(document: dict[str, Any]) -> None:
-    """Print it with rich to stdout."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    shown = Table(title=Text(_title(document)), title_justify="left")
-    for head in _HEADS:
-        shown.add_column(head, justify="left" if head == _HEADS[0] else "right", overflow="fold")
-    for row in document["choices"]:
-        shown.add_row(*map(Text, _cells(row)))
-    console.print(shown)
-    for note in _notes(document):
-        console.print(Text(note), soft_wrap=True)
+def text(document: dict[str, Any]) -> TextReport:
+    """One table; then the best choice's command line."""
+    table = TextTable(list(map(_cells, document["choices"])), _HEADS, _title(document))
+    return TextReport([table], _notes(document), to_copy=True)

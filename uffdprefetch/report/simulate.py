@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `uffdprefetch simulate` shows: a document, and how it reads. Pure but for table()."""
+"""What `uffdprefetch simulate` shows: a document, and how it reads. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from uffdprefetch.report.columns import aligned
+from uffdprefetch.report.columns import TextReport, TextTable
 from uffdprefetch.sim.execute import PFS
 from uffdprefetch.sim.model import Readings
 from uffdprefetch.sim.policies import POLICIES
@@ -199,36 +199,14 @@ def _notes(document: dict[str, Any]) -> list[str]:
     return notes
 
 
-def plain(document: dict[str, Any]) -> str:
-    """One table, its columns aligned; then what is to be known of it."""
-    heads = _heads(document)
-    rows = [heads, *(_cells(row, heads) for row in document["policies"])]
-    return "\n".join([_title(document), *aligned(rows), *_notes(document), ""])
-
-
-def table(document: dict[str, Any]) -> None:
-    """Print it with rich to stdout."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    heads, every = _heads(document), _heads(document)
-    for head in LEAST_WANTED:
-        rows = [heads, *(_cells(row, heads) for row in document["policies"])]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        if sum(widths) + 3 * len(widths) + 1 <= console.width:
-            break
-        heads.remove(head)
-    shown = Table(title=Text(_title(document)), title_justify="left")
-    for head in heads:
-        shown.add_column(head, justify="left" if head == "policy" else "right", overflow="fold")
-    for row in document["policies"]:
-        style = "dim" if row["seconds"] is None else None
-        shown.add_row(*map(Text, _cells(row, heads)), style=style)
-    console.print(shown)
-    hidden = [head for head in every if head not in heads]
-    if hidden:
-        console.print(Text(f"{', '.join(hidden)}: in a wider terminal, or by --json", style="dim"))
-    for note in _notes(document):
-        console.print(Text(note, style="dim"))
+def text(document: dict[str, Any]) -> TextReport:
+    """One table; then what is to be known of it."""
+    heads, rows = _heads(document), document["policies"]
+    table = TextTable(
+        [_cells(row, heads) for row in rows],
+        heads,
+        _title(document),
+        dim=[i for i, row in enumerate(rows) if row["seconds"] is None],
+        least_wanted=LEAST_WANTED,
+    )
+    return TextReport([table], _notes(document))

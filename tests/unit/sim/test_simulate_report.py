@@ -45,7 +45,7 @@ def test_names_stay_whole_where_a_terminal_is_narrow(
 ) -> None:
     for width, gone in ((80, "stall, preload, hits, file system"), (110, "preload"), (200, None)):
         monkeypatch.setenv("COLUMNS", str(width))
-        report.table(document)
+        report.text(document).print()
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= width
         assert any(LONG in line and "12.50" in line for line in lines)
@@ -67,7 +67,7 @@ def test_a_document_says_what_was_simulated(document: dict[str, Any]) -> None:
     assert [row["write"] for row in rows] == ["overlapped", "overlapped", "once", "overlapped"]
     assert rows[3]["seconds"] is None and rows[3]["why"]
     assert len({frozenset(row) for row in rows}) == 1, "all rows have the same keys"
-    assert f"{LONG}: write = 'once'" in report.plain(document)
+    assert f"{LONG}: write = 'once'" in report.text(document).plain()
 
 
 def test_a_legend_has_what_is_to_be_seen(document: dict[str, Any]) -> None:
