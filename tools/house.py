@@ -261,6 +261,16 @@ def complexity(function: Function) -> int:
     return ways
 
 
+def long_functions(all_: list[Module]) -> dict[str, int]:
+    """Those with more than COMPLEXITY_MOST ways through them, by their module and name."""
+    found: dict[str, int] = {}
+    for module in all_:
+        for node in ast.walk(module.tree):
+            if isinstance(node, Function) and complexity(node) > COMPLEXITY_MOST:
+                found[f"{module.name}.{node.name}"] = complexity(node)
+    return found
+
+
 def _enumerates(names: list[str], values: list[object]) -> bool:
     """Whether a statement numbers things, or gives each a bit: 0, 1, 2 or 1, 2, 4."""
     counted, bits = list(range(len(names))), [1 << k for k in range(len(names))]
@@ -307,11 +317,6 @@ def count(checkout: Path) -> dict[str, str]:
     imported = import_graph(all_)
     fields = [(len(attributes(node)), node.name) for _, node in classes(all_)]
     most, largest = max(fields, default=(0, "-"))
-    ways: dict[str, int] = defaultdict(int)
-    for module in all_:
-        for node in ast.walk(module.tree):
-            if isinstance(node, Function):
-                ways[f"{module.name}.{node.name}"] = complexity(node)
     found = list(deciding(all_))
     return {
         "files; lines": f"{len(all_)}; {sum(len(module.lines) for module in all_):,}",
@@ -322,9 +327,7 @@ def count(checkout: Path) -> dict[str, str]:
         f"classes above {FIELDS_MOST} fields": str(sum(n > FIELDS_MOST for n, _ in fields)),
         "hooks that others plug in": str(len(hooks(all_))),
         "class names borne twice": str(len(borne_twice(all_))),
-        f"functions above {COMPLEXITY_MOST} ways": str(
-            sum(n > COMPLEXITY_MOST for n in ways.values())
-        ),
+        f"functions above {COMPLEXITY_MOST} ways": str(len(long_functions(all_))),
         "numbers that decide": str(len(found)),
         "... with a comment of their own": str(sum(said for *_, said in found)),
         "all numbers": str(sum(len(list(numbers(module))) for module in all_)),

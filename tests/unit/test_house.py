@@ -291,3 +291,24 @@ def test_a_class_name_stands_for_one_thing() -> None:
         "(TracedFile, ReplayPool, RecordPlaces), by the terms of docs/glossary.md:\n"
         + "\n".join(told)
     )
+
+
+#: A flat dispatch, and three whose steps are one decision: their order is the design.
+LONG = {
+    "uffdprefetch.formats.arrow.layout_of",
+    "uffdprefetch.sense.pagetable_scan.look",
+    "uffdprefetch.service.coordinator._decide",
+    "uffdprefetch.service.serve._turn",
+}
+
+
+def test_no_function_is_too_long_a_decision() -> None:
+    long = HOUSE["long_functions"](HOUSE["modules"](ROOT))
+    assert "uffdprefetch.formats.arrow.layout_of" in long, "the count sees nothing"
+    more = [f"{name}: {ways} ways" for name, ways in long.items() if name not in LONG]
+    assert not more, (
+        f"more than {HOUSE['COMPLEXITY_MOST']} ways go through a function. Split it by what it "
+        "decides, each part with a name: what is gathered before, what follows from it, how it is "
+        "told. One that only tells cases apart, a line each, may stand in LONG:\n" + "\n".join(more)
+    )
+    assert not LONG - long.keys(), f"no longer: {LONG - long.keys()}, take it out of LONG"
