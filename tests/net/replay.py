@@ -410,38 +410,6 @@ def replay(name: str) -> Replay:
     return world
 
 
-def trips(name: str) -> list[list[str]]:
-    """Of each touch of a checkpoint that led to a request: the source files of ours whose functions
-    were entered in between, in the order in which they first were."""
-    lines = tape.load(tape.TAPES / f"{name}.tape.gz")
-    config = Config.from_json(next(lines)["config"])
-    world, found, rooms = Replay(), list[list[str]](), dict[str, None]()
-
-    def entered(frame: Any, event: str, _: Any) -> None:
-        _, ours, file = frame.f_code.co_filename.rpartition("/uffdprefetch/")
-        if event == "call" and ours:
-            rooms.setdefault(file)
-
-    with tempfile.TemporaryDirectory() as directory, putting() as put:
-        seams.install(world, put)
-        without_kernel(put)
-        core, under_way = Core(config, world, directory), False
-        for kind, now, args, answers in lines:
-            world.begin(now, answers)
-            if kind == "on_events" and args[1]:
-                under_way = True
-                rooms.clear()
-            before = len(world.decisions)
-            sys.setprofile(entered)
-            core.take(kind, args)
-            sys.setprofile(None)
-            kinds = {decision[1] for decision in world.decisions[before:]}
-            if under_way and kinds & {"read", "fill"}:
-                found.append(list(rooms))
-                under_way = False
-    return found
-
-
 def compare(name: str, world: Replay) -> list[Any] | None:
     """The first decision that differs, [as it was, as it is]; None when all are the same."""
     before = tape.load(tape.TAPES / f"{name}.decisions.gz")

@@ -1,45 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fault's trip through the service: how many source files one must know who follows it.
-
-The tape of the demonstration's sequential reader is played, and every function of ours that is
-entered between the touch of a checkpoint and the request that comes of it is noted.
-"""
+"""One touch's trip through the service: how many source files one must know who follows it, how
+often a turn goes through the same touches, and how often it computes the same window."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 from paths import ROOT
 
-AT_THE_END = ("readers/next_shard.py", "predict/shards.py")
-#: A new file on the way of every touch wants a reason. What only holds data is not counted. The
-#: last ones are there near the end of a file only: what follows it. What a guess is worth is asked
-#: of its walk, its law and its price (predict/fronts.py, survival.py, price.py); whether a file is
-#: read here and there, and then whole, of visits.py and readers/whole_files.py; gain.py keeps the
-#: books for what was gained.
-ROOMS_MAX = 24 + len(AT_THE_END)
-DATA = ("base/", "state/")
-CODE = """
-import json, sys
-from tests.net import replay
-trips = replay.trips(sys.argv[1])
-print(json.dumps(trips))
-"""
+#: Of a touch that page tables tell, and of one in the pool: [files, passes and windows in a turn],
+#: as a rule. A new file on the way of every touch wants a reason.
+MOST = {"demo-on": ("timer", 34, 2, 2), "pool": ("told", 35, 2, 1)}
 
 
-def test_a_touch_of_a_plain_reader_visits_few_files() -> None:
+def counted(name: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, "demo-on"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "tests.net.trip", name], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    trips = json.loads(done.stdout)
-    assert trips, "no touch of a checkpoint led to a request"
-    for trip in trips:
-        rooms = [name for name in trip if not name.startswith(DATA)]
-        assert len(rooms) <= ROOMS_MAX, rooms
-        assert not [
-            name for name in rooms if name in ("readers/known_order.py", "readers/strides.py")
-        ]
-        assert {"predict/fronts.py", "predict/survival.py", "warm/scheduler.py"} <= set(rooms)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
+    return found
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_touch_of_a_plain_reader_visits_few_files_once(name: str) -> None:
+    kind, files, passes, windows = MOST[name]
+    found = counted(name)[kind]
+    assert found["trips"] > 50
+    assert found["files"][1] <= files, found
+    assert found["passes"][0] <= passes and found["windows"][0] <= windows, found
+
+
+def test_who_knows_orders_is_not_asked_of_a_plain_reader() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.net.trip", "demo-on", "--files"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    files = set(done.stdout.split())
+    assert not files & {"readers/known_order.py", "readers/strides.py"}
+    assert {"predict/fronts.py", "predict/survival.py", "warm/scheduler.py"} <= files
