@@ -3,7 +3,7 @@
 
 The core gets the tape's inputs one after the other under the tape's clock, and the tape's answers.
 Where it asks what nobody asked when the tape was made, or reads what was not read then, it has an
-answer of what the tape says of the time before; such questions are counted.
+answer of what the tape says of this time and before; such questions are counted.
 
 Prints a line of JSON for each: inputs, decisions, questions without an answer, and the first
 decision that is not the one of tapes/NAME.decisions.gz. --write makes that file.
@@ -74,6 +74,8 @@ class Replay:
                 continue
             self._answers.setdefault(json.dumps(question), deque()).append(answer)
             self._last[question[0]] = answer
+            if question[0] == "runs":
+                self._note_mapped(question, answer)
             if question[0] in ("submit", "pool_submit"):
                 self._results[question[1]] = json.dumps(question[2:])
 
@@ -98,8 +100,6 @@ class Replay:
             self.unanswered += question[0] != "drain" and answer != []
         if question[0] == "runs":
             self._cpu += seams.SCAN_CPU_NS + seams.RUN_CPU_NS * len(answer)
-            if waiting is not None:
-                self._note_mapped(question, answer)
         return answer
 
     def _note_mapped(self, question: list[Any], answer: list[Any]) -> None:
