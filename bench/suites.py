@@ -11,7 +11,6 @@ from uffdprefetch.demo.run import COMPUTE_SHARE
 BASELINE = "plain mmap"
 WARM = "warm cache"
 TOOL = "uffdprefetch"
-RUNG_2 = "uffdprefetch by page tables"
 
 # [Haderbache] figure 8 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB;
 # the others here span the same directions: larger windows, rarer checkpoints.
@@ -95,7 +94,6 @@ def peer_variants(vmtouch: str, index: Path) -> list[Variant]:
     return [
         Variant(BASELINE),
         Variant(TOOL, wrap=("--policy", "auto")),
-        Variant(RUNG_2, wrap=("--policy", "auto"), environment=("UFFDPREFETCH_RUNG=2",)),
         Variant(WARM, warm=True),
         Variant(
             "readahead=False",
@@ -134,7 +132,7 @@ def plan_of(suite: str, vmtouch: str, index: Path) -> list[tuple[list[Case], lis
         few = [
             variant
             for variant in peer_variants(vmtouch, index)
-            if variant.name in (BASELINE, TOOL, RUNG_2, WARM, "own prefetch thread x8")
+            if variant.name in (BASELINE, TOOL, WARM, "own prefetch thread x8")
         ]
         return [([Case(*shape, full) for shape in every], few)]
     if suite == "adapt":

@@ -62,7 +62,7 @@ enum up_role {
 };
 
 enum up_hello_flag {
-	UP_HELLO_UFFD = 1 << 0,       /* userfaultfd with kernel faults works in this process */
+	UP_HELLO_UFFD = 1 << 0,       /* it has a userfaultfd with kernel faults, for checkpoints or the pool */
 	UP_HELLO_FORKED = 1 << 1,     /* a forked child; parent_pid is the process it came from */
 	UP_HELLO_SENDS_POOL = 1 << 3, /* the uffd of the pool comes with this message */
 	/* This process is not managed: uffd_error is enum up_left_alone, and it says nothing more. */
@@ -108,7 +108,7 @@ struct up_hello {
 	uint32_t role;
 	int32_t pid, ppid, rank, local_rank, world, job_pid;
 	uint32_t flags;
-	int32_t uffd_error; /* errno where UP_HELLO_UFFD is not set */
+	int32_t uffd_error; /* errno where one was wanted and UP_HELLO_UFFD is not set */
 	uint32_t overlays_max;
 	int32_t parent_pid;
 	uint32_t page_bytes;

@@ -119,7 +119,7 @@ static int agent_open(struct agent *a)
 #else
 	unsigned int first = 0;
 #endif
-	int uffd;
+	int uffd = -1;
 	long ret = up_sys3(SYS_close_range, first, ~0u, CLOSE_RANGE_UNSHARE);
 
 	if (up_failed(ret))
@@ -141,12 +141,13 @@ static int agent_open(struct agent *a)
 	up_wait_also(&a->listen, UP_BELL_RINGS, a->bell_fd, EPOLLIN);
 	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
 	up_on_bell(a);
-	uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EVENT_UNMAP |
-			    UFFD_FEATURE_EVENT_REMAP);
+	if (up_job.listen_bytes)
+		uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EVENT_UNMAP |
+				    UFFD_FEATURE_EVENT_REMAP);
 	atomic_store(&a->uffd, uffd);
 	up_wait_also(&a->listen, UP_OVERLAYS_TELL, uffd, EPOLLIN);
 	up_wait_also(&a->left, UP_OVERLAYS_TELL, uffd, EPOLLIN);
-	if (up_job.pool && uffd >= 0)
+	if (up_job.pool)
 		/* Without EVENT_REMAP a mapping that is moved past us would lose its registration: its
 		 * holes would be zeros. */
 		a->pool_uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM |

@@ -138,7 +138,7 @@ struct up_job {
 	char socket_path[UP_PATH_MAX];
 	size_t page_bytes;
 	uint64_t min_bytes;
-	uint64_t listen_bytes; /* a mapping of less has no checkpoint; 0: none has */
+	uint64_t listen_bytes; /* --policy fixed: a mapping of less has no checkpoint; 0: none has */
 	int enabled;
 	int keep_advice;     /* MAP_POPULATE is the kernel's affair */
 	long test_overlays;   /* UFFDPREFETCH_TEST_OVERLAYS: as if the kernel allowed no more */

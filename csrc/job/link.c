@@ -238,7 +238,7 @@ static void say_hello(struct agent *a)
 	struct up_message m = { 0 };
 
 	up_introduce(&m.hello);
-	m.hello.flags = (atomic_load(&a->uffd) >= 0 ? UP_HELLO_UFFD : 0) |
+	m.hello.flags = (atomic_load(&a->uffd) >= 0 || a->pool_uffd >= 0 ? UP_HELLO_UFFD : 0) |
 			(up_job.parent_pid ? UP_HELLO_FORKED : 0) |
 			(a->pool_uffd >= 0 ? UP_HELLO_SENDS_POOL : 0);
 	m.hello.uffd_error = a->uffd_error;

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from components import NAMED, TESTING, TRAINING, Run, Runner, check_managed, python
+from components import CHECKPOINTS, NAMED, TESTING, TRAINING, Run, Runner, check_managed, python
 from conftest import require
 
 from uffdprefetch.demo.bed import SlowBed
@@ -47,12 +47,15 @@ def check_same(runner: Runner, words: list[str], **wrapped: object) -> Run:
 
 @pytest.mark.parametrize("readahead", [True, False])
 @pytest.mark.parametrize("lock", [True, False])
-def test_two_epochs_of_py_lmdb(runner: Runner, store: Path, readahead: bool, lock: bool) -> None:
+@pytest.mark.parametrize("laid", [(), CHECKPOINTS], ids=["auto", "fixed"])
+def test_two_epochs_of_py_lmdb(
+    runner: Runner, store: Path, readahead: bool, lock: bool, laid: tuple[str, ...]
+) -> None:
     """On a local disk, which the job may have read before us (what is prefetched is below):
     lock=True writes lock.mdb, and readahead=False means MADV_RANDOM."""
     options = f"readonly=1,lock={lock:d},readahead={readahead:d}"
     words = python(READ, options, store / TRAINING)
-    run = check_same(runner, words, cold=[store / TRAINING])
+    run = check_same(runner, words, cold=[store / TRAINING], options=laid)
     assert [line.split()[0] for line in run.stdout.splitlines()] == [b"0", b"1"]
     check_managed(run, store / TRAINING, prefetched=False)
 
@@ -93,13 +96,13 @@ print(digest.hexdigest())
     assert len(run.summary["files"]) == 2
 
 
-def test_an_environment_that_is_open_for_writing_is_only_watched(
+def test_under_checkpoints_an_environment_that_is_open_for_writing_is_only_watched(
     runner: Runner, store: Path
 ) -> None:
     """O_RDWR: nothing may be laid over it (design, rule 4.2), the page tables tell."""
     path = store / TRAINING
     words = python(READ, "readonly=0,lock=1,readahead=1", path)
-    run = check_same(runner, words, cold=[path])
+    run = check_same(runner, words, cold=[path], options=CHECKPOINTS)
     file = run.file(path)
     assert file["served_by"] != "checkpoints"
     assert run.summary["rung"] == 2
@@ -120,10 +123,11 @@ def mdb_dump() -> str:
     return program
 
 
-def test_mdb_dump_of_all_sub_databases(runner: Runner, bed: SlowBed) -> None:
+@pytest.mark.parametrize("laid", [(), CHECKPOINTS], ids=["auto", "fixed"])
+def test_mdb_dump_of_all_sub_databases(runner: Runner, bed: SlowBed, laid: tuple[str, ...]) -> None:
     path = bed.path(NAMED)
     words = [mdb_dump(), "-a", str(path)]
-    run = check_same(runner, words, cold=[path])
+    run = check_same(runner, words, cold=[path], options=laid)
     assert run.stdout.count(b"DATA=END") == 2
     check_managed(run, path)
 

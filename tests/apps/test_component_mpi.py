@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from components import TRAINING, Run, Runner, check_managed, data, ranks_of
+from components import CHECKPOINTS, TRAINING, Run, Runner, check_managed, data, ranks_of
 from conftest import require
 from paths import JOBS
 
@@ -118,7 +118,8 @@ sys.exit(3 if os.environ['OMPI_COMM_WORLD_RANK'] == '2' else 0)
     # SIGKILL follows mpirun's SIGTERM after one second by default: on a loaded machine that is
     # before wrap has written its summary
     patience = {"OMPI_MCA_odls_base_sigkill_timeout": "10"}
-    run = runner.wrapped(*mpirun(), *job, cold=[path], **AS_ROOT, **patience)
+    words = [*mpirun(), *job]
+    run = runner.wrapped(*words, options=CHECKPOINTS, cold=[path], **AS_ROOT, **patience)
     assert run.status == 3
     # from a disk, at once: there may be nothing left to prefetch when the walks are known
     check_managed(run, path, prefetched=False)

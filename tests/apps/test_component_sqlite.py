@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from components import TABLES, Runner, Start, check_managed
+from components import CHECKPOINTS, TABLES, Runner, Start, check_managed
 from conftest import HANG_SECONDS, require
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache
@@ -51,21 +51,27 @@ def test_sqlite_reads_through_its_mapping(runner: Runner, bed: SlowBed, sqlite: 
     check_managed(run, path)
 
 
-def test_sqlite_that_may_write_is_only_watched(runner: Runner, tables: Path, sqlite: str) -> None:
+def test_under_checkpoints_sqlite_that_may_write_is_only_watched(
+    runner: Runner, tables: Path, sqlite: str
+) -> None:
     words = [sqlite, str(tables), MMAP + QUERY]
-    run = runner.wrapped(*words, cold=[tables])
+    run = runner.wrapped(*words, cold=[tables], options=CHECKPOINTS)
     assert run.status == 0, run.stderr
     assert run.stdout == runner.plain(*words)
     assert run.file(tables)["served_by"] != "checkpoints"
     assert run.summary["totals"]["checkpoints"]["laid"] == 0
 
 
-def test_sqlite_sees_its_own_writes(runner: Runner, tables: Path, sqlite: str) -> None:
+@pytest.mark.parametrize("laid", [(), CHECKPOINTS], ids=["auto", "fixed"])
+def test_sqlite_sees_its_own_writes(
+    runner: Runner, tables: Path, sqlite: str, laid: tuple[str, ...]
+) -> None:
     """Reads by the mapping and writes by write(2) in turn, of the same pages."""
     change = "update records set label = label + 100 where id % 3 = 0;"
     check = QUERY + change + QUERY + "delete from records where label > 103;" + QUERY
     plain = Path(shutil.copy(tables, tables.with_name("plain.sqlite")))
-    run = runner.wrapped(sqlite, tables, MMAP + check + "pragma integrity_check;", cold=[tables])
+    words = [sqlite, tables, MMAP + check + "pragma integrity_check;"]
+    run = runner.wrapped(*words, cold=[tables], options=laid)
     assert run.status == 0, run.stderr
     assert run.stdout == runner.plain(sqlite, plain, MMAP + check + "pragma integrity_check;")
     assert run.stdout.endswith(b"ok\n")
@@ -122,7 +128,7 @@ def test_a_reader_with_checkpoints_keeps_its_lock_and_sees_a_later_writer(
     runner: Runner, tables: Path, sqlite: str, children: Start
 ) -> None:
     drop_cache(tables)
-    words = runner.command(sqlite, "-batch", "-readonly", tables)
+    words = runner.command(sqlite, "-batch", "-readonly", tables, options=CHECKPOINTS)
     reader = Shell(children, words, runner.env)
     before = reader.ask(f"{MMAP} begin; {QUERY}")
     # The writer's open(2) waits until the checkpoints are gone (a lease, where there are leases).

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import wait_until
-from harness import Job, Start, snapshot
+from harness import Job, Start, auto, snapshot
 from token_sets import write_library, write_tokens
 
 from uffdprefetch.job import datasets
@@ -29,7 +29,7 @@ from uffdprefetch.predict.order.order import Order
 torch = pytest.importorskip("torch")
 
 pytest_plugins = ("harness_fixtures",)
-pytestmark = pytest.mark.torch
+pytestmark = [auto, pytest.mark.torch]
 
 
 @pytest.fixture

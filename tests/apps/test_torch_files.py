@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import wait_until
-from harness import Job, Start, snapshot
+from harness import Job, Start, auto, snapshot
 
 torch = pytest.importorskip("torch")
 from arrow_shards import write_library, write_shards  # noqa: E402
@@ -22,7 +22,7 @@ from lmdb_datasets import make_unpadded  # noqa: E402
 from record_files import grow  # noqa: E402
 
 pytest_plugins = ("harness_fixtures",)
-pytestmark = pytest.mark.torch
+pytestmark = [auto, pytest.mark.torch]
 
 ROWS = (210, 170)
 N = sum(ROWS)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import wait_until
-from harness import Job, Start, snapshot
+from harness import Job, Start, auto, snapshot
 
 torch = pytest.importorskip("torch")
 from lmdb_datasets import KINDS  # noqa: E402
 from record_files import grow  # noqa: E402
 
 pytest_plugins = ("harness_fixtures",)
-pytestmark = pytest.mark.torch
+pytestmark = [auto, pytest.mark.torch]
 
 N = 500
 SIZES = (40_000, 160_000)

@@ -16,7 +16,7 @@ from conftest import (
     uffdprefetch,
     wait_until,
 )
-from harness import OPTIONS, Records, Start, both_engines, python
+from harness import CHECKPOINTS, OPTIONS, Records, Start, both_engines, python
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow
@@ -310,7 +310,7 @@ def test_vfork_from_c_does_not_reach_the_agent(
     words = [compiled("vfork"), str(records.path)]
     plain = subprocess.run(words, capture_output=True, timeout=HANG_SECONDS)
     done = subprocess.run(
-        uffdprefetch("wrap", *OPTIONS, "--", *words),
+        uffdprefetch("wrap", *OPTIONS, *CHECKPOINTS, "--", *words),
         env=env, cwd=tmp_path, capture_output=True, timeout=HANG_SECONDS,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (0, b"40 right\n")

@@ -24,7 +24,7 @@ from conftest import (
     uffdprefetch,
     wait_until,
 )
-from harness import MIB, OPTIONS, Records, Start, both_engines, python
+from harness import CHECKPOINTS, MIB, OPTIONS, Records, Start, both_engines, python
 from inside import libc
 from suite import own_name
 
@@ -300,7 +300,7 @@ def test_so_does_one_on_a_file_of_which_we_have_said_that_nothing_will_be_laid(
         os.close(fd)
     say(free=free)
     """
-    run = job(python(code, own_records.path), ("--distance", "1MiB", "--whole", "*"))
+    run = job(python(code, own_records.path), ("--whole", "*"))
     assert run.line() == {"free": 200}
     run.finish().good()
 
@@ -756,7 +756,7 @@ def test_a_set_uid_program_gets_nothing_of_ours(
         plain = subprocess.run([*nobody, *words], env=environment, capture_output=True)
         environment["UFFDPREFETCH_RUNDIR"] = f"{directory}/run"
         wrapped = subprocess.run(
-            [*nobody, *uffdprefetch("wrap", *OPTIONS, "--", *words)],
+            [*nobody, *uffdprefetch("wrap", *OPTIONS, *CHECKPOINTS, "--", *words)],
             env=environment, cwd=directory, capture_output=True, timeout=HANG_SECONDS,
         )  # fmt: skip
         assert (wrapped.stdout, wrapped.stderr) == (plain.stdout, plain.stderr)

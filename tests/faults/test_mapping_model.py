@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, uffdprefetch
-from harness import AGENT_STATES, OPTIONS, both_engines, hammered, python
+from harness import AGENT_STATES, CHECKPOINTS, OPTIONS, both_engines, hammered, python
 from paths import SUPPORT
 
 pytest_plugins = ("harness_fixtures",)
@@ -78,9 +78,11 @@ def test_the_same_with_the_real_service(
     operations = OPERATIONS // (8 if env["UFFDPREFETCH_ENGINE"] == "pool" else 4)
     words = [compiled("model"), str(small), "77", str(operations)]
     plain, _ = run(words, clean_environment(), tmp_path)
-    options = [*OPTIONS, "--min-size", "16KiB", "--distance", "64KiB"]
+    options = [*OPTIONS, "--min-size", "16KiB"]
     if env["UFFDPREFETCH_ENGINE"] == "pool":
         options += ["--budget", "1MiB"]
+    else:
+        options += [*CHECKPOINTS, "--distance", "64KiB"]
     managed, met = run(uffdprefetch("wrap", *options, "--", *words), env, tmp_path)
     compare(managed, plain)
     assert met["over_checkpoints"] > operations / 100
@@ -148,7 +150,7 @@ def rounds(lines: list[str]) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("how", ["cache", "pool", "rung 2"])
+@pytest.mark.parametrize("how", ["fixed", "pool", "auto"])
 def test_raw_system_calls_change_what_they_change_without_us(
     how: str, small: Path, tmp_path: Path, compiled: Callable[..., str], env: dict[str, str]
 ) -> None:
@@ -158,12 +160,12 @@ def test_raw_system_calls_change_what_they_change_without_us(
     mode = "raw-pool" if how == "pool" else "raw"
     words = [compiled("model"), str(small), str(seed), str(RAW_OPERATIONS), mode]
     plain = subprocess.run(words, env=clean_environment(), capture_output=True, check=True)
-    options = [*OPTIONS, "--min-size", "16KiB", "--distance", "64KiB"]
+    options = [*OPTIONS, "--min-size", "16KiB"]
     variables = {"UFFDPREFETCH_TEST_PATIENCE": "1000"}
     if how == "pool":
         options += ["--engine", "pool", "--budget", "1MiB"]
-    if how == "rung 2":
-        variables["UFFDPREFETCH_RUNG"] = "2"
+    if how == "fixed":
+        options += [*CHECKPOINTS, "--distance", "64KiB"]
     done = subprocess.run(
         uffdprefetch("wrap", *options, "--", *words),
         env={**env, **variables}, cwd=tmp_path, capture_output=True,
@@ -180,7 +182,7 @@ def test_raw_system_calls_change_what_they_change_without_us(
             got, want = got[:-1], want[: len(got) - 1]
         compare(got, want)
     print(f"{how}: {met} rounds over ours, {known} ended at a known difference")
-    assert (met == 0) if how == "rung 2" else (met > len(managed) // 2)
+    assert (met == 0) if how == "auto" else (met > len(managed) // 2)
     assert known < 0.8 * len(managed)
 
 

@@ -39,7 +39,10 @@ UCX = {
     "OMPI_MCA_pml": "ucx", "OMPI_MCA_pml_ucx_tls": "any", "OMPI_MCA_pml_ucx_devices": "any",
     "UCX_TLS": "self,sm,tcp",
 }  # fmt: skip
-ENGINES = {"cache": (), "pool": ("--engine", "pool", "--budget", "48MiB")}
+ENGINES = {
+    "cache": ("--policy", "fixed", "--size", "4MiB", "--distance", "4MiB"),
+    "pool": ("--engine", "pool", "--budget", "48MiB"),
+}
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +109,7 @@ def ranks(
     def start(engine: str | None, **more: str) -> Ranks:
         words = ["mpirun", "--oversubscribe", "-n", str(RANKS), hooked_ranks, str(words_file)]
         if engine is not None:
-            options = ("-q", "-f", "-o", "run", "--distance", "4MiB", *ENGINES[engine])
+            options = ("-q", "-f", "-o", "run", *ENGINES[engine])
             words = uffdprefetch("wrap", *options, "--", *words)
         environment = {**env, **UCX, "UFFDPREFETCH_RUN": "hooks", **more}
         started.append(Ranks(words, environment, tmp_path))

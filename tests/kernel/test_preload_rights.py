@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from components import Runner
 from conftest import require
-from harness import Records, Start, programs, python
+from harness import CHECKPOINTS, Records, Start, programs, python
 
 pytest_plugins = ("harness_fixtures",)
 
-SMALL = ("--min-size", "1MiB", "--distance", "1MiB")
+SMALL = ("--min-size", "1MiB", *CHECKPOINTS)
 NO_LANDLOCK = 77
 
 

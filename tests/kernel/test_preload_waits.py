@@ -16,6 +16,7 @@ import pytest
 from components import Runner
 from conftest import HANG_SECONDS, PATIENCE_VARIABLE, require, wait_until
 from harness import (
+    CHECKPOINTS,
     MIB,
     Records,
     Start,
@@ -31,12 +32,12 @@ from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
 pytest_plugins = ("harness_fixtures",)
 
-SMALL = ("--min-size", "1MiB", "--distance", "1MiB")
+SMALL = ("--min-size", "1MiB")
 
 
 @both_engines
 def test_while_our_thread_stands_still_the_job_maps_unmaps_and_forks(
-    env: dict[str, str], own_records: Records, tmp_path: Path
+    env: dict[str, str], own_records: Records, tmp_path: Path, engine: str
 ) -> None:
     """A tracer holds the thread wherever it is, while the job puts memory of its own where the file
     was, and lets it go: what it was about to do must not hit that memory."""
@@ -47,7 +48,8 @@ def test_while_our_thread_stands_still_the_job_maps_unmaps_and_forks(
     words = [programs(tmp_path, "held_agent"), own_records.path, "40"]
     runner = Runner(env, tmp_path)
     assert runner.plain(*words) == b"ok, nobody to hold\n"
-    run = runner.wrapped(*words, options=SMALL)
+    laid = CHECKPOINTS if engine == "cache" else ()
+    run = runner.wrapped(*words, options=(*SMALL, *laid))
     assert (run.status, run.stdout) == (0, b"ok, held\n"), run.stderr
 
 
@@ -152,7 +154,7 @@ def test_who_maps_hundreds_of_files_waits_for_some_hundred_answers(
     budget = (
         ("--engine", "pool", "--budget", "32MiB") if engine == "pool" else ("--policy", "fixed")
     )
-    many = job(python(MANY, own_records.path), (*SMALL, *budget))
+    many = job(python(MANY, own_records.path), budget)
     told = many.line()
     assert told["waited"] <= 1 + WAITS_AT_ONCE + WAITS_A_SECOND * told["seconds"], told
     assert (told["first"], told["same"]) == (own_records.digest, 1)
@@ -427,7 +429,7 @@ def test_storage_that_does_not_answer_holds_neither_the_job_s_calls_nor_other_fi
         say(done=1)
         hear()
     """
-    one = job(python(code, far.path("far.bin"), own_records.path), ("--distance", "1MiB"))
+    one = job(python(code, far.path("far.bin"), own_records.path))
     assert one.line()["first"] == MIB
     os.kill(far.pid, signal.SIGSTOP)
     try:
@@ -459,7 +461,7 @@ def test_who_maps_a_file_again_over_which_nothing_is_laid_does_not_wait(
         say(same=len({bytes(m.view[:PAGE]) for m in maps}))
     """
     for_ever = {PATIENCE_VARIABLE: "1000000"}
-    one = job(python(code, own_records.path), ("--distance", "1MiB", *options), **for_ever)
+    one = job(python(code, own_records.path), options, **for_ever)
     one.line()
     with one.stopped_service():
         one.tell()
@@ -497,4 +499,4 @@ def test_a_reader_that_jumps_about_has_no_checkpoints_until_it_reads_in_order(
         until(jumps, "no checkpoints where a reader jumps about")
         until(goes_on, "checkpoints where it reads in order")
     """
-    job(python(code, tmp_path / "tokens.bin"), ("--distance", "1MiB")).finish().good()
+    job(python(code, tmp_path / "tokens.bin")).finish().good()

@@ -319,7 +319,7 @@ def test_wrap_and_kernel_are_on_one_axis(env: dict[str, str], tmp_path: Path, be
     path = bed.path("records.bin")
     run = record(
         env, tmp_path, reader(path, "epochs:2", RECORD_BYTES, "--ahead"), cold=path,
-        wrap=["--min-size", "1MiB", "--distance", "1MiB"],
+        wrap=["--min-size", "1MiB", "--policy", "fixed", "--size", "1MiB", "--distance", "1MiB"],
     )  # fmt: skip
     events = run.events(path)
     warm = events[events["kind"] == Kind.WARM]

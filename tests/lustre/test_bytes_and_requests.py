@@ -52,8 +52,7 @@ def test_a_file_is_read_once_in_whole_requests(case: str, data: Data, tmp_path: 
     assert ran.summary is not None
     (file,) = ran.summary["files"]
     assert file["file_system"] == "lustre"
-    ways = {"pool": "pool", "weights": "page_tables"}
-    assert file["served_by"] == ways.get(case, "checkpoints")
+    assert file["served_by"] == ("pool" if case == "pool" else "page_tables")
     if case == "contiguous":
         assert file["warmed_by"] == "pread, FADV_RANDOM of 4096 KiB, known of Lustre"
 

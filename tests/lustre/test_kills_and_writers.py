@@ -112,7 +112,8 @@ def watched(tmp_path: Path, name: str) -> Iterator[tuple[subprocess.Popen[bytes]
     """(A wrapped process that has read a mapping with checkpoints, the file at its mount)."""
     path = client.mount() / name
     client.write_file(path, 64 << 20)  # has one checkpoint
-    with started(tmp_path, [sys.executable, "-S", "-c", WATCHER, str(path)]) as process:
+    laid = ("--policy", "fixed", "--size", "4MiB", "--distance", "64MiB")
+    with started(tmp_path, [sys.executable, "-S", "-c", WATCHER, str(path)], *laid) as process:
         assert process.stdout is not None and process.stdout.readline() == b"read\n"
         wait_until(lambda: checkpoints(process), "checkpoints over the mapping")
         yield process, path

@@ -100,10 +100,13 @@ class Pair:
         from lustre import client
 
         words = [sys.executable, "-S", __file__, "--reader"]
+        laid = ("--policy", "fixed", "--size", "1MiB", "--distance", "1MiB")
         wrap = [
-            *client.wrapped("--engine", engine, "--min-size", "1MiB", "--distance", "1MiB"),
+            *client.wrapped(
+                "--engine", engine, "--min-size", "1MiB", *laid * (engine == "cache")
+            ),
             "--",
-        ]
+        ]  # fmt: skip
         self.log_path = directory / "log"
         env = client.environment(directory)
         self.readers = [

@@ -99,7 +99,7 @@ def places(seed: int) -> Iterator[Decision]:
         budget, files = rng.randrange(MIB, 4 * GIB), rng.randrange(MIB, 8 * GIB)
         yield places, window.pool_bytes(budget, files, places)
         span = checkpoints.Span(rng.randrange(4) * PAGE, rng.randrange(2 * GIB), PAGE)
-        yield checkpoints.fixed_set(span, rng.choice((None, MIB, 8 * MIB)))
+        yield checkpoints.fixed_set(span, rng.choice((40 * MIB, MIB, 8 * MIB)))
 
 
 # ---- who jumps about ------------------------------------------------------------------------

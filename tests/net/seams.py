@@ -174,11 +174,11 @@ def _questions(world: World, put: Put) -> None:
 def _of_files(world: World, put: Put) -> None:
     opens = files.FileState.open
 
-    def opened(what: Any, path: str) -> files.FileState:
+    def opened(what: Any, path: str, takes_lease: bool = True) -> files.FileState:
         found: list[files.FileState] = []
 
         def real() -> dict[str, Any]:
-            found.append(opens(what, path))
+            found.append(opens(what, path, takes_lease))
             return {name: attrgetter(where)(found[0]) for name, where in OPENED.items()}
 
         told = world.ask(["open", path], real)

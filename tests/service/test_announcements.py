@@ -19,6 +19,7 @@ from harness import (
     MIB,
     Records,
     Start,
+    auto,
     connect,
     fd_count,
     file_digest,
@@ -33,6 +34,7 @@ from uffdprefetch.orders import announcement
 from uffdprefetch.plan import announce
 
 pytest_plugins = ("harness_fixtures",)
+pytestmark = auto
 
 READER = """
 import random
@@ -45,7 +47,7 @@ fd = os.open(path, os.O_RDONLY)
 os.fsync(fd)
 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 size = os.fstat(fd).st_size
-mapping = Mapping(path).managed()
+mapping = Mapping(path).followed()
 places = random.Random(int(sys.argv[3])).sample(range(size // 65536), 60)
 ranges = [(at * 65536, (at + 1) * 65536) for at in places]
 

@@ -50,16 +50,19 @@ def within(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["cache", "pool"])
+@pytest.mark.parametrize(
+    ("engine", "policy"), [("cache", "auto"), ("cache", "fixed"), ("pool", "auto")]
+)
 def test_without_a_free_block_a_job_is_served(
-    tmp_path: Path, env: dict[str, str], engine: str
+    tmp_path: Path, env: dict[str, str], engine: str, policy: str
 ) -> None:
     data = tmp_path / "data"
     data.write_bytes(bytes(range(256)) * (4 * MIB // 256))
     done = within(
         tmp_path, "blocks", env, "wrap", "--strict", "--engine", engine, "--min-size", "1MiB",
-        "--budget", "64MiB", "--distance", "1MiB", "-o", str(tmp_path / "out"), "--trace",
-        str(tmp_path / "trace"), "--", sys.executable, "-S", "-c", JOB, str(data),
+        "--budget", "64MiB", "--policy", policy, "--size", "1MiB", "--distance", "1MiB",
+        "-o", str(tmp_path / "out"), "--trace", str(tmp_path / "trace"),
+        "--", sys.executable, "-S", "-c", JOB, str(data),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert "Traceback" not in done.stderr and (tmp_path / "trace.uptrace").exists()

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 from conftest import require, wait_until
-from harness import MIB, Start, has_seen, python, write_records
+from harness import MIB, Start, auto, has_seen, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully, why_no_bed
 from uffdprefetch.report.summary import short_lines
 
 pytest_plugins = ("harness_fixtures",)
+pytestmark = auto
 
 SIZE = 64 * MIB
-SCAN = "m = Mapping(sys.argv[1]).managed(); m.digest(); say(read=True); hear()"
+SCAN = "m = Mapping(sys.argv[1]).followed(); m.digest(); say(read=True); hear()"
 
 
 @pytest.mark.parametrize("cold", [False, True])

@@ -73,7 +73,7 @@ def started(job: Start, records: Records, *before: str, **variables: str) -> Job
     numbers = FORBIDDEN[platform.machine()]
     code = TAKER.replace("FORBIDDEN", str(numbers))
     command = [*before, *python(code, records.path, *places)]
-    work = job(command, options=("--policy", "none"), UFFDPREFETCH_RUNG="2", **variables)
+    work = job(command, options=("--policy", "none"), **variables)
     assert work.line()["mapped"] == records.size_bytes
     wait_until(lambda: mappings(work, records) == 1, "the service to know the mapping")
     return work
@@ -138,7 +138,7 @@ def test_of_a_mapping_that_need_not_be_waited_for_a_look_is_waited_for_shortly(
     drop_cache(own_records.path)
     code = TAKER.replace("FORBIDDEN", "()")
     places = [str(PLACES[i]) for i in TOUCHED]
-    options = "--whole", "*", "--min-size", "1MiB", "--distance", "1MiB"
+    options = "--whole", "*", "--min-size", "1MiB"
     work = job(python(code, own_records.path, *places), options=options)
     assert work.line()["mapped"] == own_records.size_bytes
     wait_until(lambda: read_bytes(work, own_records) > 0, "the file to be read whole")

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 from conftest import READAHEAD_BYTES, READAHEAD_VARIABLE, require, wait_until
-from harness import MIB, Start, has_seen, python, write_records
+from harness import MIB, Start, auto, has_seen, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 
 pytest_plugins = ("harness_fixtures",)
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [auto, pytest.mark.usefixtures("patient")]
 
 SIZE = 128 * MIB
 #: Of which a millisecond is little: the bed's own stays as it is.
 ENOUGH_BYTES = 1 << 30
 #: Each MiB after a MiB that is left out.
 READERS = {
-    "in order": "m = Mapping(sys.argv[1]).managed(); m.digest(); say(read=True); hear()",
+    "in order": "m = Mapping(sys.argv[1]).followed(); m.digest(); say(read=True); hear()",
     "skips": (
-        "m = Mapping(sys.argv[1]).managed()\n"
+        "m = Mapping(sys.argv[1]).followed()\n"
         "for at in range(0, m.length, 2 << 20):\n"
         "    bytes(m.view[at:at + (1 << 20)])\n"
         "    time.sleep(0.01)\n"
@@ -33,7 +33,7 @@ READERS = {
 
 
 def run(job: Start, tmp_path: Path, reader: str, readahead_bytes: int) -> dict[str, Any]:
-    """The summary of a reader, from cold, on a bed with checkpoints' pages 1 ms away."""
+    """The summary of a reader, from cold, on a bed that is 1 ms away."""
     require(why_no_bed() is None, why_no_bed() or "")
     for name in ("source", "mount"):
         (tmp_path / name).mkdir()
@@ -67,7 +67,8 @@ def test_what_is_read_in_order_is_left_to_a_kernel_that_suffices(
     prefetched = summary["totals"]["prefetched_bytes"]
     said = [text for text in summary["degradations"] if "left to the kernel" in text]
     if left:
-        assert prefetched == 0 and len(said) == 1, summary
+        assert len(said) == 1, summary
+        assert prefetched < SIZE // 32, "more than what told how far away the storage is"
         assert "data.bin: left to the kernel, whose readahead of 1 GiB suffices" in said[0]
     else:
         assert prefetched >= SIZE // 16, summary

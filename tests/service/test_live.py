@@ -17,19 +17,19 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
-from harness import Records, Start, python, service_pid
+from harness import Records, Start, auto, python, service_pid
 from paths import SUPPORT
 from terminal import PROMPT, Terminal, terminal
 
 pytest_plugins = ("harness_fixtures",)
+pytestmark = auto
 
 Children = Callable[..., "subprocess.Popen[bytes]"]
 LIVE = ("--live", "--interval", "100ms")
 
 
 def wrapped(*options: str) -> list[str]:
-    small = ("--min-size", "1MiB", "--distance", "1MiB")
-    return uffdprefetch("wrap", "-q", "-f", "-o", "run", *small, *options, "--")
+    return uffdprefetch("wrap", "-q", "-f", "-o", "run", "--min-size", "1MiB", *options, "--")
 
 
 # ---- the job's bytes ----------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_headless_wins_over_a_variable(env: dict[str, str], tmp_path: Path) -> N
 
 def test_lines_tell_how_it_goes_and_that_the_service_died(job: Start, records: Records) -> None:
     code = """
-    m = Mapping(sys.argv[1]).managed()
+    m = Mapping(sys.argv[1]).followed()
     while hear() == "again":  # so fast a reader may be past a place before a checkpoint lies there
         m.forget()
         say(digest=m.digest())
@@ -297,7 +297,7 @@ import os, sys, time
 from inside import Mapping
 tty = os.ttyname(1)
 assert os.isatty(0) and os.ttyname(2) == tty
-m = Mapping(sys.argv[1]).managed()
+m = Mapping(sys.argv[1])
 m.digest()
 print("tty", tty, flush=True)
 n = 0

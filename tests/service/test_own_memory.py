@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from conftest import wait_until
-from harness import MIB, Records, Start, python, rss_bytes, snapshot
+from harness import MIB, Records, Start, auto, python, rss_bytes, snapshot
 
 pytest_plugins = ("harness_fixtures",)
+pytestmark = auto
 
 READER = """
 say(digest=Mapping(sys.argv[1]).digest())

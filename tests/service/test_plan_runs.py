@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import uffdprefetch, wait_until
-from harness import MIB, Start, python
+from harness import MIB, Start, auto, python
 from plan_jobs import (
     BATCH,
     Data,
@@ -26,6 +26,7 @@ from plan_jobs import (
 )
 
 pytest_plugins = ("harness_fixtures", "plan_jobs")
+pytestmark = auto
 
 
 @pytest.fixture(params=["cache", "pool"])

@@ -13,11 +13,12 @@ import numpy
 import pytest
 from components import slowly
 from conftest import wait_until
-from harness import MIB, Start, python
+from harness import MIB, Start, auto, python
 
 from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache, resident_bytes
 
 pytest_plugins = ("harness_fixtures", "components")
+pytestmark = auto
 
 SIZE, COUNT = 96 * MIB, 3
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from components import ARRAY, slowly
 from conftest import wait_until
-from harness import Start, python
+from harness import Start, auto, python
 
 from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache
 
 pytest_plugins = ("harness_fixtures", "components")
+pytestmark = auto
 
 #: Maps the file, touches it only when it is told to, and compares it with the one beside the bed.
 SITTER = """

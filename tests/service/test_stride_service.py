@@ -14,14 +14,14 @@ import lmdb
 import numpy as np
 import pytest
 from conftest import require, uffdprefetch, wait_until
-from harness import Job, Start
+from harness import Job, Start, auto
 from jobs.skipping_ranks import MEETINGS, RANKS, digest
 from paths import JOBS
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 
 pytest_plugins = ("harness_fixtures",)
-pytestmark = pytest.mark.usefixtures("patient")
+pytestmark = [auto, pytest.mark.usefixtures("patient")]
 
 KIB, MIB = 1 << 10, 1 << 20
 RECORD_BYTES = 192 * KIB

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, require, uffdprefetch, wait_until
-from harness import service_socket
+from harness import auto, service_socket
 from snapshots import document
 from terminal import terminal
 from watched import Watched
@@ -31,6 +31,7 @@ from uffdprefetch.view import fetch, model, watch
 from uffdprefetch.view.sensors import Sensors
 
 pytest_plugins = ("harness_fixtures", "watched")
+pytestmark = auto
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require, uffdprefetch, wait_until
 from figures import contradictions
-from harness import MIB, Finished, Records, Start, python, snapshot, write_records
+from harness import MIB, Finished, Job, Records, Start, python, snapshot, write_records
 from nobody import UID, Nobody
 
 from uffdprefetch.base.units import parse_size
@@ -377,6 +378,11 @@ BOOKS_BYTES = HUGE_BYTES >> 16
 FIRST = f"Mapping(sys.argv[1], length={16 * MIB}).digest(); say(mapped=True); hear()"
 
 
+def is_judged(started: Job) -> bool:
+    now = snapshot(started.env)
+    return bool(now.files or now.refused)
+
+
 def test_a_file_that_is_too_large_is_named(job: Start, tmp_path: Path) -> None:
     path, small = tmp_path / "huge.bin", tmp_path / "small.bin"
     small.write_bytes(bytes(16 * MIB))
@@ -386,10 +392,15 @@ def test_a_file_that_is_too_large_is_named(job: Start, tmp_path: Path) -> None:
     except OSError as error:
         require(False, f"no file of 16 TiB here: {error}")
 
+    numbers = itertools.count()
+
     def run(file: Path, *before: str) -> tuple[int, dict[str, Any]]:
         """The most of the service's address space, and the summary."""
-        started = job(python(FIRST, file), before=before)
+        name = f"run{next(numbers)}"  # the last one's service may be just ending
+        options = ("--policy", "auto")
+        started = job(python(FIRST, file), options, before=before, UFFDPREFETCH_RUN=name)
         assert started.line() == {"mapped": True}
+        wait_until(lambda: is_judged(started), "the service to know the file")
         status = Path(f"/proc/{started.service()}/status").read_text()
         started.tell()
         summary = started.finish().good().summary

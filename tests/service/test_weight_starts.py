@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_until
-from harness import MIB, Start, python
+from harness import MIB, Start, auto, python
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
 from uffdprefetch.native import uffd
 from uffdprefetch.readers.tensor_starts import tensor_starts_of
 
 pytest_plugins = ("harness_fixtures", "components")
+pytestmark = auto
 
 COUNT, TENSOR = 48, 4 * MIB
 MAKE = {

@@ -13,11 +13,12 @@ import numpy
 import pytest
 from components import ARRAY
 from conftest import wait_until
-from harness import MIB, Start, python
+from harness import MIB, Start, auto, python
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache
 
 pytest_plugins = ("harness_fixtures", "components")
+pytestmark = auto
 
 ENGINES = ("cache", "pool")
 #: So large that the windows of the first touches do not bring all of it.
@@ -38,7 +39,7 @@ if how == "numpy":
 def mapping():
     if how == "numpy":
         return memoryview(numpy.memmap(path, dtype=numpy.uint16, mode="r")).cast("B")
-    return (Mapping(path).managed() if how == "managed" else Mapping(path)).view
+    return (Mapping(path).followed() if how == "managed" else Mapping(path)).view
 
 view, right, read = mapping(), True, 0
 
@@ -169,7 +170,7 @@ WALKER = """
 path, how, by = sys.argv[1:4]
 m = Mapping(path)
 if by == "cache":
-    m.managed()
+    m.followed()
 sha, step = hashlib.sha256(), 1 << 16
 for epoch in range(2):
     places = list(range(0, m.length, step))

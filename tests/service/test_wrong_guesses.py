@@ -12,11 +12,12 @@ from typing import Any
 import numpy
 import pytest
 from components import ARRAY, slowly
-from harness import MIB, Start, python
+from harness import MIB, Start, auto, python
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
 
 pytest_plugins = ("harness_fixtures", "components")
+pytestmark = auto
 
 FILE_BYTES, SHARD_BYTES, SHARDS = 384 * MIB, 40 * MIB, 8
 BANDWIDTH = 200_000_000

@@ -131,7 +131,7 @@ class Bed:
     def wrap(self, *words: str, options: tuple[str, ...] = ()) -> list[str]:
         """The command line of a wrapped program."""
         name = str(self.directory / "out.%h.%r")
-        own = ("wrap", "-q", "-f", "-o", name, "--min-size", "1MiB", "--distance", "1MiB")
+        own = ("wrap", "-q", "-f", "-o", name, "--min-size", "1MiB")
         return [*self._program, *own, *options, "--", *words]
 
     def start(

@@ -46,8 +46,12 @@ from uffdprefetch.view.watch import NOBODY, WatchClient
 #: A test that runs once for each engine (harness_fixtures.py).
 both_engines = pytest.mark.usefixtures("engine")
 MIB = 1 << 20
-#: Small files and dense checkpoints: every mechanism in a second.
-OPTIONS = ("-q", "-f", "-o", "run", "--min-size", "1MiB", "--distance", "1MiB")
+OPTIONS = ("-q", "-f", "-o", "run", "--min-size", "1MiB")
+#: Small files and dense checkpoints: every mechanism in a second. The policy that lays them, unless
+#: the test, or its fixture ``auto``, says another.
+CHECKPOINTS = ("--policy", "fixed", "--size", "1MiB", "--distance", "1MiB")
+#: A test that runs under the default policy.
+auto = pytest.mark.usefixtures("auto")
 
 
 def write_records(path: Path, size_bytes: int, seed: int = 1) -> str:
@@ -284,7 +288,7 @@ def jobs(env: dict[str, str], cwd: Path) -> Iterator[Start]:
     """A function that starts jobs; they and their services are gone when the block is left.
 
     start(words, options=(), wrap=True, **variables): ``words`` is a command line (harness.python
-    makes one), ``wrap=False`` runs it plainly.
+    makes one), ``wrap=False`` runs it plainly. With the cache engine they have CHECKPOINTS.
     """
     started: list[Job] = []
     env.setdefault("UFFDPREFETCH_RUN", "test")
@@ -300,7 +304,10 @@ def jobs(env: dict[str, str], cwd: Path) -> Iterator[Start]:
         paths = [str(SUPPORT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         if wrap:
-            words = uffdprefetch("wrap", *OPTIONS, *options, "--", *words)
+            pooled = "pool" in (environment.get("UFFDPREFETCH_ENGINE"), *options)
+            chosen = "--policy" in options or "UFFDPREFETCH_POLICY" in environment
+            laid = () if pooled or chosen else CHECKPOINTS
+            words = uffdprefetch("wrap", *OPTIONS, *laid, *options, "--", *words)
         errors = cwd / f"job{len(started)}.stderr"
         with open(errors, "wb") as err:
             process = subprocess.Popen(

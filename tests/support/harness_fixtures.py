@@ -30,9 +30,17 @@ def patient(env: dict[str, str]) -> None:
     env["UFFDPREFETCH_TEST_PATIENCE"] = "1000"
 
 
+@pytest.fixture
+def auto(env: dict[str, str]) -> None:
+    """The test's jobs have the default policy, by which nothing lies over what they map and none
+    waits for the service: so it is up before them."""
+    env.update(UFFDPREFETCH_POLICY="auto", UFFDPREFETCH_STRICT="1")
+
+
 @pytest.fixture(params=["cache", "pool"])
 def engine(request: pytest.FixtureRequest, env: dict[str, str]) -> str:
-    """The engine of the test's jobs, each in its turn; the pool holds a quarter of ``records``."""
+    """The engine of the test's jobs, each in its turn: the cache engine with checkpoints; the pool
+    holds a quarter of ``records``."""
     env["UFFDPREFETCH_ENGINE"] = request.param
     if request.param == "pool":
         env["UFFDPREFETCH_BUDGET"] = "6MiB"

@@ -120,6 +120,13 @@ class Mapping:
         until(lambda: self.checkpoints() or self.again(), "a checkpoint over the mapping")
         return self
 
+    def followed(self) -> Mapping:
+        """Wait until the service has welcomed our thread, and map it anew: so it hears of it at
+        once, whatever the policy; returns itself."""
+        until(ring, "our thread to be welcomed")
+        self.again()
+        return self
+
     def again(self) -> bool:
         """Map it anew; false, for who looks again. Checkpoints, and the pool, come in mmap(2) or
         not at all: not where that has not waited long enough, as for a service that is slow to

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_VARIABLE, clean_environment, wait_until
+from conftest import clean_environment, wait_until
 from harness import Job, Records, jobs, python, service_socket, snapshot
 
 from uffdprefetch.view import watch
 
 READER = """
-m = Mapping(sys.argv[1]).managed()
+m = Mapping(sys.argv[1]).followed()
 say(ready=True)
 while (word := hear()) != "end":
     m.forget()
@@ -47,7 +47,7 @@ class Watched:
 def watched(cwd: Path, records: Records, name: str) -> Iterator[Watched]:
     env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
     env.update(UFFDPREFETCH_RUN=name, LANG="C.UTF-8", XDG_CONFIG_HOME=str(cwd))
-    env[PATIENCE_VARIABLE] = "1000"  # its checkpoints are waited for
+    env["UFFDPREFETCH_POLICY"] = "auto"
     with jobs(env, cwd) as start:
         yield Watched(start(python(READER, records.path)), records)
 

@@ -26,9 +26,6 @@ TORCH = ("auto", "off", "debug")
 POLICIES = ("auto", "fixed", "stride", "plan", "none")
 #: Default distance of `--policy fixed`: a checkpoint per 8 MiB ([Haderbache] section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
-#: `--distance auto` where checkpoints are placed. Each costs a request of one page, where
-#: prefetching makes one of 4 MiB: at this distance they add at most a tenth.
-SPACING_BYTES = 40 * MIB
 #: Least size of a pool, sixteen chunks: with less, a few threads at different positions keep
 #: evicting each other's. (UFFDPREFETCH_TEST_POOL_LEAST overrides it in tests.)
 POOL_LEAST_BYTES = MIB
@@ -111,9 +108,24 @@ class Config:
     def _values(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "origins"}
 
+    @property
+    def lays_checkpoints(self) -> bool:
+        """Whether checkpoints are laid over mappings: the method of [Haderbache]. Other policies
+        follow readers by page tables, which tell as much (docs/benchmarks.md)."""
+        return self.policy == "fixed" and self.engine != "off"
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether pages of ours lie in the place of a file's, which who writes the file does not
+        change: checkpoints, and the pool's memory."""
+        return self.lays_checkpoints or self.engine == "pool"
+
+    @property
     def spacing_bytes(self) -> int:
-        """The least distance between two checkpoints: --distance where the user has chosen one."""
-        return SPACING_BYTES if self.distance_bytes is None else self.distance_bytes
+        """The least distance between two checkpoints of a mapping; 0: none are laid."""
+        if not self.lays_checkpoints:
+            return 0
+        return FIXED_DISTANCE_BYTES if self.distance_bytes is None else self.distance_bytes
 
     def fingerprint(self) -> int:
         """A hash of 32 bits, never 0, of the values that the service depends on."""

@@ -13,7 +13,6 @@ from uffdprefetch.base.config import (
     HUGE_PAGES,
     POLICIES,
     PREFIX,
-    SPACING_BYTES,
     TORCH,
     Config,
 )
@@ -133,7 +132,7 @@ OPTIONS = (
            "-o", format=lambda value: value or ""),
     Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
     Option("engine", "engine", _one_of(ENGINES),
-           "cache: checkpoints over the mapping, data in the page cache (default);"
+           "cache: data in the page cache, readers followed by page tables (default);"
            " pool: data in memory of our own, read once per node, at most --budget (at least 1MiB;"
            " default with --cluster);"
            " off: touch nothing in the job", "|".join(ENGINES), choices=ENGINES),
@@ -144,8 +143,8 @@ OPTIONS = (
            "the pool's memory in huge pages where the kernel gives them to shared memory (auto,"
            " default) or never (off)", "|".join(HUGE_PAGES), choices=HUGE_PAGES),
     Option("policy", "policy", _one_of(POLICIES),
-           "auto: read ahead what pays, by what a wrong guess costs (default); fixed: --size and"
-           " --distance as they are;"
+           "auto: read ahead what pays, by what a wrong guess costs (default); fixed: --size at"
+           " once, by checkpoints that are laid over mappings --distance apart;"
            " stride: ranks skip each other's records, prefetch only their own;"
            " plan: follow orders that are known, else prefetch nothing;"
            " none: watch, prefetch nothing", "|".join(POLICIES), choices=POLICIES),
@@ -153,10 +152,9 @@ OPTIONS = (
            "bytes prefetched at once with --policy fixed (default: 50MiB)", "SIZE",
            format=format_size_exact),
     Option("distance_bytes", "distance", _unless("auto", parse_size),
-           "least bytes between the checkpoints of a mapping, and the step in which a reader is"
-           f" followed (default: {format_size_exact(SPACING_BYTES)}, and measured; with --policy"
-           f" fixed {format_size_exact(FIXED_DISTANCE_BYTES)}). Neither known orders nor the pool"
-           " ask for it: their readers are followed record by record, and in steps of 4MiB",
+           "with --policy fixed: least bytes between the checkpoints of a mapping (default:"
+           f" {format_size_exact(FIXED_DISTANCE_BYTES)}); else the step in which a walk's progress"
+           " is counted (default: measured). Known orders and the pool do not ask for it",
            "SIZE",
            format=_format_size("auto")),
     Option("threshold", "threshold", _parse_float,

@@ -21,11 +21,14 @@ from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_iso
 
 SCHEMA = "uffdprefetch.doctor/1"
 READY, CANNOT_RUN, WORKS_WITH_LIMITS = 0, 1, 2
+DEFAULTS = Config()
 
 #: Not tried on what is no regular file, or cannot be read.
 _OF_A_FILE = ("read lease", "O_DIRECT", "cachestat", "warm 4 MiB")
-#: Without these the agent cannot answer a checkpoint; any one missing means rung 2.
-RUNG_1 = ("lay a checkpoint", "kernel-mode fault", "pidfd_getfd", "close_range")
+#: Without these there is no agent in the job: only what /proc shows of its mappings is followed.
+AGENT = ("preload object", "pidfd_getfd", "close_range")
+#: Without these nothing of ours can lie over a mapping: no checkpoints (--policy fixed), no pool.
+USERFAULTFD = ("lay a checkpoint", "kernel-mode fault")
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         ("userfaultfd(2)", faults.by_syscall),
         ("/dev/userfaultfd", faults.by_device),
         ("vm.unprivileged_userfaultfd", faults.unprivileged_sysctl),
-        ("lay a checkpoint", faults.register_minor),
-        ("kernel-mode fault", faults.kernel_fault),
+        ("lay a checkpoint", partial(faults.register_minor, config.keeps_copies)),
+        ("kernel-mode fault", partial(faults.kernel_fault, config.keeps_copies)),
         ("pidfd_getfd", faults.pidfd_getfd),
         ("close_range", faults.close_range),
         ("page tables", faults.page_tables),
@@ -71,7 +74,7 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         ("preload object", machine.preload),
         ("helper", machine.helper),
         ("runtime directory", machine.runtime_directory),
-        ("vm.max_map_count", machine.map_count),
+        ("vm.max_map_count", partial(machine.map_count, config.lays_checkpoints)),
         ("memory", partial(machine.memory, config.budget_bytes)),
         (pool.NAME, partial(pool.mechanism, config.engine == "pool")),
         ("pool memory", partial(pool.memory, config, _size_bytes(path))),
@@ -82,7 +85,7 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         probes += [
             ("path", partial(storage.readable, path)),
             ("file system", partial(storage.file_system, path)),
-            ("read lease", partial(storage.lease, path)),
+            ("read lease", partial(storage.lease, path, config.keeps_copies)),
             ("O_DIRECT", partial(pool.direct, path)),
             ("cachestat", partial(storage.residency, path)),
             ("warm 4 MiB", partial(storage.warm, path)),
@@ -105,8 +108,8 @@ def _size_bytes(path: str | None) -> int | None:
         return None
 
 
-def choose_rung(checks: Sequence[Check]) -> tuple[int | None, str]:
-    """(rung, why), from the top of the ladder down."""
+def choose_rung(checks: Sequence[Check], config: Config) -> tuple[int | None, str]:
+    """(rung, why): 1, userfaultfd, where a run of these options needs one, or 2, page tables."""
     by_name = {check.name: check for check in checks}
 
     def broken(*names: str) -> Check | None:
@@ -115,22 +118,25 @@ def choose_rung(checks: Sequence[Check]) -> tuple[int | None, str]:
     fatal = broken("helper", "runtime directory")
     if fatal:
         return None, f"no service: {fatal.name}: {fatal.found}"
-    obstacle = broken("preload object", *RUNG_1)
-    if obstacle is None:
+    obstacle = broken(*AGENT, *(USERFAULTFD if config.keeps_copies else ()))
+    if config.keeps_copies and obstacle is None:
         return 1, "userfaultfd with kernel faults works"
     tables = broken("page tables")
+    if obstacle is None:
+        ready = 2, "readers can be followed by page tables"
+        return ready if tables is None else (None, f"page tables: {tables.found}")
     if tables is None:
         return 2, f"page tables, since {obstacle.name}: {obstacle.found}"
-    return None, f"neither userfaultfd ({obstacle.found}) nor page tables ({tables.found})"
+    return None, f"neither {obstacle.name} ({obstacle.found}) nor page tables ({tables.found})"
 
 
-def assess(checks: Sequence[Check]) -> Report:
-    """The verdict on a list of findings; pure."""
-    rung, reason = choose_rung(checks)
+def assess(checks: Sequence[Check], config: Config = DEFAULTS) -> Report:
+    """The verdict on a list of findings, for a run of these options; pure."""
+    rung, reason = choose_rung(checks, config)
     statuses = {check.status for check in checks}
     if rung is None or CANNOT in statuses:
         exit_status = CANNOT_RUN
-    elif rung != 1 or LIMIT in statuses:
+    elif rung != (1 if config.keeps_copies else 2) or LIMIT in statuses:
         exit_status = WORKS_WITH_LIMITS
     else:
         exit_status = READY
@@ -166,4 +172,4 @@ def examine(path: str | None, config: Config, cluster: bool = False) -> Report:
         from uffdprefetch.doctor import cluster as nodes
 
         checks += nodes.examine(config, os.environ)
-    return assess(checks)
+    return assess(checks, config)

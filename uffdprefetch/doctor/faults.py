@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of how progress can be seen: userfaultfd (rung 1) and page tables (rung 2)."""
+"""Probes of how progress can be seen: page tables, and userfaultfd for checkpoints and the pool."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ IN_A_CONTAINER = f"docker run --device {DEVICE} ...  # docs/containers.md"
 #: one.)
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"
+#: What follows from a userfaultfd, from none, and from page tables that cannot be read.
+_WITH = "--policy fixed and the pool can be used"
+_WITHOUT = "--policy fixed lays no checkpoints, --engine pool runs as --engine cache"
+_NO_TABLES = "readers are not followed: jobs run as without wrap"
 
 
 def _seccomp_is_on() -> bool:
@@ -108,11 +112,11 @@ def by_syscall() -> Check:
     name = "userfaultfd(2)"
     try:
         os.close(_through_syscall())
-        return Check(name, OK, "opens, with kernel faults", "checkpoints (rung 1) can be used")
+        return Check(name, OK, "opens, with kernel faults", _WITH)
     except OSError as error:
         found, number = f"{why(error)}", error.errno
     if number == errno.ENOSYS:
-        return Check(name, NOTE, f"{found}: not in this kernel", "page tables (rung 2) are used")
+        return Check(name, NOTE, f"{found}: not in this kernel", _WITHOUT)
     try:
         os.close(_through_syscall(sc.UFFD_USER_MODE_ONLY))
         found += "; user-mode faults alone would be allowed"
@@ -132,7 +136,7 @@ def by_device() -> Check:
     name = DEVICE
     try:
         os.close(_through_device())
-        return Check(name, OK, "opens, with kernel faults", "checkpoints (rung 1) can be used")
+        return Check(name, OK, "opens, with kernel faults", _WITH)
     except OSError as error:
         if error.errno == errno.ENOENT:
             return Check(
@@ -173,34 +177,32 @@ def _armed_page(uffd: int) -> tuple[int, bytes]:
     return address, content
 
 
-def register_minor() -> Check:
-    """Register a page of a memfd for MINOR faults: a checkpoint is laid."""
-    name = "lay a checkpoint"
+def register_minor(wanted: bool = False) -> Check:
+    """Register a page of a memfd for MINOR faults: a checkpoint is laid. ``wanted``: a userfaultfd
+    is asked for (--policy fixed, --engine pool)."""
+    name, status = "lay a checkpoint", LIMIT if wanted else NOTE
     try:
         uffd, how = open_uffd()
     except OSError as error:
         return Check(
-            name, LIMIT, f"no userfaultfd: {refused(error)}",
-            "no checkpoints: progress comes from page tables (rung 2)", cure(),
+            name, status, f"no userfaultfd: {refused(error)}",
+            _WITHOUT, cure(),
         )  # fmt: skip
     try:
         _armed_page(uffd)
     except OSError as error:
-        return Check(
-            name, LIMIT, f"registering a memfd page failed: {why(error)}",
-            "no checkpoints: progress comes from page tables (rung 2)",
-        )  # fmt: skip
-    return Check(name, OK, f"MINOR mode on a memfd page, through {how}", "rung 1 can be used")
+        return Check(name, status, f"registering a memfd page failed: {why(error)}", _WITHOUT)
+    return Check(name, OK, f"MINOR mode on a memfd page, through {how}", _WITH)
 
 
-def kernel_fault() -> Check:
+def kernel_fault(wanted: bool = False) -> Check:
     """write(2) from an armed page: the kernel itself takes the fault, a thread answers it."""
-    name = "kernel-mode fault"
+    name, status = "kernel-mode fault", LIMIT if wanted else NOTE
     try:
         uffd, _ = open_uffd()
         address, content = _armed_page(uffd)
     except OSError as error:
-        return Check(name, LIMIT, f"not tried: {refused(error)}", "rung 2 is used", cure())
+        return Check(name, status, f"not tried: {refused(error)}", _WITHOUT, cure())
     events: list[int] = []
 
     def answer() -> None:
@@ -217,12 +219,12 @@ def kernel_fault() -> Check:
         sc.write_from(writer, address, sc.PAGE_BYTES)
     except OSError as error:
         return Check(
-            name, LIMIT, f"write(2) from a checkpoint gave {why(error)}",
-            "a job that writes or sends from its mapping would fail: rung 2 is used", cure(),
+            name, status, f"write(2) from a checkpoint gave {why(error)}",
+            f"a job that writes or sends from its mapping would fail: {_WITHOUT}", cure(),
         )  # fmt: skip
     thread.join()
     if os.read(reader, sc.PAGE_BYTES) != content or events != [sc.UFFD_EVENT_PAGEFAULT]:
-        return Check(name, CANNOT, "wrong bytes came through", "do not use this kernel for rung 1")
+        return Check(name, CANNOT, "wrong bytes came through", "do not use this kernel")
     return Check(
         name, OK, "write(2) from a checkpoint was answered, right bytes",
         "jobs may write and send from their mappings",
@@ -272,7 +274,7 @@ def page_tables() -> Check:
     try:
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return Check(name, LIMIT, f"/proc/self/pagemap: {why(error)}", "no rung 2")
+        return Check(name, LIMIT, f"/proc/self/pagemap: {why(error)}", _NO_TABLES)
     vector = bytearray(24 * 4)
     where = ctypes.addressof((ctypes.c_char * len(vector)).from_buffer(vector))
     words = (96, 0, address, end, 0, where, 4, 0, 0, sc.PAGE_IS_PRESENT, 0, sc.PAGE_IS_PRESENT)
@@ -281,7 +283,7 @@ def page_tables() -> Check:
         first = struct.unpack_from("<Q", vector)[0]
         if runs >= 1 and first == address:
             return Check(
-                name, OK, "PAGEMAP_SCAN sees a touched page", "rung 2 works, cheaply",
+                name, OK, "PAGEMAP_SCAN sees a touched page", "readers are followed, cheaply",
                 values={"pagemap_scan": True},
             )  # fmt: skip
     except OSError:
@@ -290,9 +292,9 @@ def page_tables() -> Check:
     if entry >> 63:
         return Check(
             name, OK, "pagemap shows a touched page; no PAGEMAP_SCAN (Linux 6.7)",
-            "rung 2 works, reading 8 bytes per page", values={"pagemap_scan": False},
+            "readers are followed, by 8 bytes a page", values={"pagemap_scan": False},
         )  # fmt: skip
-    return Check(name, LIMIT, "a touched page does not show in pagemap", "no rung 2")
+    return Check(name, LIMIT, "a touched page does not show in pagemap", _NO_TABLES)
 
 
 def ptrace_scope() -> Check:
@@ -304,4 +306,4 @@ def ptrace_scope() -> Check:
         return Check(name, OK, "no Yama in this kernel", "nothing is restricted by it")
     if value in ("0", "1", "2"):
         return Check(name, OK, value, "the service reads the ranks' page tables all the same")
-    return Check(name, NOTE, value, "no process may look into another: expect less on rung 2")
+    return Check(name, NOTE, value, "no process may look into another: expect less")

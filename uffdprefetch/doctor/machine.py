@@ -42,16 +42,20 @@ def user() -> Check:
     )  # fmt: skip
 
 
-def map_count() -> Check:
-    """vm.max_map_count: two mappings per checkpoint, and at most a quarter of all is used."""
+def map_count(wanted: bool = False) -> Check:
+    """vm.max_map_count: two mappings per checkpoint, and at most a quarter of all is used.
+    ``wanted``: checkpoints are asked for (--policy fixed)."""
     name = "vm.max_map_count"
     value = int(Path("/proc/sys/vm/max_map_count").read_text())
     checkpoints = value // 4 // 2
     values = {"max_map_count": value, "checkpoints_max": checkpoints}
-    text = f"up to {checkpoints} checkpoints per process (a quarter, two mappings each)"
+    text = (
+        f"with --policy fixed up to {checkpoints} checkpoints per process (a quarter, two mappings"
+        " each)"
+    )
     if value < 65530:
         return Check(
-            name, LIMIT, str(value), f"{text}: fewer streams are followed",
+            name, LIMIT if wanted else NOTE, str(value), f"{text}: fewer than mappings may have",
             site.COMMAND, values,
         )  # fmt: skip
     return Check(name, OK, str(value), text, values=values)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from uffdprefetch.doctor import RUNG_1, Report
+from uffdprefetch.doctor import USERFAULTFD, Report
 from uffdprefetch.doctor.check import CANNOT, LAUNCHER, LIMIT, NOTE, OF_NODES, OK, Check
 
 _STYLES = {"ok": "green", "limit": "yellow", "cannot": "bold red", "note": "cyan", "skipped": "dim"}
@@ -21,8 +21,8 @@ _WORKS = {
 #: Checks about how readers are followed, which the short report sums up in one line.
 _OF_FOLLOWING = frozenset(
     (
-        *RUNG_1, "userfaultfd(2)", "/dev/userfaultfd", "vm.unprivileged_userfaultfd",
-        "page tables",
+        *USERFAULTFD, "pidfd_getfd", "close_range", "userfaultfd(2)", "/dev/userfaultfd",
+        "vm.unprivileged_userfaultfd", "page tables",
     )
 )  # fmt: skip
 _GROUPS = (
@@ -58,9 +58,8 @@ def short(report: Report, columns: int | None = None) -> str:
     well = list(works.get(report.rung or 0, []))
     well += [_WORKS[c.name] for c in report.checks if c.status == OK and c.name in _WORKS]
     lacks = [c for c in report.checks if c.status in (CANNOT, LIMIT, NOTE) and c.follows]
-    cures = []
-    if report.rung != 1:  # else, whichever way in is shut, another one is open
-        cures = [c.remedy for c in lacks if c.name in RUNG_1 and c.remedy]
+    # The ways to a userfaultfd are notes: where one is shut another may be open.
+    cures = [c.remedy for c in lacks if c.name in USERFAULTFD and c.status == LIMIT and c.remedy]
     lacks = [c for c in lacks if c.name not in _OF_FOLLOWING]  # of which the verdict speaks
     general = {name for _, names in _GROUPS for name in names}  # after what was asked about: PATH
     lacks.sort(key=lambda c: ((CANNOT, LIMIT, NOTE).index(c.status), c.name in general))

@@ -79,8 +79,9 @@ def file_system(path: str) -> Check:
     return Check("file system", OK, known.name, follows, values=values)
 
 
-def lease(path: str) -> Check:
-    """A read lease: the kernel would hold a local writer until we have let go."""
+def lease(path: str, wanted: bool = False) -> Check:
+    """A read lease: the kernel would hold a local writer until we have let go. ``wanted``: by a run
+    that lays something over mappings (--policy fixed, --engine pool)."""
     name = "read lease"
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     poll = "a change of the file is noticed by polling, within a second"
@@ -90,13 +91,16 @@ def lease(path: str) -> Check:
     except OSError as error:
         if error.errno == errno.EAGAIN:
             return Check(
-                name, LIMIT, "refused: somebody has the file open for writing",
-                "no checkpoints are laid over a file that may change",
+                name, LIMIT if wanted else NOTE, "refused: somebody has the file open for writing",
+                "neither checkpoints nor the pool's pages are laid over a file that may change",
                 f"fuser -v {path}",
             )  # fmt: skip
         reason = "not the owner" if error.errno == errno.EACCES else "not on this file system"
         return Check(name, NOTE, f"{why(error)}: {reason}", poll)
-    return Check(name, OK, "can be had", "a local writer waits until checkpoints are gone")
+    return Check(
+        name, OK, "can be had",
+        "--policy fixed and the pool: a local writer waits until nothing lies over mappings",
+    )  # fmt: skip
 
 
 def residency(path: str) -> Check:

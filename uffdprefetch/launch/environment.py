@@ -83,7 +83,7 @@ def job_environment(
     environment["UFFDPREFETCH_RUNDIR"] = address.directory
     environment["UFFDPREFETCH_SOCKET"] = address.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
-    environment["UFFDPREFETCH_LISTEN"] = str(config.spacing_bytes())
+    environment["UFFDPREFETCH_LISTEN"] = str(config.spacing_bytes)
     if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where to listen: a few pages of a mapping that are checkpoints, fixed before mmap(2) returns.
+"""Where the checkpoints of a mapping lie with `--policy fixed`: a few pages, fixed before mmap(2)
+returns; and by how much a walk's progress is counted.
 
-Progress is read from page tables (sense/pagetable_scan.py). A checkpoint tells at once that
-somebody has begun to read where nobody did, and it is where the kernel tells that a process changes
-its address space without our interposers. More checkpoints, also ones that slide with the readers,
-make nothing faster (docs/benchmarks.md, "Checkpoints"), and each is a request of one page to the
-storage.
+A checkpoint tells at once that somebody has come to it, and it is where the kernel tells that a
+process changes its address space without our interposers. More of them, also ones that slide with
+the readers, make nothing faster (docs/benchmarks.md, "Checkpoints"), and each is a request of one
+page to the storage.
 
 All mappings of a file have theirs on the same grid of the file, so that one page of the checkpoint
 memfd serves every epoch and every rank.
@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from uffdprefetch.base.config import SPACING_BYTES
 from uffdprefetch.base.units import MIB
 
-#: The grid where none is chosen, and what a window moves by.
+#: The grid of checkpoints, and the least that a walk's progress is counted by.
 DISTANCE_MIN_BYTES = 4 * MIB
 #: The first bytes of any format are a header that every access reads: never a checkpoint there.
 HEADER_BYTES = 64 << 10
@@ -60,19 +59,18 @@ def distance_bytes(rate_bytes_per_second: float, lookahead_bytes: int, chosen: i
     return distance
 
 
-def fixed_set(span: Span, chosen: int | None) -> list[int]:
+def fixed_set(span: Span, spacing_bytes: int) -> list[int]:
     """The pages of a mapping that are its checkpoints, in order; none where it is shorter than
     their spacing.
 
     The first lies behind the header, because most readers begin there; the others are spread
     evenly.
     """
-    least = SPACING_BYTES if chosen is None else chosen
     length = span.end_bytes - span.start_bytes
-    count = min(CHECKPOINTS_MAX, length // least)
+    count = min(CHECKPOINTS_MAX, length // spacing_bytes)
     if not count:
         return []
-    grid = min(DISTANCE_MIN_BYTES, least)
+    grid = min(DISTANCE_MIN_BYTES, spacing_bytes)
     step = grid * max(1, -(-length // (grid * count)))
     second = (span.start_bytes // step + 1) * step
     offsets = [span.start_bytes + HEADER_BYTES, *range(second, span.end_bytes, step)]

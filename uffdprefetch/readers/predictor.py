@@ -27,8 +27,8 @@ class Observation:
     """A process has touched [start, end) bytes of a file by ``at_ns``, CLOCK_MONOTONIC.
 
     ``new``: nobody of it was here before, as far as its page table told. ``told``: the touch itself
-    was seen, by a checkpoint or by the pool; else a page-table scan has found what it left. In the
-    page cache few touches are told; a scan tells of the others later, those within 1 MiB in one
+    was seen, by a checkpoint (`--policy fixed`) or by the pool; else a page-table scan has found
+    what it left. A scan tells of touches later, those within 1 MiB in one
     Observation, and exactly by Predictor.scanned(). In the pool every touch is told of what was not
     mapped; a fault of who goes on in order maps a part ahead, and where that ends the next fault
     tells, by ``passed``, that it was come over: so many bytes before the touch, or below 0 after

@@ -249,12 +249,9 @@ class Coordinator:
             assert why is not None
             self._refuse(client, a, path, why, [])
             return
-        writable = a.flags & wire.ATTACH_WRITABLE or (
-            not (file.guard.leased or file.guard.writer) and may_write(client.pid, file.path)
-        )
-        if writable and not file.guard.changed:
-            self.writer_came(file)
-        serving = serving_of(client, a, file, self.config.engine)
+        if self.config.keeps_copies and not file.guard.changed:
+            self._look_for_writer_in(client, a, file)
+        serving = serving_of(client, a, file, self.config)
         fds: list[int] = []
         bridge = self._bridge if serving.mode == wire.ServingMode.CHECKPOINTS else None
         is_new = file.pooled is None and self.config.cluster is None  # no other node can have it
@@ -264,7 +261,8 @@ class Coordinator:
             fds, told = bridge.accept(client, file)
             if fds:
                 serving = Serving(wire.ServingMode.POOL, told)
-            elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
+            elif file.pooled is not None or not self.config.lays_checkpoints:
+                # (of what the pool has pages and checkpoints are not compared at once)
                 serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
         wanted: list[int] = []
         # a mapping that can be written says nothing of the others, nor does one of many at once
@@ -272,10 +270,10 @@ class Coordinator:
         settled = self.pool is None and not a.flags & apart
         if serving.mode == wire.ServingMode.CHECKPOINTS:
             wanted, fds, unsettled = self._offers.wanted(
-                a, reader_of(client, file), self.config.distance_bytes
+                a, reader_of(client, file), self.config.spacing_bytes
             )
             settled = settled and not unsettled
-        if a.flags & wire.ATTACH_INHERITED:
+        if a.flags & wire.ATTACH_INHERITED and self.config.keeps_copies:
             fds = [*fds, file.opened.map_fd] if fds else [file.opened.map_fd, file.opened.map_fd]
         if serving.refusal is not None:
             self._refuse(client, a, path, serving.refusal, fds)
@@ -294,6 +292,13 @@ class Coordinator:
             self._said(region, said)
         self.tap.region(client, region)
         self.ledger.attached(file, serving.mode, serving.reason, serving.coarse)
+
+    def _look_for_writer_in(self, client: Client, a: wire.Attach, file: FileState) -> None:
+        """Whether the process has the file open for writing, where no lease would tell."""
+        if a.flags & wire.ATTACH_WRITABLE or (
+            not (file.guard.leased or file.guard.writer) and may_write(client.pid, file.path)
+        ):
+            self.writer_came(file)
 
     def _refuse(
         self, client: Client, a: wire.Attach, path: str, why: Refusal, fds: list[int]

@@ -56,7 +56,7 @@ class Offers:
         return min((offer.until_ns for offer in self._waiting), default=None)
 
     def wanted(
-        self, a: wire.Attach, reader: Reader, distance_bytes: int | None
+        self, a: wire.Attach, reader: Reader, spacing_bytes: int
     ) -> tuple[list[int], list[int], bool]:
         """(the pages of a reader's new mapping that are to be checkpoints, [memfd for the agent],
         whether one like it would have some if its job waited). There are none where nothing would
@@ -65,7 +65,7 @@ class Offers:
         end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
         span = checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
         listens = not (file.account.streamed or reader.access is Access.JUMPS)
-        pages = checkpoints.fixed_set(span, distance_bytes) if listens else []
+        pages = checkpoints.fixed_set(span, spacing_bytes) if listens else []
         if not pages or a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
             return [], [], bool(pages)
         try:

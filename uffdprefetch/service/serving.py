@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a mapping is served: by checkpoints, by page tables alone, or not at all, and why. Pure; the
-pool's answer is its own (pool_bridge.py)."""
+"""How a mapping is served: by page tables, with checkpoints over it, or not at all, and why. Pure;
+the pool's answer is its own (pool_bridge.py)."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
+from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
@@ -16,7 +17,8 @@ from uffdprefetch.state.unserved import Coarse, Reason, Refusal
 
 @dataclass(frozen=True)
 class Serving:
-    """``reason``: for people. ``coarse``: why by page tables; ``refusal``: why not at all."""
+    """``reason``: for people. ``coarse``: why it is followed less closely than others of the run;
+    ``refusal``: why not at all. CHECKPOINTS: something of ours may lie there, or the pool's."""
 
     mode: wire.ServingMode
     reason: str = ""
@@ -29,19 +31,24 @@ def refused(refusal: Refusal) -> Serving:
     return Serving(wire.ServingMode.REFUSE, refusal=refusal)
 
 
-def by_page_tables(client: Client, coarse: Coarse, more: str = "") -> Serving:
+def by_page_tables(client: Client, coarse: Coarse | None, more: str = "") -> Serving:
     """Followed by page tables, where they can be seen."""
     if client.pagemap_fd < 0:
         hidden = f"its process hides its page tables ({client.pagemap_error})"
         return refused(Refusal(Reason.PAGE_TABLE, hidden))
-    return Serving(wire.ServingMode.PAGE_TABLES, coarse.words + more, coarse)
+    words = coarse.words if coarse is not None else "the job's page tables can be read"
+    return Serving(wire.ServingMode.PAGE_TABLES, words + more, coarse)
 
 
-def serving_of(client: Client, a: wire.Attach, file: FileState, engine: str) -> Serving:
+def serving_of(client: Client, a: wire.Attach, file: FileState, config: Config) -> Serving:
     """How a mapping of a file that can be served is."""
     if file.guard.changed:
         return refused(Refusal(Reason.CHANGED, file.guard.changed))
-    coarse = _coarse(client, a, file, engine)
+    if not config.keeps_copies:
+        return by_page_tables(client, _found_late(client, a, config.engine))
+    coarse = _uncovered(client, a, file) or _found_late(client, a, config.engine)
+    if coarse is None:
+        coarse = _cannot_be_covered(client, a)
     if coarse is Coarse.NO_USERFAULTFD:
         error = os.strerror(client.hello.uffd_error)
         return by_page_tables(client, coarse, f" ({error}): see doctor")
@@ -50,19 +57,28 @@ def serving_of(client: Client, a: wire.Attach, file: FileState, engine: str) -> 
     return Serving(wire.ServingMode.CHECKPOINTS, "userfaultfd with kernel faults works in the job")
 
 
-def _coarse(client: Client, a: wire.Attach, file: FileState, engine: str) -> Coarse | None:
+def _uncovered(client: Client, a: wire.Attach, file: FileState) -> Coarse | None:
+    """Nothing of ours may lie over it, for what is done with it or its file."""
     if a.flags & wire.ATTACH_WRITABLE:
         return Coarse.OPENED_FOR_WRITING
     if file.guard.writer:
         return Coarse.WRITER
-    if a.flags & wire.ATTACH_COPIES:
-        return Coarse.COPIES
+    return Coarse.COPIES if a.flags & wire.ATTACH_COPIES else None
+
+
+def _found_late(client: Client, a: wire.Attach, engine: str) -> Coarse | None:
+    """No agent has told of it: it was found in /proc."""
     if client.observed:
         if engine == "off":
             return Coarse.ENGINE_OFF
         return Coarse.STATIC if client.static else Coarse.NOT_LOADED
     if a.region >= FIRST_OBSERVED:
         return Coarse.BYPASSES if client.bypasses else Coarse.PAST_LIBC
+    return None
+
+
+def _cannot_be_covered(client: Client, a: wire.Attach) -> Coarse | None:
+    """Something of ours could lie over it, but for this process."""
     if not client.has_uffd:
         return Coarse.NO_USERFAULTFD
     return Coarse.MANY if a.flags & wire.ATTACH_MANY else None

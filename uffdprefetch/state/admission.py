@@ -114,7 +114,7 @@ class FileTable:
                 unfit = unfit or Refusal(Reason.CHANGED, "changed since it was mapped")
             if unfit:
                 return None, path, unfit
-            file = self._open_again(key, opened) or FileState.open(opened, path)
+            file = self._opened(key, opened, path)
             undo.pop_all()
         system = file_systems.known(file.opened.f_type)
         if system.in_memory:
@@ -139,7 +139,7 @@ class FileTable:
             small = status.st_size < self._config.min_size_bytes
             if small or self._unfit(key, opened, path):
                 return None
-            file = self._open_again(key, opened) or FileState.open(opened, path)
+            file = self._opened(key, opened, path)
             undo.pop_all()
         if file.guard.writer or file_systems.known(file.opened.f_type).in_memory:
             file.close()
@@ -262,6 +262,11 @@ class FileTable:
             return True
         return self.pool.forget(file) if for_good else self.pool.park(file)
 
+    def _opened(self, key: Key, opened: Opened, path: str) -> FileState:
+        """Raises OSError, MemoryError."""
+        file = self._open_again(key, opened)
+        return file or FileState.open(opened, path, takes_lease=self._config.keeps_copies)
+
     def _open_again(self, key: Key, opened: Opened) -> FileState | None:
         """Reopen a parked file. Raises OSError."""
         file = self.parked.get(key)
@@ -273,6 +278,7 @@ class FileTable:
             else:
                 self.pool.unpark(file, opened)
         del self.parked[key]
-        if not file.unpark(opened) and file.pooled is not None and self.pool is not None:
+        same = file.unpark(opened)
+        if not same and file.pooled is not None and self.pool is not None:
             self.pool.drop(file)  # it was changed just now
         return file

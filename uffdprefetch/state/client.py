@@ -84,7 +84,7 @@ class Client:
 
     @property
     def has_uffd(self) -> bool:
-        """Whether checkpoints can be armed in this process."""
+        """Whether something of ours can lie over its mappings."""
         return bool(self.hello.flags & wire.HELLO_UFFD)
 
     def tell(

@@ -52,9 +52,9 @@ class FileState:
         self.blocks = Blocks(self.size_bytes)
 
     @classmethod
-    def open(cls, opened: Opened, path: str) -> FileState:
+    def open(cls, opened: Opened, path: str, takes_lease: bool = True) -> FileState:
         """Take over ``opened``, unless this raises: OSError, or MemoryError when the file is too
-        large for the block flags."""
+        large for the block flags. ``takes_lease``: see Guard."""
         st = opened.status
         os.posix_fadvise(opened.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
         return cls(
@@ -63,7 +63,7 @@ class FileState:
             opened=opened,
             size_bytes=st.st_size,
             call=FileCall.of(opened),
-            guard=Guard.of(opened),
+            guard=Guard.of(opened, takes_lease),
         )
 
     def in_use(self) -> bool:

@@ -22,6 +22,7 @@ class Guard:
     """Of one file."""
 
     network: bool = True  # another machine may write it, whom no lease here binds
+    takes_lease: bool = True  # copies of ours may lie over it: who begins to write it is to wait
     leased: bool = False
     no_lease: str = ""  # why no lease was taken
     writer: bool = False  # it was open for writing at our open: page tables only
@@ -34,15 +35,17 @@ class Guard:
     rewritten_pages: int = 0
 
     @classmethod
-    def of(cls, opened: Opened) -> Guard:
+    def of(cls, opened: Opened, takes_lease: bool = True) -> Guard:
         """Of a file that has just been opened."""
         st = opened.status
         guard = cls(
             network=not file_systems.known(opened.f_type).one_machine,
+            takes_lease=takes_lease,
             times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
             opened_ns=time.monotonic_ns(),
         )
-        guard._take_lease(opened.fd)
+        if takes_lease:
+            guard._take_lease(opened.fd)
         return guard
 
     @property
@@ -59,7 +62,7 @@ class Guard:
     def go_on(self, fd: int) -> bool:
         """It is open again. Returns whether it is unwritten since park(), by ctime, which a writer
         cannot set back. Raises OSError."""
-        if not self.writer:
+        if self.takes_lease and not self.writer:
             self._take_lease(fd)
         # after the lease, which later writers wait for
         self.times, self.opened_ns = Times.of(fd), time.monotonic_ns()
@@ -108,6 +111,8 @@ class Guard:
 
     def describe(self, *, pooled: bool) -> str:
         """For people. ``pooled``: its copies are the pool's."""
+        if not self.takes_lease:
+            return "size and times, each second"
         held = f"no lease: {self.no_lease}" if self.no_lease else "read lease: local writers wait"
         if pooled:
             bytes_ = "one page in 4 MiB sampled each second"

@@ -225,7 +225,8 @@ class Ledger:
         self.rung_reason = "no mapping was managed"
         self.rung_lifts = True  # doctor may know how to reach the better one
         self.rung_remedy: str | None = None  # what else would
-        self.coarse: dict[str, str] = {}  # why a file is followed by page tables alone
+        self._is_coarse = False  # less closely than it could be
+        self.coarse: dict[str, str] = {}  # why a file is followed less closely than it could be
 
     def seconds(self) -> float:
         """Since the service began."""
@@ -314,22 +315,24 @@ class Ledger:
         self, file: FileState, verdict: wire.ServingMode, reason: str, coarse: Coarse | None = None
     ) -> None:
         """A mapping is managed; the run's sensor tier is the best of its mappings. ``reason``: why
-        it is followed in this way, ``coarse``: the kind of it, where it is by page tables.
+        it is followed in this way, ``coarse``: the kind of it, where that is less closely than it
+        could be.
 
         Until a checkpoint is laid (served()) page tables tell where they may be, too."""
         rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
         pooled = verdict == wire.ServingMode.POOL
         self.served(file, verdict if pooled else wire.ServingMode.PAGE_TABLES)
-        if rung == 2:
+        if coarse is not None:
             if file.path in self.coarse or len(self.coarse) < FILES_MAX:
                 self.coarse[file.path] = reason
             # there are hundreds of them
             path = "" if coarse in (Coarse.MANY, Coarse.BRIEF) else file.path
             what = f"{'' if path else 'some files: '}progress comes from page tables: {reason}"
             self.degrade(what, path, is_mendable=False)
-        if self.rung is None or rung < self.rung:
-            self.rung, self.rung_reason = rung, reason
-            self.rung_lifts = coarse is None or coarse is Coarse.NO_USERFAULTFD
+        is_coarse = coarse is not None
+        if self.rung is None or (rung, is_coarse) < (self.rung, self._is_coarse):
+            self.rung, self.rung_reason, self._is_coarse = rung, reason, is_coarse
+            self.rung_lifts = coarse is Coarse.NO_USERFAULTFD
             self.rung_remedy = coarse.remedy if coarse is not None else None
 
     def served(self, file: FileState, verdict: wire.ServingMode) -> None:

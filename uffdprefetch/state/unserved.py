@@ -39,8 +39,8 @@ FOR_GOOD = frozenset({Reason.EXCLUDED, Reason.IN_MEMORY, Reason.PROGRAM})
 
 
 class Coarse(Enum):
-    """Why a mapping is followed by page tables alone: the words for it, and the remedy; none where
-    nothing is to be gained, or nobody can do anything."""
+    """Why a mapping is followed by page tables alone, less closely than others of the run: the
+    words for it, and the remedy; none where nothing is to be gained, or nobody can do anything."""
 
     OPENED_FOR_WRITING = (
         "opened for writing (O_RDWR)",

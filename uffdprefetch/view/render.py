@@ -51,10 +51,10 @@ def title_line(snapshot: Snapshot, width: int, hint: str, glyphs: Glyphs) -> Tex
 
 
 def how_line(snapshot: Snapshot, width: int) -> Text:
-    """Engine, policy, rung, what we cost."""
+    """Engine, policy, sensor, what we cost."""
     node = snapshot.node
-    rungs = {1: "userfaultfd (rung 1)", 2: "page tables (rung 2)"}
-    sensor = rungs.get(snapshot.rung or 0, "no sensor")
+    sensors = {1: "userfaultfd", 2: "page tables"}
+    sensor = sensors.get(snapshot.rung or 0, "no sensor")
     parts = [f"engine {snapshot.engine}, policy {snapshot.policy}, {sensor}"]
     parts.append(f"our CPU {node.service_cpu_share * 100:.1f} % of a core")
     wait = node.checkpoint_wait_ns

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from uffdprefetch.base.config import Config
+from uffdprefetch.base.config import ENGINES, FIXED_DISTANCE_BYTES, POLICIES, Config
 from uffdprefetch.predict import checkpoints
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.protocol import wire
@@ -18,8 +18,8 @@ GIB = 1 << 30
 WHOLE = Span(0, GIB, PAGE)
 
 
-def offsets(span: Span, chosen: int | None = None) -> list[int]:
-    return [page * PAGE for page in checkpoints.fixed_set(span, chosen)]
+def offsets(span: Span, spacing_bytes: int) -> list[int]:
+    return [page * PAGE for page in checkpoints.fixed_set(span, spacing_bytes)]
 
 
 def test_the_header_the_first_and_the_last_page_carry_none() -> None:
@@ -40,25 +40,34 @@ def test_a_page_that_the_file_ends_within_carries_none() -> None:
 
 
 @pytest.mark.parametrize("size", [MIB, 39 * MIB, 41 * MIB, 256 * MIB, GIB, 64 * GIB, 1 << 50])
-@pytest.mark.parametrize("chosen", [None, MIB, 8 * MIB])
-def test_the_set_is_bounded_and_adds_few_requests(size: int, chosen: int | None) -> None:
-    pages = checkpoints.fixed_set(Span(0, size, PAGE), chosen)
+@pytest.mark.parametrize("spacing_bytes", [MIB, 8 * MIB, 40 * MIB])
+def test_the_set_is_bounded(size: int, spacing_bytes: int) -> None:
+    pages = checkpoints.fixed_set(Span(0, size, PAGE), spacing_bytes)
     assert pages == sorted(set(pages))
     assert len(pages) <= checkpoints.CHECKPOINTS_MAX <= wire.PAGES_MAX
-    if chosen is None:  # one page a request: a tenth of the requests of 4 MiB that the file takes
-        assert len(pages) <= size / (4 * MIB) / 10
+    assert len(pages) <= size / spacing_bytes
 
 
 def test_a_short_mapping_has_none() -> None:
-    assert offsets(Span(0, 40 * MIB - 1, PAGE)) == []
-    assert len(offsets(Span(0, 40 * MIB, PAGE))) == 1
+    assert offsets(Span(0, 40 * MIB - 1, PAGE), 40 * MIB) == []
+    assert len(offsets(Span(0, 40 * MIB, PAGE), 40 * MIB)) == 1
     assert len(offsets(Span(0, 40 * MIB, PAGE), 4 * MIB)) == 10
-    assert Config().spacing_bytes() == 40 * MIB
-    assert Config(distance_bytes=8 * MIB).spacing_bytes() == 8 * MIB
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_policy_lays_checkpoints(engine: str, policy: str) -> None:
+    config = Config(engine=engine, policy=policy)
+    is_fixed = policy == "fixed" and engine != "off"
+    assert config.lays_checkpoints == is_fixed
+    assert config.spacing_bytes == (FIXED_DISTANCE_BYTES if is_fixed else 0)
+    assert config.keeps_copies == (is_fixed or engine == "pool")
+    chosen = Config(engine=engine, policy=policy, distance_bytes=MIB)
+    assert chosen.spacing_bytes == (MIB if is_fixed else 0)
 
 
 def test_the_first_lies_behind_the_header_and_the_others_are_spread_evenly() -> None:
-    first, *others = offsets(Span(0, 64 * GIB, PAGE))
+    first, *others = offsets(Span(0, 64 * GIB, PAGE), 8 * MIB)
     assert first == checkpoints.HEADER_BYTES
     assert len(others) == checkpoints.CHECKPOINTS_MAX - 1
     steps = {b - a for a, b in itertools.pairwise(others)}

@@ -276,14 +276,17 @@ class ReplayNode:
         if region is None:
             state, size = self.files[file], self.files[file].size_bytes
             process.mapped[file] = np.zeros(-(-size // self._page_bytes), bool)
-            mode = wire.ServingMode.CHECKPOINTS
+            mode = wire.ServingMode.PAGE_TABLES
+            if self._config.lays_checkpoints:
+                mode = wire.ServingMode.CHECKPOINTS
             if self.pool is not None and self.core.pool is not None:
                 mode = wire.ServingMode.POOL
                 self.core.pool.slots[process.pool_slot] = process
             a = wire.Attach(file, 0, (file + 1) << ADDRESS_BITS, size, 0, 0, file, size, 0, 1, 0)
             region = self.core.adopt(process, a, state, mode)
             if mode == wire.ServingMode.CHECKPOINTS:
-                region.checkpoints.laid = set(fixed_set(region.span, None))
+                spacing_bytes = self._config.spacing_bytes
+                region.checkpoints.laid = set(fixed_set(region.span, spacing_bytes))
         return process, region
 
     def _scanned(self, ranges: int) -> None:
