@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from components import ARRAY, slowly
 from conftest import wait_until
-from harness import Start, auto, python
+from harness import Start, auto, python, snapshot
 
 from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache
 
@@ -129,6 +129,7 @@ def test_what_is_in_memory_is_populated_at_once(
     line = work.line()
     most = line["pages"] // 64  # that the kernel takes away at any moment, and our checkpoints
     assert line["present"] >= line["pages"] - most if engine == "cache" else not line["present"]
+    wait_until(lambda: snapshot(work.env).files, "the service to know it")
     work.tell()
     summary = work.finish().good().summary
     assert summary is not None
@@ -154,11 +155,12 @@ def test_of_a_private_writable_mapping_populate_stays_what_it_is(
 def test_a_range_that_the_job_wants_is_read_and_no_other(
     job: Start, bed: SlowBed, store: Path
 ) -> None:
-    """MADV_WILLNEED: the kernel alone reads read_ahead_kb of it."""
+    """MADV_WILLNEED: the kernel alone reads read_ahead_kb of it. (No more than what a link of which
+    nothing is known brings in 50 ms, before any of it is used.)"""
     code = """
     m = Mapping(sys.argv[1])
     say(mapped=m.length)
-    m.advise(MADV_WILLNEED, 4 << 20, 6 << 20)
+    m.advise(MADV_WILLNEED, 4 << 20, 3 << 20)
     hear()
     """
     path = bed.path(ARRAY)
@@ -166,13 +168,13 @@ def test_a_range_that_the_job_wants_is_read_and_no_other(
     bed.reset()
     work = job(python(code, path))
     assert work.line()["mapped"] > 16 << 20
-    wait_until(lambda: bed.counters()["bytes"] >= 6 << 20, lambda: f"it: {bed.counters()}")
+    wait_until(lambda: bed.counters()["bytes"] >= 3 << 20, lambda: f"it: {bed.counters()}")
     work.tell()
     summary = work.finish().good().summary
     assert summary is not None
-    assert bed.counters()["bytes"] < 7 << 20
+    assert bed.counters()["bytes"] < 4 << 20
     (file,) = summary["files"]
-    assert (file["stated"]["asked_bytes"], file["stated"]["by"]) == (6 << 20, "the job")
+    assert (file["stated"]["asked_bytes"], file["stated"]["by"]) == (3 << 20, "the job")
 
 
 def test_ranges_that_lie_apart_are_read_and_nothing_between_them(
