@@ -35,11 +35,10 @@ from uffdprefetch.pool.eviction import (
 )
 from uffdprefetch.pool.other_nodes import NoOthers, OtherNodes
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
-from uffdprefetch.pool.walkers import SILENT_READER_NS
 from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.order.epochs import Epochs
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
@@ -61,17 +60,20 @@ THREADS_LEAST = 4
 BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
 BUFFER_SHARE = 8
+#: What a miss brings, and is mapped by it, where the pool has no huge pages (fault-around).
 CHUNK_BYTES = 64 << 10
 #: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
 #: cheap.
 BLOCKS_WANTED = 512
 #: The same with known orders, where neighbours of a record are not used with it.
 PLANNED_BLOCKS = 1 << 15
+#: A unit of eviction is no larger: what one large request brings back.
 BLOCK_MAX_BYTES = 4 * MIB
 #: So many of the quickest reads are told, of those that were none of the page cache's.
 FILLS_TOLD, FILL_LEAST_NS = 3, 100_000
-#: Length of a list of victims: this fraction of the pool's blocks, and at least.
+#: Length of a list of victims: this fraction of the pool's blocks, ...
 VICTIMS_SHARE = 32
+#: ... and no less.
 VICTIMS_LEAST = 8
 #: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
@@ -407,7 +409,7 @@ class NodePool:
             part = file.pooled
             if part is None or not part.has_active or number in ordered:
                 continue
-            if now - part.faulted_ns <= SILENT_READER_NS:
+            if now - part.faulted_ns <= FORGET_NS:
                 present = part.state == uffd_pool.PRESENT
                 found[number] = workingset.Ghosts(part.refaults, part.left, present)
         if not found:

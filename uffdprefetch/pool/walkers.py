@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.state.reader import Reader
 
-#: Idle time after which a reader no longer protects blocks from eviction.
-SILENT_READER_NS = 10_000_000_000
 #: Threads of a process that are tracked in one file.
 WALKERS_MAX = 256
 
@@ -32,6 +30,6 @@ def walks_of(reader: Reader, now: int) -> list[Stream]:
     """The streams of a reader that its threads follow. A stream that ended where another began, and
     a reader's few steps through a tree, do not count: each would protect blocks and be prefetched
     for."""
-    since = now - SILENT_READER_NS
+    since = now - FORGET_NS  # idle for longer it protects no blocks from eviction
     on = {id(stream) for stream, _ in reader.pool.walkers.values()}
     return [s for s in reader.table.active() if id(s) in on and s.last_ns > since]

@@ -17,9 +17,10 @@ SHY = 2.0
 #: Seconds of the link that may be lost before anything is known.
 FREE_SECONDS = 0.05
 #: Beyond as many bytes as were used, no more than so many may be lost, however fast the link is:
-#: others share the storage. Ahead of a reader whose job says that it reads in no order
-#: (MADV_RANDOM) fewer, as a miss of it brings a page, and plain reads little.
+#: others share the storage.
 FREE_BYTES = 16 << 20
+#: ... of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it brings a
+#: page, so that plain reads little.
 RANDOM_FREE_BYTES = 2 << 20
 #: Part of what was saved that may be lost.
 SHARE = 0.5

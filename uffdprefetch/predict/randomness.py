@@ -22,10 +22,12 @@ from operator import mul
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.sequences import longest_monotone_length
 
-#: Window of touches that is judged. JUMPS_RANDOM jumps among them make a reader random (a record of
-#: 192 KiB is one jump and up to three touches in order), JUMPS_ORDERLY in the later half end it.
+#: Window of touches that is judged.
 TOUCHES = 64
+#: So many jumps among them make a reader one that jumps about: a record of 192 KiB is one jump and
+#: up to three touches in order.
 JUMPS_RANDOM = 16
+#: So few in the later half end it.
 JUMPS_ORDERLY = 3
 #: For trust, which is lent and taken back sooner.
 RECENT = 16
@@ -37,13 +39,15 @@ NEAR_SHARE = 256
 #: Both longest runs at least this: chance gives 4 or more of 32 touches that were seen six at a
 #: time, 10 or more of 64 seen singly (1 % quantiles); one walk gives 1, and 1 for each new epoch.
 RUNS_RANDOM = 4
-#: When the order of the jumps may be judged: at least TRUST_TOUCHES of them, seen at TRUST_TIMES
-#: different times, no more than TOGETHER at one; one in UNLESS may go the other way (an LMDB's leaf
-#: page).
+#: The order of the jumps may be judged from so many of them on, ...
 TRUST_TOUCHES = 5
+#: ... seen at so many different times, ...
 TRUST_TIMES = 3
+#: ... no more than so many at one.
 TOGETHER = 2
+#: Of a walk one in so many jumps may go the other way: an LMDB's leaf page.
 UNLESS = 6
+#: ... of a reader that has jumped about: it has to show twice as much.
 UNLESS_RANDOM = 12
 #: Most touches kept of one scan, spread evenly over it.
 TOGETHER_MAX = 16

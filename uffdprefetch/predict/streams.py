@@ -29,17 +29,19 @@ BACK_BYTES = 8 * MIB
 STREAMS_MAX = 128
 #: A walk that another one has taken over is silent for this long.
 SILENT_NS = 1_000_000_000
-#: Any other silent walk is forgotten after this, if its reader reads elsewhere.
+#: Any other silent walk is forgotten after this, if its reader reads elsewhere, and a reader
+#: protects no blocks of the pool any more.
 FORGET_NS = 10_000_000_000
 #: Progress that makes a stream sure.
 SETTLED_BYTES = 2 * MIB
 #: A candidate becomes active when it has seen this many bytes, or a second touch further on.
 ACTIVE_BYTES = 256 << 10
-#: A walk that touched less of what it went over (at 64 KiB) leaves something out; one that did so
-#: in each of its last pieces skips. Not the whole of it at once: one gap as wide as REACH_BYTES, as
-#: between a file's header and its first record, would outweigh what comes after it.
+#: A walk that touched less of what it went over (in blocks) leaves something out.
 DENSITY = 0.8
+#: It is asked of each piece, and not of the whole: one gap as wide as REACH_BYTES, as between a
+#: file's header and its first record, would outweigh what comes after it.
 PIECE_BYTES = 8 * MIB
+#: One that did so in so many pieces, the last, skips: together they are as long as REACH_BYTES.
 PIECES = 4
 
 

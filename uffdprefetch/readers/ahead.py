@@ -41,7 +41,7 @@ from uffdprefetch.predict.visits import Visits
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import FILES_MAX, Observation, Predictor
+from uffdprefetch.readers.predictor import FILES_MAX, GUESS_CONFIDENCE, Observation, Predictor
 from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -55,8 +55,6 @@ from uffdprefetch.warm.scheduler import (
     Scheduler,
 )
 
-#: It always knows something; whoever knows an order knows more.
-CONFIDENCE = 0.1
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
 #: A window grows by no less than this part of it.
@@ -240,7 +238,7 @@ class Ahead(Predictor):
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
-        return CONFIDENCE
+        return GUESS_CONFIDENCE
 
     def observe(
         self, reader: Reader, region: Region, seen: Observation, walk: Stream | None

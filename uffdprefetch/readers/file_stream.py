@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: scheduler's.
 PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
-#: Of what it may stream by now (``most_bytes``), no less is asked for at once.
+#: No less is asked for at once, if there is more of it.
 STEP_BYTES = MIB
 #: Extents checked in a turn: of a file that is there already nothing is asked for.
 LOOKS_AT_ONCE = 256

@@ -10,15 +10,12 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.predictor import GUESS_CONFIDENCE, Predictor
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 from uffdprefetch.warm.placement import CheckpointPlacer
-
-#: It always knows something; whoever knows an order knows more.
-CONFIDENCE = 0.1
 
 
 class FixedWindows(Predictor):
@@ -34,7 +31,7 @@ class FixedWindows(Predictor):
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
-        return CONFIDENCE
+        return GUESS_CONFIDENCE
 
     def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
         """See Predictor: of each walk the next window."""

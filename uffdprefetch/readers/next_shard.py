@@ -21,7 +21,7 @@ from typing import Protocol
 
 from uffdprefetch.predict import shards
 from uffdprefetch.predict.survival import Law
-from uffdprefetch.readers.file_stream import AGAIN_NS
+from uffdprefetch.readers.file_stream import AGAIN_NS, STEP_BYTES
 from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.files import FileState, Key
@@ -30,8 +30,6 @@ from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
-#: No less of a file is asked for at once, if it has more.
-STEP_BYTES = 1 << 20
 #: A name that counts on, or a mapping that waits, tells as much as so many files in a row that were
 #: followed: the next is with 8 in 9, which pays on a link of which nothing is known yet, and where
 #: four ranks of 300 MB/s and 1 ms wait side by side (predict/price.py: 0.84, 0.87).

@@ -25,6 +25,7 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.pagetable_scan import CPU_PART
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -49,10 +50,9 @@ HOLD_INDEX_NS = 3000 * MS
 HOLD_NS = 1000 * MS
 #: How sure it is that there will be: more than who guesses is.
 HOLD_CONFIDENCE = 0.6
-#: How often a sequence is looked for: at first, at last, and one part in this many of a core.
+#: How often a sequence is looked for: at first, and at last.
 SEEK_NS = 20 * MS
 SEEK_SLOWEST_NS = 2000 * MS
-COST = 25
 #: Interval at which a followed sequence is compared with what is read, and how far back.
 FOLLOW_NS = 20 * MS
 FOLLOW_BYTES = 256 << 20
@@ -191,7 +191,7 @@ class Strides(Predictor):
         if now >= until_ns:
             began = self._clock.cpu_ns()
             found = self._look_together(file)
-            until_ns = now + max(AGAIN_NS, COST * (self._clock.cpu_ns() - began))
+            until_ns = now + max(AGAIN_NS, CPU_PART * (self._clock.cpu_ns() - began))
             self._left_out[file.key] = until_ns, found
         return found
 
@@ -239,7 +239,7 @@ class Strides(Predictor):
         began = self._clock.cpu_ns()
         self._infer(watch, index, now)
         watch.every_ns = min(SEEK_SLOWEST_NS, watch.every_ns * 5 // 4)
-        watch.next_ns = now + max(watch.every_ns, COST * (self._clock.cpu_ns() - began))
+        watch.next_ns = now + max(watch.every_ns, CPU_PART * (self._clock.cpu_ns() - began))
 
     def _infer(self, watch: _Watch, index: RecordIndex, now: int) -> None:
         from uffdprefetch.predict import stride
@@ -318,7 +318,7 @@ class Strides(Predictor):
             seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
             if seen is not None:
                 order.compare(seen, now)
-            order.next_ns = now + max(FOLLOW_NS, COST * (self._clock.cpu_ns() - began))
+            order.next_ns = now + max(FOLLOW_NS, CPU_PART * (self._clock.cpu_ns() - began))
         if order.wrong is not None:
             self._known_orders.remove(order)
             watch.order = None

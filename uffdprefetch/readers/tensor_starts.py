@@ -21,6 +21,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.readers.walks import Walks
@@ -29,7 +30,7 @@ from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import YIELD_MOST_BYTES, Scheduler
+from uffdprefetch.warm.scheduler import Scheduler
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
@@ -133,7 +134,7 @@ class TensorStarts:
         end = min(start + ahead, region.span.end_bytes)
         wanted = PrefetchRange(
             file, start, end, known.place + start, Priority.STATED,
-            yield_bytes=YIELD_MOST_BYTES, guess=True,
+            yield_bytes=FREE_BYTES, guess=True,
         )  # fmt: skip
         self._scheduler.want(FileConsumer(reader.rank, reader.pid), wanted)
 

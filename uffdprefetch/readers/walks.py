@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.units import MAX_BYTES
 from uffdprefetch.predict.randomness import PASSED_SHARE, Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
@@ -23,8 +24,6 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: In the pool one in this many touches of a reader whose order is known goes to its walks, too:
 #: they show it, and go on when the order is dropped.
 PLANNED_EVERY = 16
-#: No file is longer.
-END_BYTES = 1 << 63
 
 
 class Step(NamedTuple):
@@ -150,7 +149,7 @@ class Walks:
         reader.table.streams.clear()
         self.forget_absorbed(reader)
 
-    def take_back(self, reader: Reader, start: int = 0, end: int = END_BYTES) -> None:
+    def take_back(self, reader: Reader, start: int = 0, end: int = MAX_BYTES) -> None:
         """What waits to be read for its walks, of those that have asked for a part of
         [start, end); should they go on, it is asked for again."""
         for stream in reader.table.streams:

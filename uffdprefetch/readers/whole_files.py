@@ -40,8 +40,11 @@ JUDGE_NS = 20 * MS
 QUIET_NS = 500 * MS
 #: What a run may read for nothing by files that it reads whole: a little, and of what their visits
 #: bring a part that grows with the share of time that is saved. Where half is saved it is 1.5 times
-#: as much, two and a half times what plain reads: what bench/harm_table.py allows.
-FREE_BYTES = 4 * MIB
+#: as much, two and a half times what plain reads: what bench/harm_table.py allows. Not the account
+#: of guesses (predict/price.py), which counts seconds of the link: while a file is read whole most
+#: of it is for nothing yet, and what is saved comes at random, so that seconds would let a fast
+#: link read many times what plain does before the first visit has paid.
+WHOLE_FREE_BYTES = 4 * MIB
 FREE_SHARE, SAVED_SHARE = 0.05, 3.0
 
 
@@ -172,7 +175,7 @@ class WholeFiles:
             if book.fronts.unknown * LITTLE_SHARE <= book.fronts.blocks:
                 book.end(Stage.DONE, book.why)  # the rest has come with what was touched
                 continue
-            stream.most_bytes = stream.absent_bytes + max(0, FREE_BYTES - over)
+            stream.most_bytes = stream.absent_bytes + max(0, WHOLE_FREE_BYTES - over)
             if stream.go_on(now_ns):
                 book.end(Stage.DONE, book.why)
         for book in self._running:

@@ -28,7 +28,7 @@ LOOK_AT_ONCE_BYTES = 2 << 30
 LOOK_AT_ONCE_NS = 2 * MS
 #: Looking may take one part in this many of a core; what a few hundred looks take at once, as where
 #: a walk begins, it may take before it has rested for it.
-LOOK_COST = 25
+CPU_PART = 25
 LOOK_CREDIT_NS = 10 * MS
 #: Progress of a walk that is sure: as often as the window demands, within these.
 POLL_FASTEST_NS = 4 * MS
@@ -117,18 +117,18 @@ class PagetableScanner:
         cost = self._clock.cpu_ns() - began
         rest = self._rest_ns(share * cost, now)
         if not region.scan.mapped and crowd * cost > LOOK_FIRST_NS:
-            rest = max(rest, min(LOOK_SLOWEST_NS, crowd * LOOK_COST * cost))
+            rest = max(rest, min(LOOK_SLOWEST_NS, crowd * CPU_PART * cost))
         region.scan.due_ns = now + max(due, rest)
 
     def _rest_ns(self, cost_ns: int, now: int) -> int:
         """How long to rest after a look that has cost so much of our CPU time."""
-        gained = (now - self._credited_ns) // LOOK_COST
+        gained = (now - self._credited_ns) // CPU_PART
         self._credit_ns = min(LOOK_CREDIT_NS, self._credit_ns + gained)
         self._credited_ns = now
         if cost_ns <= self._credit_ns:
             self._credit_ns -= cost_ns
             return 0
-        return LOOK_COST * cost_ns
+        return CPU_PART * cost_ns
 
     def _follow(self, region: Region, stream: Stream, now: int) -> bool:
         """Look ahead of a stream, and again from where that leads; whether it saw news."""

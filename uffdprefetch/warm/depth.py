@@ -9,9 +9,12 @@ behind what is under way, hence the bound in seconds.
 
 from __future__ import annotations
 
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.units import MIB
 
-MIN_BYTES = 4 * MIB
+#: One request of the largest, which few readers wait behind ...
+MIN_BYTES = CHUNK_MAX_BYTES
+#: ... and so many that a link of some GB/s is busy.
 MAX_BYTES = 64 * MIB
 #: Never more under way than storage brings in this time.
 MAX_SECONDS = 0.05

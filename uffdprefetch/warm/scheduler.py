@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.cache_call import corrected, probed
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES, corrected, probed
 from uffdprefetch.base.file_systems import cells
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
@@ -33,13 +34,11 @@ if TYPE_CHECKING:
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
 #: readahead(2) works, half of that: a demand miss waits behind what is under way. (Of what yields
 #: only a window is.)
-EXTENT_BYTES = 4 * MIB
+EXTENT_BYTES = CHUNK_MAX_BYTES
 READAHEAD_EXTENT_BYTES = 2 * MIB
 #: What yields to its readers' misses is read by as much as a miss brings, and by so many extents at
 #: a time: when one has ended, the others go on until the service has sent the next.
 EXTENTS = 4
-#: No more of it is under way at one time, however fast the link is: others share it.
-YIELD_MOST_BYTES = 16 * MIB
 #: Of a guess less is taken back too late.
 GUESSED_EXTENT_BYTES = MIB
 #: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
@@ -52,10 +51,11 @@ RESPONSE_SECONDS = 0.008
 
 def yielding_bytes(storage: Storage) -> int:
     """What of a stream, under way at one time, keeps the storage busy: what comes in its latency
-    and what a miss brings, in whole requests of that size for each of the EXTENTS."""
+    and what a miss brings, in whole requests of that size for each of the EXTENTS. No more than
+    FREE_BYTES: others share it, however fast it is."""
     step = EXTENTS * MISS_BYTES
     steps = -(-(storage.busy_bytes() + MISS_BYTES) // step)
-    return min(steps * step, YIELD_MOST_BYTES)
+    return min(steps * step, FREE_BYTES)
 
 
 @dataclass

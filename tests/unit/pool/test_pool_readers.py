@@ -8,9 +8,9 @@ from typing import Any
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import walkers
-from uffdprefetch.pool.walkers import SILENT_READER_NS, WALKERS_MAX
+from uffdprefetch.pool.walkers import WALKERS_MAX
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
-from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.predict.streams import FORGET_NS, Stream, StreamTable
 from uffdprefetch.state.reader import PoolTouches
 
 MIB = 1 << 20
@@ -67,7 +67,7 @@ def test_each_thread_has_its_own_walk() -> None:
 
 def test_who_has_not_read_for_long_is_no_reader() -> None:
     mapping = Mapping()
-    mapping.now -= SILENT_READER_NS + 10_000_000_000
+    mapping.now -= FORGET_NS + 10_000_000_000
     mapping.walk(1, 0, 4)
     mapping.now = CLOCK.now_ns()
     walk = mapping.walk(2, 300 * MIB, 4)

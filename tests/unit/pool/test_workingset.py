@@ -16,7 +16,6 @@ from small_pool import pool_of
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.pool.eviction import Cyclic
 from uffdprefetch.pool.node_pool import without
-from uffdprefetch.pool.walkers import SILENT_READER_NS
 from uffdprefetch.pool.workingset import (
     ACTIVE,
     ACTIVE_MOST,
@@ -26,6 +25,7 @@ from uffdprefetch.pool.workingset import (
     refaulted,
     retire,
 )
+from uffdprefetch.predict.streams import FORGET_NS
 from uffdprefetch.state.pool_file import PoolFile
 
 sys.path.insert(0, str(BENCH))
@@ -187,7 +187,7 @@ def test_active_chunks_are_no_victims_and_their_neighbours_are() -> None:
 
 def test_a_file_that_is_read_no_more_has_nothing_active() -> None:
     pool, part, told = hot_pool(5, 6, 20)
-    part.faulted_ns -= SILENT_READER_NS
+    part.faulted_ns -= FORGET_NS
     pool.plan([])
     assert chunks(told) == set(range(64))
 

@@ -360,7 +360,7 @@ def test_several_ranks_have_one_stream(bed: Bed, file: FileState) -> None:
 def test_it_yields_to_misses_and_whatever_else_is_wanted_comes_first(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FREE_BYTES", SIZE)  # what it has to read does not run out
+    monkeypatch.setattr(module, "WHOLE_FREE_BYTES", SIZE)  # what it has to read does not run out
     region = streaming(bed, file)
     bed.visits(region, 20)
     link = bed.scheduler.meter.link
@@ -440,4 +440,4 @@ def test_what_is_read_for_nothing_is_bounded_for_all_files_together(
     for file in files:
         file.close()
     assert sum(map(bool, read)) > 1
-    assert sum(read) < module.FREE_BYTES + visits // 3
+    assert sum(read) < module.WHOLE_FREE_BYTES + visits // 3

@@ -15,7 +15,7 @@ from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetable_scan
 from uffdprefetch.sense.pagetable_scan import (
-    LOOK_COST,
+    CPU_PART,
     LOOK_CREDIT_NS,
     LOOK_FIRST_NS,
     LOOK_SLOWEST_NS,
@@ -126,7 +126,7 @@ def test_looks_cost_a_part_of_a_core_but_for_the_first(node: Node) -> None:
     stream = node.walk(SETTLED_BYTES - 1)  # not sure: every LOOK_FIRST_NS
     node.cost = MS // 2
     dues = [node.look(NOW + turn * LOOK_FIRST_NS) for turn in range(20)]
-    rested = dues.index(LOOK_COST * 2 * node.cost)
+    rested = dues.index(CPU_PART * 2 * node.cost)
     spent = 2 * node.cost * rested
     assert LOOK_CREDIT_NS - 2 * node.cost < spent <= LOOK_CREDIT_NS + 20 * LOOK_FIRST_NS
     assert set(dues[:rested]) == {LOOK_FIRST_NS}
@@ -138,7 +138,7 @@ def test_a_crowd_that_nobody_reads_is_looked_at_for_a_part_of_a_core(node: Node)
     """A job that maps a thousand files reads one of them at a time."""
     node.cost = MS // 50
     assert node.look(crowd=10) == LOOK_FIRST_NS
-    assert node.look(crowd=200) == LOOK_COST * 200 * node.cost
+    assert node.look(crowd=200) == CPU_PART * 200 * node.cost
     assert node.look(crowd=1000) == LOOK_SLOWEST_NS
     node.region.scan.mapped.add(0, MIB)
     assert node.look(crowd=1000) == LOOK_FIRST_NS, "one that is read"

@@ -2,6 +2,12 @@
 """Whether the bytes prefetched for an order are read, and whether its reader advances. This is the
 only trial of an order that the job announces: the job compares the indices one by one
 (job/hook.py), but their records' places may be wrong, or read from elsewhere. Pure.
+
+Why not the account of guesses (predict/price.py)? That bounds what may be lost and lets a guess go
+on; an order is right or wrong, and a wrong one is dropped for good, with its reason told. A right
+one is followed from its beginning, without a bound that it must earn, and what lies between its
+records is no loss. It is also known to be wrong where its reader stands still: the account sees no
+positions.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.order.guard import READ_BYTES
 from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
@@ -23,9 +24,8 @@ JUDGED = 32
 LOCAL_UNITS = 16
 #: Right touches in a row, none of them near the position, that show the position to be wrong.
 ELSEWHERE = 32
-#: Of what is in no item, where hardly an item was ever touched: fewer than MATCHED.
-OUTSIDE_BYTES = 16 * MIB
-#: ... or of this part of the order, where that is more.
+#: Of what is in no item READ_BYTES are too much, or this part of the order, where hardly an item
+#: was ever touched: fewer than MATCHED.
 OUTSIDE_PART = 0.05
 MATCHED = 8
 #: Share of what page-table scans find that is not due soon, from which on the order is wrong.
@@ -73,7 +73,7 @@ class OrderValidator:
             return
         self._outside.update(range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
         seen_bytes = len(self._outside) * BLOCK_BYTES
-        if seen_bytes > max(OUTSIDE_BYTES, OUTSIDE_PART * self._total_bytes):
+        if seen_bytes > max(READ_BYTES, OUTSIDE_PART * self._total_bytes):
             self._is_wrong(
                 f"{seen_bytes / MIB:.0f} MiB were read, and {self._right} of its"
                 f" {self._items:,} items"
@@ -83,7 +83,7 @@ class OrderValidator:
         """A look has found so much mapped that was not before, so much of it not due soon."""
         self._looked_bytes += found_bytes
         self._stray_bytes += stray_bytes
-        if self._stray_bytes <= OUTSIDE_BYTES:
+        if self._stray_bytes <= READ_BYTES:
             return
         if self._stray_bytes > STRAY_PART * self._looked_bytes:
             self._is_wrong(
