@@ -36,6 +36,7 @@ from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.price import Account, least_probability, walk_gain
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
+from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES as BLOCK
 from uffdprefetch.predict.storage import Link, Storage
@@ -67,6 +68,7 @@ def walks(seed: int) -> Iterator[Decision]:
     ]
     lengths = [min(step, rng.choice((PAGE, 64 * KIB, 300 * KIB))) for step in steps]
     storage = Storage(rng.choice((50e6, 1e9, 8e9)), rng.choice((0.0, 1e-3, 0.08)))
+    told = dict[int, Feedback]()  # by walk
     for turn in range(600):
         one = rng.randrange(count)
         now += rng.choice((MS // 10, MS, 15 * MS, 30 * MS, 400 * MS))
@@ -81,8 +83,10 @@ def walks(seed: int) -> Iterator[Decision]:
         walk, forward = table.touch(max(0, start), max(0, start) + lengths[one], now)
         if forward:
             walk.saw(forward, [(start, int(forward * rng.choice((1.0, 0.9, 0.7, 0.3))))])
-        walk.feedback.note(rng.random() < 0.2)
-        ahead = window.lookahead_bytes(walk, storage, rng.choice((8 * MIB, GIB)))
+        feedback = told.setdefault(walk.id, Feedback())
+        feedback.note(rng.random() < 0.2)
+        rate, allowed = walk.rate_bytes_per_second, rng.choice((8 * MIB, GIB))
+        ahead = window.lookahead_bytes(rate, storage, allowed, feedback.boost)
         yield (
             walk.id, forward, walk.active, walk.settled, walk.pattern, walk.skips,
             ahead,

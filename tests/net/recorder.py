@@ -186,7 +186,7 @@ def install(path: str) -> None:
     item(core, "look", "look", lambda self, now: [])
     item(core, "plan", "plan", lambda self: [])
     item(core, "plan_evictions", "evictions", lambda self: [])
-    item(core, "refresh_all", "refresh_all", lambda self: [self.layout.allowed_bytes])
+    item(core, "refresh_all", "refresh_all", lambda self: [self.windows.allowed_bytes])
     item(core, "on_events", "on_events", lambda self, c, e: [number(c), [list(x) for x in e]])
     item(client.Client, "close", "close", lambda self: [number(self)])
     item(scheduler.Scheduler, "reap", "reap", lambda self: [])

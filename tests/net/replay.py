@@ -324,7 +324,7 @@ class Core:
 
     def _refresh_all(self, kind: str, allowed_bytes: int) -> None:
         assert self.engine is not None
-        self.engine.layout.allowed_bytes = allowed_bytes
+        self.engine.windows.allowed_bytes = allowed_bytes
         self.engine.refresh_all()
 
     def _reap(self, kind: str) -> None:

@@ -43,7 +43,7 @@ PASSES = {("readers/arbiter.py", "observe"), ("readers/arbiter.py", "scanned")}
 #: ... and where how far ahead of a walk to be is computed: its function, and the walk's argument.
 WINDOWS = {
     ("readers/ahead.py", "_window"): "front", ("predict/window.py", "lookahead_bytes"): "stream",
-    ("predict/window.py", "auto"): "stream",
+    ("predict/window.py", "auto"): "stream", ("warm/windows.py", "_make"): "walk",
 }  # fmt: skip
 
 
@@ -80,10 +80,12 @@ def turns(name: str) -> Iterator[Turn]:
         turn.files.setdefault(file)
         where, local = (file, frame.f_code.co_name), frame.f_locals
         if where in PASSES:
-            turn.passes[id(local["region"].reader)] += 1
+            region = local["batch"].region if "batch" in local else local["region"]
+            turn.passes[id(region.reader)] += 1
         if where in WINDOWS:
-            walk = local[WINDOWS[where]]
-            turn.windows[walk.pid if hasattr(walk, "pid") else walk.reader] += 1
+            walk = local.get(WINDOWS[where])  # no walk's in what has the name now
+            if walk is not None:
+                turn.windows[walk.pid if hasattr(walk, "pid") else walk.reader] += 1
 
     def ask(self: Replay, question: list[Any], real: Any) -> Any:
         for file in BEHIND.get(question[0], ()):

@@ -19,7 +19,8 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -61,6 +62,7 @@ class Bed:
         self.looked: list[tuple[int, int]] = []  # at what is there
         self.sent: list[tuple[int, int]] = []
         self.misses = 0
+        self.again = False  # what is touched is found by a look that goes on
         self.latency_ns, self.ns_a_byte = LATENCY_NS, NS_A_BYTE
         self._under_way: list[tuple[int, int, int, int]] = []
         self._random = random.Random(3)
@@ -70,9 +72,9 @@ class Bed:
         settings, clock = Config(**config), Clock(lambda: self.now)
         self.core = Coordinator(settings, self.scheduler, self.ledger, opener=opener, clock=clock)
         self.ahead, self.stated, self.advice = self.core.ahead, self.core.stated, self.core.advice
-        self.limits, self.layout, self.arbiter = (
+        self.limits, self.windows, self.arbiter = (
             self.core.limits,
-            self.core.layout,
+            self.core.windows,
             self.core.arbiter,
         )
         self.arbiter.add(Followed())
@@ -173,8 +175,9 @@ class Bed:
             mapped.mapped.add(region.address_of(at), region.address_of(at + length))
             file.blocks.mark_used(at, at + length)
             region.scan.mapped.add(at, at + length)
-            self.arbiter.scanned(region, [(at, at + length)])
-        self.arbiter.observe(region, Observation(at, at + length, self.now, True, told))
+        batch = Batch(region, self.now, [], [] if told else [(at, at + length)])
+        batch.touches.append(Observation(at, at + length, self.now, True, told, again=self.again))
+        self.arbiter.observe(batch)
         self.turn()
 
     def walk(self, region: Region, start: int, end: int, step: int = AROUND) -> None:

@@ -82,6 +82,16 @@ class IntervalSet:
             gaps.append((start, end))
         return gaps
 
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What of [start, end) is in the set, in order: (start, length)."""
+        found = []
+        i = bisect_right(self._ends, start)
+        while i < len(self._starts) and self._starts[i] < end:
+            low, high = max(start, self._starts[i]), min(end, self._ends[i])
+            found.append((low, high - low))
+            i += 1
+        return found
+
     def keep(self, others: IntervalSet) -> None:
         """Keep what is in ``others``, too."""
         for start, end in list(self):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.state.reader import Reader
 
@@ -18,12 +17,6 @@ def note_walker(reader: Reader, tid: int, stream: Stream) -> None:
     walkers[tid] = (stream if stream is last else on), stream
     if len(walkers) > WALKERS_MAX:
         del walkers[next(iter(walkers))]
-
-
-def goes_on(reader: Reader, stream: Stream) -> bool:
-    """Whether the reader's last touch, which is in this stream, goes on with a walk. In a file that
-    is no larger than a stream's reach, that of a random reader is in one, too."""
-    return stream.settled and reader.jumps.in_order and reader.access is not Access.JUMPS
 
 
 def walks_of(reader: Reader, now: int) -> list[Stream]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from uffdprefetch.base.units import MIB
-from uffdprefetch.predict.rate import Feedback, Rate
+from uffdprefetch.predict.rate import Rate
 
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
 #: ranks' records, smaller than the distance between two readers of one process.
@@ -45,7 +45,7 @@ PIECE_BYTES = 8 * MIB
 PIECES = 4
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """One walk. Offsets and sizes in bytes, times CLOCK_MONOTONIC ns."""
 
@@ -64,12 +64,7 @@ class Stream:
     sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     _piece: tuple[int, int] = (0, 0)  # passed_bytes and touched_bytes where the present one began
-    # how far warming has been asked for, and the window of --policy fixed
-    frontier_bytes: int = 0
-    window_end_bytes: int = 0
-    trigger_bytes: int = 0
     rate: Rate = field(init=False)
-    feedback: Feedback = field(default_factory=Feedback)
 
     def __post_init__(self) -> None:
         self.rate = Rate(self.first_ns)
@@ -218,7 +213,6 @@ class StreamTable:
             last_ns=now_ns,
         )
         s.active = end - start >= ACTIVE_BYTES
-        s.frontier_bytes = s.window_end_bytes = end
         self._next_id += 1
         if len(self.streams) >= STREAMS_MAX:
             oldest = min(self.streams, key=lambda old: (old.active, old.last_ns))
@@ -228,8 +222,8 @@ class StreamTable:
         return s, 0
 
     def _absorb(self, s: Stream, before: int) -> None:
-        """A stream that walks over another's position is the same walk, seen twice. Its frontier
-        is not taken over: what it had queued is dropped with it."""
+        """A stream that walks over another's position is the same walk, seen twice: what was queued
+        for that is dropped with it."""
         low, high = sorted((before, s.position_bytes))
         for other in [o for o in self.streams if o is not s and low <= o.position_bytes <= high]:
             if other.direction == s.direction or not other.active:

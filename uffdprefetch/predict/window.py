@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far ahead of a stream to be: [Haderbache]'s fixed windows, and by its rate.
 
-Pure functions of a stream, the options and what was measured; they return byte ranges and move the
-stream's own planner fields (frontier, window). The executor is warm/scheduler.py.
+Pure functions of a walk, the options and what was measured. The executor is warm/scheduler.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 
 from uffdprefetch.base.units import MIB
@@ -39,10 +39,22 @@ def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float =
     return int(min(ahead, LOOKAHEAD_MAX_BYTES))
 
 
-def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int:
+@dataclass(frozen=True)
+class Window:
+    """What a walk has, or is to have, ahead of it: ``size_bytes``, asked for up to the offset
+    ``frontier_bytes``. ``step_bytes``: how finely its progress is followed."""
+
+    size_bytes: int
+    frontier_bytes: int
+    step_bytes: int
+
+
+def lookahead_bytes(
+    rate_bytes_per_second: float, storage: Storage, allowed_bytes: int, boost: float = 1.0
+) -> int:
     """How far ahead of a walk what it will need may lie by now: what its checkpoints are apart by,
     and what of a full pool is kept for it. Reading ahead is readers/ahead.py's."""
-    ahead = ahead_at_rate(stream.rate_bytes_per_second, storage, stream.feedback.boost)
+    ahead = ahead_at_rate(rate_bytes_per_second, storage, boost)
     return min(ahead, max(allowed_bytes, MIB))
 
 
@@ -67,22 +79,29 @@ def pool_bytes(budget_bytes: int, files_bytes: int, places: int, reserve_bytes: 
     return max(least, share // places)
 
 
+@dataclass(frozen=True)
+class FixedWindow:
+    """One of [Haderbache]'s: [start, end) bytes; the first checkpoint at or past ``trigger_bytes``
+    triggers the next."""
+
+    start_bytes: int
+    end_bytes: int
+    trigger_bytes: int
+
+
 def fixed(
-    stream: Stream, file_bytes: int, size_bytes: int, threshold: float
-) -> tuple[int, int] | None:
+    walk: Stream, last: FixedWindow | None, file_bytes: int, size_bytes: int, threshold: float
+) -> FixedWindow | None:
     """[Haderbache] section 3.2: the first checkpoint triggers; the next window begins at the end of
-    the current one, and the first checkpoint at or past ``threshold`` of it triggers that."""
-    if stream.direction < 0:
+    the ``last`` one, and the first checkpoint at or past ``threshold`` of it triggers that. None:
+    nothing is triggered."""
+    if walk.direction < 0:
         return None
-    if stream.window_end_bytes <= stream.start_bytes or stream.trigger_bytes == 0:
-        start = stream.position_bytes
-    elif stream.position_bytes >= stream.trigger_bytes:
-        start = max(stream.window_end_bytes, stream.position_bytes)
+    if last is None:
+        start = walk.position_bytes
+    elif walk.position_bytes >= last.trigger_bytes:
+        start = max(last.end_bytes, walk.position_bytes)
     else:
         return None
     end = min(file_bytes, start + size_bytes)
-    stream.trigger_bytes = start + int(threshold * size_bytes)
-    if end <= start:
-        return None
-    stream.window_end_bytes = stream.frontier_bytes = end
-    return start, end
+    return FixedWindow(start, end, start + int(threshold * size_bytes)) if start < end else None

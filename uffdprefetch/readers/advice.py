@@ -11,8 +11,8 @@ import mmap
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.protocol.wire import Stated
+from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.stated import StatedRanges
-from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.reader import UNNEEDED_MAX, Region
 
 #: How the kernel's numbers, which come with a mapping, are said.
@@ -22,9 +22,9 @@ _OF_MAPPING = {mmap.MADV_RANDOM: Stated.RANDOM, mmap.MADV_SEQUENTIAL: Stated.SEQ
 class Advice:
     """What the jobs of a service say. Its thread calls everything here."""
 
-    def __init__(self, policy: str, walks: Walks, stated: StatedRanges, clock: Clock) -> None:
+    def __init__(self, policy: str, arbiter: Arbiter, stated: StatedRanges, clock: Clock) -> None:
         self._believed = policy == "auto"
-        self._walks, self._stated, self._clock = walks, stated, clock
+        self._arbiter, self._stated, self._clock = arbiter, stated, clock
 
     def attached(self, region: Region, advice: int) -> None:
         """A mapping is managed from now on, which the job has advised (MADV_NORMAL, MADV_RANDOM,
@@ -55,7 +55,7 @@ class Advice:
         unneeded = region.reader.unneeded
         if unneeded.ranges.overlaps(start, end):
             unneeded.ranges.remove(start, end)
-            self._walks.take_back(region.reader, start, end)
+            self._arbiter.take_back(region.reader, start, end)
 
     def _unneeded(self, region: Region, start: int, end: int) -> None:
         reader = region.reader
@@ -63,5 +63,5 @@ class Advice:
         reader.unneeded.said_ns = self._clock.now_ns()
         if len(reader.unneeded.ranges) > UNNEEDED_MAX:
             reader.unneeded.clear()
-        self._walks.take_back(reader, start, end)
+        self._arbiter.take_back(reader, start, end)
         self._stated.unneeded(region, start, end)

@@ -8,7 +8,7 @@ a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_ord
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -38,11 +38,11 @@ from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, UNKNOWN, Link
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
-from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.file_stream import FileStream, Room, Stage
+from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import FILES_MAX, GUESS_CONFIDENCE, Observation, Predictor
+from uffdprefetch.readers.predictor import FILES_MAX, GUESS_CONFIDENCE, Predictor
 from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
@@ -54,6 +54,7 @@ from uffdprefetch.warm.scheduler import (
     Extent,
     Scheduler,
 )
+from uffdprefetch.warm.windows import Windows
 
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
@@ -158,6 +159,7 @@ class _File:
     processes: dict[int, _Process] = field(default_factory=dict)
     said: FileStream | None = None  # of what a job has said that it will need ...
     said_used: int = 0  # ... and of that, bytes that were used
+    visit_came: bool = False  # since it was judged whether to read it whole
 
 
 class Ahead(Predictor):
@@ -169,17 +171,17 @@ class Ahead(Predictor):
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher, room: Room,
         room_bytes: Callable[[FileState], tuple[int, int]], next_shard: NextShard,
-        in_charge: Callable[[Reader], Predictor | None],
+        in_charge: Callable[[Reader], Predictor | None], want: Want, windows: Windows,
         waiting: Callable[[], float] = lambda: 1.0,
     ) -> None:  # fmt: skip
         """``room_bytes``: how much may lie ahead of one place at which a file is read, and of all
-        together. ``in_charge``: see Arbiter. ``waiting``: how many readers wait at one time, side
-        by side."""
+        together. ``in_charge``, ``want``: see Arbiter. ``waiting``: how many readers wait at one
+        time, side by side."""
         self._scheduler, self._ledger, self._rooms = scheduler, ledger, room_bytes
-        self._tap, self._in_charge = tap, in_charge
+        self._tap, self._in_charge, self._windows = tap, in_charge, windows
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
-        self._whole = WholeFiles(scheduler, ledger, room, self._measured)
+        self._whole = WholeFiles(scheduler, want, ledger, room, self._measured)
         self._waiting = waiting
         self.account = Account()
         self._walks, self._visits, self._steps = Law(), Law(), Law()
@@ -240,22 +242,14 @@ class Ahead(Predictor):
         """See Predictor."""
         return GUESS_CONFIDENCE
 
-    def observe(
-        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
-    ) -> None:
-        """See Predictor. A checkpoint has the page table looked at, which tells of what lies before
-        it as well: out of turn it would begin another walk."""
-        by_faults = region.verdict == ServingMode.POOL or reader.client.pagemap_fd < 0
-        if seen.told and by_faults:
-            self._pend(reader, *seen.known, seen.at_ns)
+    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+        """See Predictor. Where no scan has found exactly what was touched the touches tell it."""
+        told = [seen.known for seen in batch.touches if seen.told]
+        if told or batch.found:
+            self._pend(batch.region.reader, [*told, *batch.found], batch.at_ns)
+        return bool(batch.found)
 
-    def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
-        """See Predictor."""
-        for start, end in found:
-            self._pend(region.reader, start, end, now_ns)
-        return bool(found)
-
-    def _pend(self, reader: Reader, start: int, end: int, now_ns: int) -> None:
+    def _pend(self, reader: Reader, ranges: list[tuple[int, int]], now_ns: int) -> None:
         if self._in_charge(reader) not in (None, self):
             return
         of = self._of(reader.file)
@@ -265,7 +259,7 @@ class Ahead(Predictor):
                 Steps(self._steps), Places(reader, self._scheduler)
             )
         process.maps = True
-        process.pending.append((start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+        process.pending += [(a // BLOCK_BYTES, -(-b // BLOCK_BYTES)) for a, b in ranges]
         process.pended_ns = now_ns
 
     def dismissed(self, reader: Reader) -> None:
@@ -305,7 +299,7 @@ class Ahead(Predictor):
             of.heads.pop(front, None)
         if not mapped:
             of.heads.clear()
-            of.visited.visits.over()
+            of.visited.left(process.pended_ns)
             self._files[of.file.key] = self._files.pop(of.file.key)  # the last one to be closed
             if len(self._files) > FILES_MAX:
                 self._forget_one()
@@ -348,7 +342,9 @@ class Ahead(Predictor):
         for start, end in self._places(of, reader, process, link):
             for part in self._ranges(of, reader, start, end, link, now_ns):
                 yield process.consumer, part
-        self._whole.judge(of.visited, reader, link, now_ns)
+        if of.visit_came and now_ns >= of.visited.judge_ns:
+            of.visit_came = False
+            self._whole.judge(of.visited, reader, link, now_ns)
 
     def _absorb(self, of: _File, process: _Process, reader: Reader, now_ns: int) -> list[Front]:
         """Book what a process has touched: the fronts that have gone on by it, in order."""
@@ -356,7 +352,8 @@ class Ahead(Predictor):
         link, moved = self._link(reader), dict[Front, None]()
         if not pending:
             return []
-        of.visited.touched(now_ns)
+        if of.visited.stream is not None or of.visited.visits.is_over:
+            of.visited.touched(now_ns)
         for start, end in pending:
             front = self._touch(of, process, reader, start, end, now_ns, link)
             if front is not None:
@@ -379,6 +376,8 @@ class Ahead(Predictor):
         if wanted is not None:
             for part in self._ranges(of, reader, *wanted, link, now_ns, front):
                 yield head, part
+        if beyond <= 0:
+            return
         ahead_bytes = window * BLOCK_BYTES
         for consumer, more in self._next_shard.beyond(reader, head, ahead_bytes, least, now_ns):
             depth = self._depth_bytes(link, now_ns, reader, front)
@@ -405,6 +404,8 @@ class Ahead(Predictor):
         if is_miss:
             self._missed[reader.pid] = now_ns, front
         if begins:
+            of.visit_came = True
+            of.visited.touched(now_ns)
             # what one look finds has no order: it lies before, or behind, what was found before
             of.visited.visits.begins(start < process.last, not was_asked, now_ns)
             process.began.append(start)
@@ -421,13 +422,11 @@ class Ahead(Predictor):
             head = of.heads[front] = Head(front, reader, now_ns)
         return head
 
-    @staticmethod
-    def _show(reader: Reader, head: Head) -> None:
+    def _show(self, reader: Reader, head: Head) -> None:
         """What is read ahead of a front, to who looks at the walks of its reader."""
         for walk in reader.table.streams:
             if abs(walk.position_bytes - head.position_bytes) <= NEAR_BYTES:
-                walk.frontier_bytes = head.front.wanted * BLOCK_BYTES
-                walk.feedback = head.feedback
+                self._windows.asked(walk, head.front.wanted * BLOCK_BYTES, head.feedback)
 
     def _ranges(
         self, of: _File, reader: Reader, start: int, end: int, link: Link, now_ns: int,
@@ -544,8 +543,7 @@ class Ahead(Predictor):
         return self.account.room_bytes(self._measured())
 
     def take_back(self, reader: Reader, start: int, end: int) -> None:
-        """What waits to be read ahead of its fronts, of those for which a part of [start, end)
-        bytes was asked; should they go on, it is asked for again."""
+        """See Predictor: of its fronts those for which a part of that was asked."""
         of = self._files.get(reader.file.key)
         for front, head in list(of.heads.items()) if of is not None else ():
             low, high = sorted((front.position * BLOCK_BYTES, front.wanted * BLOCK_BYTES))
@@ -626,7 +624,7 @@ class Ahead(Predictor):
 
     def step(self, now_ns: int) -> None:
         """Once a turn: files that are read whole go on."""
-        if self._whole.active:
+        if self._whole.running:
             self._whole.step(now_ns)
 
     def describe(self, path: str) -> dict[str, Any] | None:

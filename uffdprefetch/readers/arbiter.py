@@ -2,7 +2,7 @@
 """Who says what a reader will need: of all predictors the one that is surest.
 
 Of every reader that has gone on since the last turn the predictor in charge is asked; what it wants
-goes to the scheduler.
+goes to the scheduler, and so does what others add. Nobody else asks for reading.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.base.units import MAX_BYTES
+from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.walks import Step, Walks
+from uffdprefetch.sense.observation import Batch
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader, Region
+from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -49,9 +53,8 @@ class Arbiter:
         self._scheduler, self._layout, self._walks = scheduler, layout, walks
         self._policy, self._clock, self._readers = policy, clock, readers
         self._predictors: list[Predictor] = []
-        # those of them that want to hear of touches, and of scans
-        self._touched: list[Predictor] = []
-        self._scanned: list[Predictor] = []
+        self._told: list[Predictor] = []  # those of them that want to hear of what is seen
+        self._keeps_back: list[Predictor] = []  # those of them that may have more
         self._due: dict[int, _Due] = {}  # by reader
         self._charges: dict[Reader, _Charge] = {}
 
@@ -60,27 +63,41 @@ class Arbiter:
         taken."""
         self._predictors.insert(0, predictor)
         if type(predictor).observe is not Predictor.observe:
-            self._touched.insert(0, predictor)
-        if type(predictor).scanned is not Predictor.scanned:
-            self._scanned.insert(0, predictor)
+            self._told.insert(0, predictor)
+        if type(predictor).has_more is not Predictor.has_more:
+            self._keeps_back.append(predictor)
 
     # -------------------------------------------------------------- what is told
 
-    def observe(self, region: Region, seen: Observation) -> Step | None:
-        """A process has touched something; the walk that went on by it, if any."""
-        self.due(region)
-        step = self._walks.touch(region, seen)
-        reader, walk = region.reader, step.walk if step else None
-        for predictor in self._touched:
+    def observe(self, batch: Batch) -> list[Step | None]:
+        """Something was seen of a reader; of each touch the walk that went on by it, if any."""
+        reader, asks = batch.region.reader, bool(batch.touches)
+        steps = self._walks.touched(batch)
+        walks = [step.walk if step else None for step in steps]
+        self.end_walks(reader)
+        for seen, step in zip(batch.touches, steps, strict=True):
+            if step is not None:
+                for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
+                    self.take_back(reader, low, high)
+        for predictor in self._told:
             if predictor.trait is None or predictor.trait in reader.traits:
-                predictor.observe(reader, region, seen, walk)
-        return step
+                asks = predictor.observe(batch, walks) or asks
+        if asks:
+            self.due(batch.region)
+        return steps
 
-    def scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
-        """All that one page-table scan has found, in the order of the file."""
-        now = self._clock.now_ns()
-        if any([predictor.scanned(region, found, now) for predictor in self._scanned]):
-            self.due(region)
+    def take_back(self, reader: Reader, start: int = 0, end: int = MAX_BYTES) -> None:
+        """What waits to be read for a reader, of what was asked for in [start, end), is not read
+        now."""
+        for predictor in self._predictors:
+            predictor.take_back(reader, start, end)
+
+    def end_walks(self, reader: Reader) -> None:
+        """Walks that were another's get nothing any more."""
+        ended, reader.table.absorbed = reader.table.absorbed, []
+        if ended:
+            for predictor in self._predictors:
+                predictor.ended(ended)
 
     def due(self, region: Region) -> None:
         """Ask of its reader in the next turn."""
@@ -138,6 +155,19 @@ class Arbiter:
             found = self._charges[reader] = _Charge()
         return found
 
+    def want(self, consumer: Consumer, wanted: PrefetchRange) -> int:
+        """Have a range read; returns the bytes that are queued for it. By this alone is anything
+        asked for: by the predictor in charge of a reader, in plan(), and by any number that add
+        ranges whoever that is: what a job or its user has said, files that are read whole, tensor
+        starts."""
+        return self._scheduler.want(consumer, wanted)
+
+    def begin(self, file: FileState, start: int) -> None:
+        """A mapping begins at this offset: its first request, if that goes out before it is
+        touched."""
+        if self._policy != "none":
+            self._scheduler.begin(file, start)
+
     def plan(self) -> None:
         """Ask of every reader that is due what it needs next, and have it read."""
         due, self._due = self._due, {}
@@ -157,12 +187,12 @@ class Arbiter:
                 before.dismissed(reader)
             charge.by = chosen
             if chosen is not None:
-                for consumer, wanted in chosen.demand(reader, now):
-                    self._scheduler.want(consumer, wanted)
-                if chosen.has_more(reader):
+                for consumer, wanted in list(chosen.demand(reader, now)):
+                    self.want(consumer, wanted)
+                if chosen in self._keeps_back and chosen.has_more(reader):
                     self._due[key] = one
             for region in one.regions.values():
-                if not region.detaching:
+                if region.checkpoints.fired and not region.detaching:
                     self._layout.refresh(region)
 
     def _surest(self, reader: Reader, now: int) -> Predictor | None:

@@ -22,9 +22,9 @@ from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict.storage import BLOCK_BYTES, SLOW_BYTES_PER_SECOND, UNKNOWN, Storage
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.state.files import FileState
-from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, yielding_bytes
+from uffdprefetch.warm.windows import Windows
 
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
@@ -47,6 +47,10 @@ AGAIN_NS = 1000 * MS
 MEMORY_NS = 1000 * MS
 
 
+#: See Arbiter.want().
+Want = Callable[[Consumer, PrefetchRange], int]
+
+
 class Stage(Enum):
     """How far the streaming of a file is; the first three may become each other. The values are
     those of the summary (docs/summary-schema.md)."""
@@ -63,8 +67,9 @@ class FileStream:
     pool, as long as the file has a part of that."""
 
     def __init__(
-        self, file: FileState, scheduler: Scheduler, consumer: FileConsumer, in_pool: bool, now: int
-    ) -> None:
+        self, file: FileState, scheduler: Scheduler, want: Want, consumer: FileConsumer,
+        in_pool: bool, now: int,
+    ) -> None:  # fmt: skip
         self.file, self.consumer, self.in_pool = file, consumer, in_pool
         file.account.stream()
         self.priority = Priority.BACKGROUND
@@ -73,7 +78,7 @@ class FileStream:
         self.most_bytes: int | None = None  # ... and may be by now; None: all
         self.yield_bytes = 0  # see PrefetchRange ...
         self.guess = False  # ... this, too
-        self._scheduler = scheduler
+        self._scheduler, self._want = scheduler, want
         self._device = scheduler.device_of(file)
         self._ranges = IntervalSet()
         self._waiting = IntervalSet()  # of these: not asked for in this pass
@@ -179,7 +184,7 @@ class FileStream:
             self.file, start, end, self.place + start, self.priority,
             pooled=self.pooled is not None, yield_bytes=self.yield_bytes, guess=self.guess,
         )  # fmt: skip
-        return self._scheduler.want(self.consumer, wanted)
+        return self._want(self.consumer, wanted)
 
     def end(self) -> None:
         """Take back what waits to be read."""
@@ -191,8 +196,8 @@ class Room:
     """How much of a file may be streamed into memory, beside all that the streams of a service have
     streamed already."""
 
-    def __init__(self, config: Config, layout: CheckpointPlacer, limits: Limits) -> None:
-        self._config, self._layout, self._limits = config, layout, limits
+    def __init__(self, config: Config, windows: Windows, limits: Limits) -> None:
+        self._config, self._windows, self._limits = config, windows, limits
         #: Each owner of streams says what it holds: (file, bytes).
         self.holders: list[Callable[[], Iterable[tuple[FileState, int]]]] = []
 
@@ -202,7 +207,7 @@ class Room:
         """How much of a file may be in memory, where so much of it is already, and which limit
         binds."""
         others = self._held_beside(file)
-        pool = self._layout.pool
+        pool = self._windows.pool
         if pool is not None and pooled is not None:
             return pool.budget_bytes - others, pool.limited_by or Limit.BUDGET
         allowed, limit = self._limits.ahead_bytes()
@@ -216,7 +221,7 @@ class Room:
         """What would make room for so much of a file, for people: a larger --budget only where no
         other limit is in its way."""
         needed_bytes += self._held_beside(file)
-        pool = self._layout.pool if pooled is not None else None
+        pool = self._windows.pool if pooled is not None else None
         resident = pool.pool.used_bytes() if pool is not None else None
         return self._limits.at(needed_bytes, resident).raised_to(needed_bytes)
 

@@ -4,18 +4,51 @@ predict/window.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
 from uffdprefetch.predict.randomness import Access
+from uffdprefetch.predict.rate import Feedback
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import FixedWindow
 from uffdprefetch.readers.predictor import GUESS_CONFIDENCE, Predictor
-from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
-from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
+
+
+class FollowedWalk:
+    """A walk, as the scheduler sees it (see Consumer), and its last window."""
+
+    def __init__(self, walk: Stream) -> None:
+        self.walk = walk
+        self.rank, self.reader = walk.rank, walk.reader
+        self.feedback = Feedback()
+        self.window: FixedWindow | None = None
+
+    @property
+    def direction(self) -> int:
+        """See Consumer."""
+        return self.walk.direction
+
+    @property
+    def position_bytes(self) -> int:
+        """See Consumer."""
+        return self.walk.position_bytes
+
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """See Consumer."""
+        return self.walk.rate_bytes_per_second
+
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """See Consumer."""
+        return self.walk.expected_bytes(now_ns, most_bytes)
 
 
 class FixedWindows(Predictor):
@@ -25,26 +58,51 @@ class FixedWindows(Predictor):
     policies = frozenset({"fixed"})
 
     def __init__(
-        self, config: Config, walks: Walks, tap: EventPublisher, layout: CheckpointPlacer
+        self, config: Config, scheduler: Scheduler, tap: EventPublisher, windows: Windows
     ) -> None:
-        self._config, self._walks, self._tap, self._layout = config, walks, tap, layout
+        self._config, self._scheduler, self._tap = config, scheduler, tap
+        self._windows = windows
+        self._followed: WeakKeyDictionary[Stream, FollowedWalk] = WeakKeyDictionary()
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
         return GUESS_CONFIDENCE
 
-    def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
+    def demand(self, reader: Reader, now_ns: int) -> list[tuple[Consumer, PrefetchRange]]:
         """See Predictor: of each walk the next window."""
+        found = list[tuple[Consumer, PrefetchRange]]()
         if reader.access is Access.JUMPS:
-            return
+            return found
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
-        for stream in walks_of(reader, now_ns) if pooled else reader.table.active():
-            ahead = self._layout.lookahead(stream, pooled)
-            wanted = window.fixed(stream, end_bytes, ahead, self._config.threshold)
-            for start, end in reader.unneeded.ranges.missing(*wanted) if wanted else ():
-                yield stream, PrefetchRange(reader.file, start, end, pooled=pooled)
-                self._tap.put(WINDOW, now_ns, stream.reader, reader.file, start, end - start, 0)
+        for walk in walks_of(reader, now_ns) if pooled else reader.table.active():
+            size_bytes = self._windows.of(walk, pooled).size_bytes
+            one = self._followed.get(walk) or FollowedWalk(walk)
+            wanted = window.fixed(walk, one.window, end_bytes, size_bytes, self._config.threshold)
+            if wanted is None:
+                continue
+            self._followed[walk], one.window = one, wanted
+            self._windows.asked(walk, wanted.end_bytes, one.feedback)
+            for start, end in reader.unneeded.ranges.missing(wanted.start_bytes, wanted.end_bytes):
+                found.append((one, PrefetchRange(reader.file, start, end, pooled=pooled)))
+                self._tap.put(WINDOW, now_ns, walk.reader, reader.file, start, end - start, 0)
+        return found
+
+    def take_back(self, reader: Reader, start: int, end: int) -> None:
+        """See Predictor."""
+        for walk in reader.table.streams:
+            one = self._followed.get(walk)
+            asked = one.window.end_bytes if one is not None and one.window is not None else 0
+            if walk.position_bytes < end and start < asked:
+                self.ended([walk])
+
+    def ended(self, walks: Sequence[Stream]) -> None:
+        """See Predictor."""
+        for walk in walks:
+            one = self._followed.pop(walk, None)
+            if one is not None:
+                self._scheduler.forget(one)
+                self._windows.asked(walk, walk.position_bytes, one.feedback)
 
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""
-        self._walks.take_back(reader)
+        self.ended(reader.table.streams)

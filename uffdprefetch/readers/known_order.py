@@ -8,7 +8,7 @@ with a plan has no windows of its own streams. Where the orders come from: reade
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
@@ -18,7 +18,8 @@ from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -284,20 +285,21 @@ class KnownOrders(Predictor):
 
     # ---- what is told ---------------------------------------------------------------------------
 
-    def observe(
-        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
-    ) -> None:
-        """See Predictor. What a scan has found comes by scanned()."""
-        order = self.order_of(reader) if seen.told else None
-        if order is not None and order.walk is not None:
-            order.saw(seen.start, seen.end, seen.at_ns)
-            if order.guard is not None:
-                order.guard.found(seen.end - seen.start)
-            self._judge(order, seen.at_ns)
+    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+        """See Predictor. The touches that a scan has made of what it has found say no more."""
+        told = [seen for seen in batch.touches if seen.told]
+        for seen in told:
+            order = self.order_of(batch.region.reader)
+            if order is not None and order.walk is not None:
+                order.saw(seen.start, seen.end, seen.at_ns)
+                if order.guard is not None:
+                    order.guard.found(seen.end - seen.start)
+                self._judge(order, seen.at_ns)
+        return (not told or bool(batch.found)) and self._found(batch)
 
-    def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
-        """See Predictor."""
-        order = self.order_of(region.reader)
+    def _found(self, batch: Batch) -> bool:
+        region, found, now_ns = batch.region, batch.found, batch.at_ns
+        order = self.order_of(batch.region.reader)
         if order is None:
             return False
         quiet = now_ns - order.touched_ns >= QUIET_NS

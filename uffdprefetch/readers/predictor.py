@@ -9,11 +9,11 @@ what it will need next. One predictor at a time is in charge of a reader: the ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
@@ -22,32 +22,6 @@ from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 FILES_MAX = 4096
 #: Who guesses by walks always knows something; whoever knows an order knows more.
 GUESS_CONFIDENCE = 0.1
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A process has touched [start, end) bytes of a file by ``at_ns``, CLOCK_MONOTONIC.
-
-    ``new``: nobody of it was here before, as far as its page table told. ``told``: the touch itself
-    was seen, by a checkpoint (`--policy fixed`) or by the pool; else a page-table scan has found
-    what it left. A scan tells of touches later, those within 1 MiB in one
-    Observation, and exactly by Predictor.scanned(). In the pool every touch is told of what was not
-    mapped; a fault of who goes on in order maps a part ahead, and where that ends the next fault
-    tells, by ``passed``, that it was come over: so many bytes before the touch, or below 0 after
-    it.
-    """
-
-    start: int
-    end: int
-    at_ns: int
-    new: bool = False
-    told: bool = True
-    passed: int = 0
-
-    @property
-    def known(self) -> tuple[int, int]:
-        """[start, end) bytes, with what was come over since the last touch."""
-        return max(0, self.start - max(0, self.passed)), self.end - min(0, self.passed)
 
 
 class Predictor(ABC):
@@ -62,16 +36,11 @@ class Predictor(ABC):
     #: While it is in charge it is asked no more often than this.
     every_ns: int = 0
 
-    def observe(  # noqa: B027
-        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
-    ) -> None:
-        """Something was touched through a mapping, and brought this walk on (None where its order
-        is known, and walks would say no more). Cheap: it is called for every touch of every
-        reader."""
-
-    def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
-        """A page-table scan has found these ranges [start, end) mapped, and none before, in the
-        order of the file; whether that is a reason to ask of the reader."""
+    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+        """What was seen of a reader since the last turn, and of each of its touches the walk that
+        it brought on (None where its order is known, and walks would say no more); whether what was
+        found is a reason to ask of the reader, as a touch always is. Cheap: it is called of every
+        reader, once a turn in which it was seen."""
         return False
 
     @abstractmethod
@@ -89,6 +58,13 @@ class Predictor(ABC):
         """Whether demand() has kept back some of what is wanted now: it is asked again, as soon as
         ``every_ns`` allows."""
         return False
+
+    def take_back(self, reader: Reader, start: int, end: int) -> None:  # noqa: B027
+        """What waits to be read for a reader, of what was asked for in [start, end), is not to be
+        read: should it go on there, it is asked for again."""
+
+    def ended(self, walks: Sequence[Stream]) -> None:  # noqa: B027
+        """These walks were another's, or none: nothing is read for them any more."""
 
     def dismissed(self, reader: Reader) -> None:  # noqa: B027
         """Another predictor is in charge from now on: what waits to be read for this one's reader

@@ -21,7 +21,7 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
-from uffdprefetch.readers.file_stream import AGAIN_NS, MEMORY_NS, FileStream, Room, Stage
+from uffdprefetch.readers.file_stream import AGAIN_NS, MEMORY_NS, FileStream, Room, Stage, Want
 from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -91,13 +91,13 @@ class StatedRanges:
     """What was said of the files of a service, whose thread calls everything here."""
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, room: Room,
+        self, config: Config, scheduler: Scheduler, want: Want, ledger: Ledger, room: Room,
         clock: Clock = CLOCK, bound: Callable[[FileStream], tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
         """``bound``: how much of what a job has said may be asked for by now, and what of it may be
         under way at one time, bytes; None: all of it."""
-        self._config, self._scheduler, self._ledger = config, scheduler, ledger
-        self._room, self._clock = room, clock
+        self._config, self._scheduler, self._want = config, scheduler, want
+        self._ledger, self._room, self._clock = ledger, room, clock
         self.books: dict[Key, StatedFile] = {}
         self._bound = bound
         self._place = 0
@@ -207,7 +207,9 @@ class StatedRanges:
             room -= end - start
             if book.stream is None:
                 consumer = FileConsumer(book.rank, book.pid)
-                book.stream = FileStream(file, self._scheduler, consumer, book.in_pool, now)
+                book.stream = FileStream(
+                    file, self._scheduler, self._want, consumer, book.in_pool, now
+                )
                 book.stream.priority, book.stream.place = Priority.STATED, book.place
                 book.stream.guess = book.is_guess and self._bound is not None
                 book.memory_ns = now + MEMORY_NS

@@ -11,7 +11,7 @@ word.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,14 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
-from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import CPU_PART
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, Region, Trait
+from uffdprefetch.state.reader import Reader, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
@@ -141,13 +142,16 @@ class Strides(Predictor):
 
     # ---- a predictor ----------------------------------------------------------------------------
 
-    def observe(
-        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
-    ) -> None:
+    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
         """See Predictor."""
-        if walk is None or region.verdict == ServingMode.POOL:
-            return  # the pool maps ahead in pieces: not what was read
-        watch, now = self._watch(reader), seen.at_ns
+        if batch.region.verdict != ServingMode.POOL:  # which maps in pieces: not what was read
+            for seen, walk in zip(batch.touches, walks, strict=True):
+                if walk is not None:
+                    self._went_on(batch.region.reader, walk, seen.at_ns)
+        return False
+
+    def _went_on(self, reader: Reader, walk: Stream, now: int) -> None:
+        watch = self._watch(reader)
         if watch is None:
             watch = _Watch(reader.file, reader.rank)
             self._watches[reader.file.key, reader.rank] = watch

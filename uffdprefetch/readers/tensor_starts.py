@@ -23,14 +23,14 @@ from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.readers.file_stream import Want
 from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
@@ -57,13 +57,13 @@ class TensorStarts:
     """Of all files of a service, whose thread calls everything here."""
 
     def __init__(
-        self, policy: str, scheduler: Scheduler, walks: Walks, layout: CheckpointPlacer,
+        self, policy: str, want: Want, walks: Walks, windows: Windows,
         opener: Opener, room_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         """``room_bytes``: how much may be read on a guess now."""
         self._room_bytes = room_bytes
-        self._policy, self._scheduler, self._walks = policy, scheduler, walks
-        self._layout, self._opener = layout, opener
+        self._policy, self._want, self._walks = policy, want, walks
+        self._windows, self._opener = windows, opener
         self._files: dict[Key, _File] = {}
         self._place = 0
 
@@ -97,7 +97,7 @@ class TensorStarts:
         for start, end in found:
             file.blocks.tensor_starts.add(start, end)
             # 0: in no order, all of them at once
-            self._scheduler.want(consumer, PrefetchRange(file, start, end, need=0))
+            self._want(consumer, PrefetchRange(file, start, end, need=0))
 
     def scanned(self, region: Region, found: list[Range]) -> None:
         """A page-table scan has found these ranges of a file whose tensor starts are known, and
@@ -130,13 +130,13 @@ class TensorStarts:
             *(one for one in file.blocks.tensor_starts if mapped.contains(one[0])),
         ]
         start = min(touched)[0]
-        ahead = min(self._room_bytes(), self._layout.allowed_bytes // self._layout.places)
+        ahead = min(self._room_bytes(), self._windows.allowed_bytes // self._windows.places)
         end = min(start + ahead, region.span.end_bytes)
         wanted = PrefetchRange(
             file, start, end, known.place + start, Priority.STATED,
             yield_bytes=FREE_BYTES, guess=True,
         )  # fmt: skip
-        self._scheduler.want(FileConsumer(reader.rank, reader.pid), wanted)
+        self._want(FileConsumer(reader.rank, reader.pid), wanted)
 
 
 class _Reader:

@@ -4,22 +4,16 @@ reader goes in order at all (predict/randomness.py). Every predictor builds on t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from uffdprefetch.base.clock import Clock
-from uffdprefetch.base.units import MAX_BYTES
 from uffdprefetch.predict.randomness import PASSED_SHARE, Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.sense import pagetables
-from uffdprefetch.sense.pagetable_scan import tell_seen
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.reader import Reader, Region, Trait
-from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
 
 #: In the pool one in this many touches of a reader whose order is known goes to its walks, too:
 #: they show it, and go on when the order is dropped.
@@ -27,33 +21,35 @@ PLANNED_EVERY = 16
 
 
 class Step(NamedTuple):
-    """A touch brought ``walk`` on; its reader is known to have come over [start, end) bytes."""
+    """A touch brought ``walk`` on; its reader is known to have come over [start, end) bytes.
+    ``goes_on``: see there."""
 
     walk: Stream
     start: int
     end: int
+    goes_on: bool
+
+
+def goes_on(reader: Reader, stream: Stream) -> bool:
+    """Whether the reader's last touch, which is in this stream, goes on with a walk. In a file that
+    is no larger than a stream's reach, that of a random reader is in one, too."""
+    return stream.settled and reader.jumps.in_order and reader.access is not Access.JUMPS
 
 
 class Walks:
     """The walks of all readers. The service's thread calls everything here."""
 
-    def __init__(
-        self, policy: str, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher,
-        layout: CheckpointPlacer, clock: Clock,
-        passed: Callable[[Region, list[tuple[int, int]]], None] | None = None,
-        taken_back: Callable[[Reader, int, int], None] | None = None,
-    ) -> None:  # fmt: skip
-        """``passed`` hears what a walk has come over that was not known to be mapped;
-        ``taken_back``: takes back what waits to be read for a reader in [start, end) and is no
-        walk's."""
-        self._policy, self._scheduler, self._ledger = policy, scheduler, ledger
-        self._tap, self._layout, self._clock = tap, layout, clock
-        self._hears_passed, self._taken_back = passed, taken_back
+    def __init__(self, policy: str, ledger: Ledger, windows: Windows) -> None:
+        self._policy, self._ledger, self._windows = policy, ledger, windows
 
-    def touch(self, region: Region, seen: Observation) -> Step | None:
-        """What a touch was of a walk; None for a reader whose order is known: its walks would say
-        nothing more."""
-        reader = region.reader
+    def touched(self, batch: Batch) -> list[Step | None]:
+        """What each touch was of a walk; None for a reader whose order is known: its walks would
+        say nothing more. What walks have come over in the pool that was not known to be mapped is
+        found with it."""
+        return [self._touch(batch, seen) for seen in batch.touches]
+
+    def _touch(self, batch: Batch, seen: Observation) -> Step | None:
+        region, reader = batch.region, batch.region.reader
         reader.last_mode = region.verdict
         if self._is_planned(region):
             self._ledger.touch(reader.rank, seen.start, seen.at_ns)
@@ -67,28 +63,25 @@ class Walks:
                 region.scan.mapped.add(seen.start, seen.end)
             return None
         stream, forward = reader.table.touch(seen.start, seen.end, seen.at_ns)
-        self.forget_absorbed(reader)
-        for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
-            self.take_back(reader, low, high)
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
         low, high = seen.known
-        if region.verdict == ServingMode.POOL and self._layout.pool:
+        if region.verdict == ServingMode.POOL and self._windows.pool:
             if not seen.passed:
-                pool, part = self._layout.pool, region.file.pooled
+                pool, part = self._windows.pool, region.file.pooled
                 low, high = pool.come_over(part, stream, low, high, forward)
             pagetables.note_told(region, low, high, seen.at_ns)
-        passed_bytes = self._passed(region, stream, seen, forward, low, high)
-        step = Step(stream, low, high)
+        passed_bytes = self._passed(batch, stream, seen, forward, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
-        over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.access is Access.JUMPS else 1]
-        if region.verdict == ServingMode.POOL and self._layout.pool:
+        jumps = reader.access is Access.JUMPS
+        over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if jumps else 1]
+        if region.verdict == ServingMode.POOL and self._windows.pool:
             over = 0 < forward <= high - low
         self._judge(region, seen, over)
         if stream.skips:
             reader.traits.add(Trait.SKIPS)
-        return step
+        return Step(stream, low, high, goes_on(reader, stream))
 
     @staticmethod
     def _is_planned(region: Region) -> bool:
@@ -101,40 +94,34 @@ class Walks:
         return reader.pool.planned % PLANNED_EVERY != 0
 
     def _passed(
-        self, region: Region, stream: Stream, seen: Observation, forward: int, low: int, high: int
+        self, batch: Batch, stream: Stream, seen: Observation, forward: int, low: int, high: int
     ) -> tuple[int, int]:
         """Of what a walk has gone over with this touch: how much is mapped that was not before, and
         how much tells of a walk."""
-        news = mapped = seen.end - seen.start
+        region, news = batch.region, seen.end - seen.start
         if not forward:
-            return news, news if seen.new else mapped
-        first = stream.position_bytes - (forward if stream.direction > 0 else 0)
-        if region.verdict == ServingMode.POOL:
-            start, end = max(low, first), min(high, first + forward)
-            found = [(start, end - start)] if start < end else []
-        else:
-            found = pagetables.runs(region, first, first + forward)
+            return news, news
+        mapped, first = region.scan.mapped, stream.position_bytes
+        first -= forward if stream.direction > 0 else 0
+        if region.verdict != ServingMode.POOL:
+            stream.saw(forward, mapped.within(first, first + forward))  # the scan has told
+            return news, news
+        start, end = max(low, first), min(high, first + forward)
+        found = [(start, end - start)] if start < end else []
         pagetables.note_used(region, found)
         stream.saw(forward, found)
-        fresh = list[tuple[int, int]]()
-        for a, n in found:
-            mapped += n
-            for low, high in region.scan.mapped.missing(a, a + n):
-                news += high - low
-                fresh.append((low, high))
-                if self._tap.active and region.verdict != ServingMode.POOL:
-                    tell_seen(self._tap, region, low, high, self._clock.now_ns())
-            region.scan.mapped.add(a, a + n)
-        if fresh and self._hears_passed is not None:
-            self._hears_passed(region, fresh)
-        return news, news if seen.new else mapped
+        fresh = mapped.missing(start, end)
+        batch.found += fresh
+        mapped.add(start, end)
+        news += sum(b - a for a, b in fresh)
+        return news, seen.end - seen.start + max(0, end - start)
 
     def _judge(self, region: Region, seen: Observation, passed_over: bool) -> None:
         """Whether the reader goes in order: what looks like walks of one that jumps about is
         none."""
         reader = region.reader
         # one scan of the whole page table, in several pieces, has one time
-        at_ns = reader.seen_ns if region.scan.resume_at else seen.at_ns
+        at_ns = reader.seen_ns if seen.again else seen.at_ns
         reader.saw(seen.start, seen.end, at_ns, passed_over)
         if reader.access is Access.JUMPS:
             self._drop(reader)
@@ -144,25 +131,7 @@ class Walks:
         self._drop(reader)
         reader.forget_jumps()
 
-    def _drop(self, reader: Reader) -> None:
+    @staticmethod
+    def _drop(reader: Reader) -> None:
         reader.table.absorbed += reader.table.streams
         reader.table.streams.clear()
-        self.forget_absorbed(reader)
-
-    def take_back(self, reader: Reader, start: int = 0, end: int = MAX_BYTES) -> None:
-        """What waits to be read for its walks, of those that have asked for a part of
-        [start, end); should they go on, it is asked for again."""
-        for stream in reader.table.streams:
-            low, high = sorted((stream.position_bytes, stream.frontier_bytes))
-            if high <= start or low >= end:
-                continue
-            self._scheduler.forget(stream)
-            stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
-            stream.trigger_bytes = 0
-        if self._taken_back is not None:
-            self._taken_back(reader, start, end)
-
-    def forget_absorbed(self, reader: Reader) -> None:
-        """Walks that were another's get nothing any more."""
-        while reader.table.absorbed:
-            self._scheduler.forget(reader.table.absorbed.pop())

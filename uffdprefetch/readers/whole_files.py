@@ -26,6 +26,7 @@ from uffdprefetch.readers.file_stream import (
     FileStream,
     Room,
     Stage,
+    Want,
 )
 from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.files import FileState, Key
@@ -78,6 +79,11 @@ class VisitedFile:
         self.visits.goes_on()
         self.touched_ns = now_ns
 
+    def left(self, now_ns: int) -> None:
+        """Nobody maps it any more; it was touched last then."""
+        self.visits.over()
+        self.touched_ns = max(self.touched_ns, now_ns)
+
     @property
     def streamed_bytes(self) -> int:
         """By all its streams."""
@@ -104,11 +110,13 @@ class WholeFiles:
     """Of a service, whose thread calls everything here."""
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, room: Room, link: Callable[[], Link]
-    ) -> None:
-        self._scheduler, self._ledger, self._room, self._link = scheduler, ledger, room, link
+        self, scheduler: Scheduler, want: Want, ledger: Ledger, room: Room,
+        link: Callable[[], Link],
+    ) -> None:  # fmt: skip
+        self._scheduler, self._want, self._ledger = scheduler, want, ledger
+        self._room, self._link = room, link
         self._streamed: dict[Key, VisitedFile] = {}
-        self._running: list[VisitedFile] = []
+        self.running: list[VisitedFile] = []
         self._over_bytes = 0  # of those that are not running any more
         room.holders.append(self._held)
 
@@ -136,7 +144,7 @@ class WholeFiles:
             )
             return
         consumer = FileConsumer(reader.rank, reader.pid)
-        stream = FileStream(file, self._scheduler, consumer, reader.reads_pool, now_ns)
+        stream = FileStream(file, self._scheduler, self._want, consumer, reader.reads_pool, now_ns)
         stream.priority, stream.guess = Priority.BACKGROUND, True
         stream.yield_bytes = link.reach_bytes + PIECE_BYTES
         stream.add(0, size)
@@ -144,8 +152,8 @@ class WholeFiles:
         self._over_bytes -= book.settled_bytes
         book.settled_bytes = 0
         book.why = f"{book.visits.places} places of it were read, and more are to be expected"
-        if not any(one is book for one in self._running):  # one that has just ended still is
-            self._running.append(book)
+        if not any(one is book for one in self.running):  # one that has just ended still is
+            self.running.append(book)
         self._streamed[file.key] = book
         if len(self._streamed) > FILES_MAX:
             idle = (key for key, one in self._streamed.items() if not one.file.mappings.attached)
@@ -159,16 +167,11 @@ class WholeFiles:
             many = "ranks" if len(book.ranks) > 1 else "rank"
             self._ledger.degrade(f"{many} {ranks} jumps about; {why}", book.file.path)
 
-    @property
-    def active(self) -> bool:
-        """Whether a file is being read whole."""
-        return bool(self._running)
-
     def step(self, now_ns: int) -> None:
         """Once a turn: they go on, at their pace."""
         link = self._link()
-        over = self._over_bytes + sum(book.over_bytes(link, now_ns) for book in self._running)
-        for book in self._running:
+        over = self._over_bytes + sum(book.over_bytes(link, now_ns) for book in self.running)
+        for book in self.running:
             stream = book.stream
             if stream is None or self._ends(book, stream, now_ns):
                 continue
@@ -178,11 +181,11 @@ class WholeFiles:
             stream.most_bytes = stream.absent_bytes + max(0, WHOLE_FREE_BYTES - over)
             if stream.go_on(now_ns):
                 book.end(Stage.DONE, book.why)
-        for book in self._running:
+        for book in self.running:
             if book.stream is None:
                 book.settled_bytes = book.over_bytes(link, now_ns)
                 self._over_bytes += book.settled_bytes
-        self._running = [book for book in self._running if book.stream is not None]
+        self.running = [book for book in self.running if book.stream is not None]
 
     def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
         """Stop where the reason has gone; whether it has."""

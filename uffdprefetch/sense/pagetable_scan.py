@@ -11,9 +11,10 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
-from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.windows import Windows
 
 #: Looking for streams in page tables: at first often, then rarely: a reader that begins late is
 #: seen late by one part in LOOKS_WHILE_QUIET of how long it has waited.
@@ -56,23 +57,22 @@ def tell_seen(tap: EventPublisher, region: Region, start: int, end: int, now: in
 
 
 class PagetableScanner:
-    """The looks of one service; ``touch`` hears of each run of pages that is news."""
+    """The looks of one service."""
 
     def __init__(
         self,
-        layout: CheckpointPlacer,
+        windows: Windows,
         tap: EventPublisher,
-        touch: Callable[[Region, int, int, int], object],
-        looked: Callable[[Region, list[tuple[int, int]]], None],
+        observe: Callable[[Batch], None],
         clock: Clock = CLOCK,
         pace: Callable[[Region, int], int | None] | None = None,
     ) -> None:
-        """``looked`` hears of all of the runs that one look has found, unmerged. ``pace``: who is
+        """``observe`` hears, once for each look at a mapping, of all that is news. ``pace``: who is
         read ahead for everywhere in a mapping, so that each look goes over all of it, says of a
         mapping at a time in how many ns something more may be wanted, None: nothing is ahead."""
         self._clock, self._pace = clock, pace
         self._credit_ns, self._credited_ns = LOOK_CREDIT_NS, 0
-        self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
+        self._windows, self._tap, self._observe = windows, tap, observe
 
     def look(self, region: Region, now: int, share: int, crowd: int = 1) -> None:
         """Tell what has been touched since the last look, and say when the next is due, which may
@@ -83,12 +83,12 @@ class PagetableScanner:
         walks = region.walks
         active = [] if region.reader.order.announced else [s for s in walks if s.active]
         by_tables = region.verdict != wire.ServingMode.POOL
-        touched = False
+        batch = Batch(region, now)
         for stream in active:
             quiet = now - stream.last_ns
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
                 continue
-            touched = self._follow(region, stream, now) or touched
+            self._follow(batch, stream)
         # all of it: often until a walk is sure, and the reader does walk; then now and then, for
         # walks yet to begin
         going = [s for s in active if s.settled and not _at_the_end(s, region)]
@@ -96,22 +96,25 @@ class PagetableScanner:
         # who follows an order that is known begins nowhere else
         everywhere = self._pace is not None and by_tables and not region.reader.order.announced
         if everywhere:
-            if self._look_elsewhere(region):
-                touched, region.scan.elsewhere_ns = True, now
+            if self._look_elsewhere(batch):
+                region.scan.elsewhere_ns = now
             settled = settled and now - region.scan.elsewhere_ns > UNSURE_NS
         whole_due = region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
         if whole_due or not (settled or everywhere):
             if not region.scan.resume_at:
                 region.scan.began_ns = now
-            touched = self._look_at_all(region) or touched
+            self._look_at_all(batch)
             region.scan.whole_ns = now
-            if not region.scan.resume_at:
-                region.scan.known_ns = region.scan.began_ns
+        self._tell(batch)
+        if region.scan.whole_ns == now and not region.scan.resume_at:
+            region.scan.known_ns = region.scan.began_ns
         region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
-        if touched:
+        if batch.touches:
             region.reader.looked(cold)
             region.scan.news_ns = now
+        going = [s for s in active if s.settled and not _at_the_end(s, region)]
+        settled = bool(going) and (not everywhere or now - region.scan.elsewhere_ns > UNSURE_NS)
         due = self._next_look_ns(region, going, settled, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = self._clock.cpu_ns() - began
@@ -130,56 +133,47 @@ class PagetableScanner:
             return 0
         return CPU_PART * cost_ns
 
-    def _follow(self, region: Region, stream: Stream, now: int) -> bool:
-        """Look ahead of a stream, and again from where that leads; whether it saw news."""
-        touched = False
+    def _follow(self, batch: Batch, stream: Stream) -> None:
+        """Look ahead of a stream, and again from where that leads."""
+        at, forward = stream.position_bytes, stream.direction > 0
         for _ in range(FOLLOW_STEPS):
-            at = stream.position_bytes
-            start = at - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
-            clusters, _ = self._new_touches(region, start, start + REACH_BYTES)
-            for a, b in clusters:
-                self._touch(region, a, b, now)
-                touched = True
-            if abs(stream.position_bytes - at) < REACH_BYTES // 2:
+            start = at - (BLOCK_BYTES if forward else REACH_BYTES)
+            clusters, _ = self._new_touches(batch, start, start + REACH_BYTES, batch.at_ns)
+            ends = [end if forward else start for start, end in clusters]
+            on = max(at, *ends, at) if forward else min(at, *ends, at)
+            if abs(on - at) < REACH_BYTES // 2:
                 break
-        return touched
+            at = on
 
-    def _look_at_all(self, region: Region) -> bool:
-        """Go on with the look over the whole region, for a bounded time; whether it saw news."""
-        touched = False
+    def _look_at_all(self, batch: Batch) -> None:
+        """Go on with the look over the whole region, for a bounded time."""
+        region = batch.region
         now = began = self._clock.now_ns()
         while now == began or now - began < LOOK_AT_ONCE_NS:
             start = max(region.scan.resume_at, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
-            clusters, more = self._new_touches(region, start, end)
-            for a, b in clusters:
-                self._touch(region, a, b, now)
-                touched = True
+            _, more = self._new_touches(batch, start, end, now)
             region.scan.resume_at = more or end
             if region.scan.resume_at >= region.span.end_bytes:
                 region.scan.resume_at = 0
                 break
             now = self._clock.now_ns()
-        return touched
 
-    def _look_elsewhere(self, region: Region) -> bool:
+    def _look_elsewhere(self, batch: Batch) -> bool:
         """Look at what is not mapped yet, wherever that is, and the more of it the less was ever
         touched: no page tables, no cost. Whether it saw news."""
-        span, touched = region.span, False
-        gaps = region.scan.mapped.missing(span.start_bytes, span.end_bytes)
+        span, before = batch.region.span, len(batch.touches)
+        gaps = batch.region.scan.mapped.missing(span.start_bytes, span.end_bytes)
         if len(gaps) > GAPS_MAX:
             gaps = [(span.start_bytes, span.end_bytes)]
         began = self._clock.now_ns()
         for start, end in gaps:
             more = start
             while more < end and self._clock.now_ns() - began < LOOK_AT_ONCE_NS:
-                clusters, more = self._new_touches(region, more, end)
-                for a, b in clusters:
-                    self._touch(region, a, b, began)
-                    touched = True
+                _, more = self._new_touches(batch, more, end, began)
                 if not more:
                     break
-        return touched
+        return len(batch.touches) > before
 
     def _next_look_ns(self, region: Region, going: list[Stream], settled: bool, now: int) -> int:
         """In how long to look again, whatever that costs."""
@@ -189,9 +183,10 @@ class PagetableScanner:
         if region.scan.resume_at or (not settled and begun and not order.announced):
             return LOOK_FIRST_NS
         if settled and by_tables:
-            due = min(self._poll_ns(s, now) for s in going)
             if self._pace is not None:
                 due = self._pace(region, now) or POLL_SLOWEST_NS
+            else:
+                due = min(self._poll_ns(s, now) for s in going)
             return min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
         if order.announced:
             heard = now - order.last_progress_ns < 2 * SILENT_NS
@@ -205,8 +200,9 @@ class PagetableScanner:
         """In how long a walk may have come so far that its window is to go on: a part of the
         window, or half of what has been asked for, where that is less."""
         moves = now - stream.last_ns < UNSURE_NS
-        step_bytes = self._layout.lookahead(stream) // POLLS_PER_WINDOW
-        asked_bytes = (stream.frontier_bytes - stream.position_bytes) * stream.direction
+        window = self._windows.of(stream)
+        step_bytes = window.size_bytes // POLLS_PER_WINDOW
+        asked_bytes = (window.frontier_bytes - stream.position_bytes) * stream.direction
         if moves and asked_bytes > 0:
             step_bytes = min(step_bytes, asked_bytes // 2)
         if stream.sparse_pieces:  # it may skip: piece by piece tells
@@ -218,34 +214,41 @@ class PagetableScanner:
 
     def last_look(self, region: Region, found: list[tuple[int, int]], now: int) -> None:
         """A mapping goes, and its agent has looked: (offset, bytes) in the order of the file."""
-        cold, news = region.file.account.cold, list[tuple[int, int]]()
+        cold, batch = region.file.account.cold, Batch(region, now)
         start, end = found[0][0], sum(found[-1])
-        clusters = pagetables.note_found(region, start, end, found, self._teller(region, news))
-        self._tell_news(region, news)
-        for a, b in clusters:
-            self._touch(region, a, b, now)
+        clusters = pagetables.note_found(region, start, end, found, self._teller(batch))
+        self._add(batch, clusters, now)
+        self._tell(batch)
         region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if clusters:
             region.reader.looked(cold)
             region.scan.news_ns = now
 
-    def _teller(self, region: Region, news: list[tuple[int, int]]) -> Callable[[int, int], None]:
+    def _new_touches(
+        self, batch: Batch, start: int, end: int, now: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        region = batch.region
+        clusters, more = pagetables.new_touches(region, start, end, self._teller(batch))
+        self._add(batch, clusters, now)
+        return clusters, more
+
+    @staticmethod
+    def _add(batch: Batch, clusters: list[tuple[int, int]], now: int) -> None:
+        again = bool(batch.region.scan.resume_at)
+        batch.touches += [
+            Observation(a, b, now, new=True, told=False, again=again) for a, b in clusters
+        ]
+
+    def _teller(self, batch: Batch) -> Callable[[int, int], None]:
         def tell(a: int, b: int) -> None:
-            news.append((a, b))
+            batch.found.append((a, b))
             if self._tap.active:
-                tell_seen(self._tap, region, a, b, self._clock.now_ns())
+                tell_seen(self._tap, batch.region, a, b, self._clock.now_ns())
 
         return tell
 
-    def _tell_news(self, region: Region, news: list[tuple[int, int]]) -> None:
-        if news or region.reader.order.followed:
-            self._looked(region, news)
-
-    def _new_touches(
-        self, region: Region, start: int, end: int
-    ) -> tuple[list[tuple[int, int]], int]:
-        news: list[tuple[int, int]] = []
-        found = pagetables.new_touches(region, start, end, self._teller(region, news))
-        self._tell_news(region, news)
-        return found
+    def _tell(self, batch: Batch) -> None:
+        """Who follows an order is judged by what was not touched, too."""
+        if batch.touches or batch.found or batch.region.reader.order.followed:
+            self._observe(batch)

@@ -99,8 +99,6 @@ def note_found(
     starts = region.file.blocks.tensor_starts
     for offset, length in news:
         for a, b in region.scan.mapped.missing(offset, offset + length):
-            if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.checkpoints.laid:
-                continue  # an armed page that was touched: its event has told, or will
             if tell is not None:
                 tell(a, b)
             if starts and not starts.missing(a, b):

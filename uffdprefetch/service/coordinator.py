@@ -30,11 +30,11 @@ from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.file_stream import Room
 from uffdprefetch.readers.fixed_windows import FixedWindows
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.tensor_starts import TensorStarts
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service.brief import BriefKinds
 from uffdprefetch.service.offers import Offers
@@ -59,6 +59,7 @@ from uffdprefetch.state.region_state import ScanState
 from uffdprefetch.state.unserved import FOR_GOOD, Coarse, Reason, Refusal
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
@@ -109,38 +110,36 @@ class Coordinator:
         self.scheduler = scheduler
         self.ledger = ledger
         self.tap = tap or EventPublisher()
-        self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
         guesses = config.policy in Ahead.policies
-        self.walks = Walks(
-            config.policy, scheduler, ledger, self.tap, self.layout, clock,
-            (lambda *what: self.arbiter.scanned(*what)) if guesses else None,
-            (lambda *what: self.ahead.take_back(*what)) if guesses else None,
-        )  # fmt: skip
-        self.room = Room(config, self.layout, self.limits)
-        self.stated = StatedRanges(
-            config, scheduler, ledger, self.room, clock,
-            (lambda stream: self.ahead.said(stream)) if guesses else None,
-        )  # fmt: skip
-        self.advice = Advice(config.policy, self.walks, self.stated, clock)
+        self.windows = Windows(config, scheduler)
+        self.layout = CheckpointPlacer(self.windows, ledger, clock)
+        self.walks = Walks(config.policy, ledger, self.windows)
+        self.room = Room(config, self.windows, self.limits)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
+        want = self.arbiter.want
+        self.stated = StatedRanges(
+            config, scheduler, want, ledger, self.room, clock,
+            (lambda stream: self.ahead.said(stream)) if guesses else None,
+        )  # fmt: skip
         self._table = FileTable(config, scheduler, ledger, clock)
         self._brief = BriefKinds()
         self.next_shard = NextShard(self._table, self.opener, scheduler)
-        self.arbiter.add(FixedWindows(config, self.walks, self.tap, self.layout))
+        self.advice = Advice(config.policy, self.arbiter, self.stated, clock)
+        self.arbiter.add(FixedWindows(config, scheduler, self.tap, self.windows))
         self.ahead = Ahead(
             scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard,
-            self.arbiter.in_charge, waiting,
+            self.arbiter.in_charge, want, self.windows, waiting,
         )  # fmt: skip
         if guesses:
             self.arbiter.add(self.ahead)
             scheduler.on_sent = self.ahead.sent
         self.tensor_starts = TensorStarts(
-            config.policy, scheduler, self.walks, self.layout, self.opener, self.ahead.room_bytes
+            config.policy, want, self.walks, self.windows, self.opener, self.ahead.room_bytes
         )
         self._looks = PagetableScanner(
-            self.layout, self.tap, self._mapped, self._scanned, clock,
+            self.windows, self.tap, self._seen, clock,
             pace=self.ahead.look_ns if guesses else None,
         )  # fmt: skip
         self.clients: dict[int, Client] = {}
@@ -172,9 +171,9 @@ class Coordinator:
     def use_pool(self, pool: NodePool) -> None:
         """`--engine pool`: mappings that can be are served from there."""
         self.pool = self._table.pool = pool
-        self._bridge = PoolBridge(pool, self, self.arbiter, self.layout, self.ledger, self.tap)
+        self._bridge = PoolBridge(pool, self, self.arbiter, self.windows, self.ledger, self.tap)
         self.scheduler.pool = pool.pool
-        self.layout.pool = pool
+        self.windows.pool = pool
 
     def use_known_orders(self, known_orders: KnownOrders) -> None:
         """The orders of some readers are known, or may be told."""
@@ -279,8 +278,8 @@ class Coordinator:
             self._refuse(client, a, path, serving.refusal, fds)
             return
         region = self.adopt(client, a, file, serving.mode)  # before its first fault
-        if self.config.policy != "none" and serving.mode != wire.ServingMode.POOL:
-            self.scheduler.begin(file, a.offset_bytes)
+        if serving.mode != wire.ServingMode.POOL:
+            self.arbiter.begin(file, a.offset_bytes)
         if wanted:
             self._offers.make(client, region, wanted, fds[0])
         else:
@@ -439,7 +438,7 @@ class Coordinator:
         reader.remove(region)
         self.arbiter.unmapped(region)
         if not reader.regions:
-            self.walks.take_back(reader)
+            self.arbiter.take_back(reader)
             for old in forget_unmapped(client):
                 self._left(old)
         self._table.left(region.file, client.pid)
@@ -462,7 +461,9 @@ class Coordinator:
             self._left(reader)
 
     def _left(self, reader: Reader) -> None:
-        self.ledger.note_streams(reader, is_served=self.config.policy in Ahead.policies)
+        self.ledger.note_streams(
+            reader, self.windows.late_extents, is_served=self.config.policy in Ahead.policies
+        )
         self.arbiter.left(reader)
 
     def give_up(self, file: FileState, why: str) -> None:
@@ -501,8 +502,9 @@ class Coordinator:
     # -------------------------------------------------------------- progress
 
     def on_events(self, client: Client, events: Iterable[uffd.Event]) -> None:
-        """Armed checkpoints that were touched."""
-        now = self.clock.now_ns()
+        """Armed checkpoints that were touched: the page tables, which are looked at in this turn,
+        tell where their readers have begun. Where they cannot be read the touch itself tells."""
+        now, told = self.clock.now_ns(), dict[int, Batch]()
         for event in events:
             region = client.regions.get(event.region)
             self.ledger.fault_wait.add(event.handle_ns)
@@ -513,34 +515,35 @@ class Coordinator:
             at_ns = min(event.time_ns, now)
             if event.page in region.checkpoints.laid:
                 region.checkpoints.fired[event.page] = at_ns
-                region.scan.due_ns = min(region.scan.due_ns, now)  # where did that reader begin?
-                region.scan.news_ns = now
+            region.scan.due_ns = min(region.scan.due_ns, now)
+            region.scan.news_ns = now
             self.tap.put(
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
-            end = start + uffd.PAGE_BYTES
-            around = start - BLOCK_BYTES, end + BLOCK_BYTES
-            new = region.scan.mapped.missing(*around) == [around]
-            self.arbiter.observe(region, Observation(start, end, at_ns, new))
+            if client.pagemap_fd < 0:
+                end = start + uffd.PAGE_BYTES
+                around = start - BLOCK_BYTES, end + BLOCK_BYTES
+                new = region.scan.mapped.missing(*around) == [around]
+                seen = Observation(start, end, at_ns, new)
+                told.setdefault(region.id, Batch(region, now)).touches.append(seen)
+        for batch in told.values():
+            self.arbiter.observe(batch)
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
         if self._bridge is not None:
             self._bridge.take_events()
 
-    def _mapped(self, region: Region, start: int, end: int, at_ns: int) -> None:
-        """A scan has found pages that are mapped between two places, and booked each of them."""
-        self.arbiter.observe(region, Observation(start, end, at_ns, new=True, told=False))
-
-    def _scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
-        """All that one scan has found, page by page."""
-        if region.file.blocks.tensor_starts:
-            self.tensor_starts.scanned(region, found)
-        self.arbiter.scanned(region, found)
+    def _seen(self, batch: Batch) -> None:
+        """A look at a mapping has found something."""
+        if batch.region.file.blocks.tensor_starts:
+            self.tensor_starts.scanned(batch.region, batch.found)
+        self.arbiter.observe(batch)
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
+        self.windows.begin_turn()
         known = sum(len(r.regions) for r in self.readers() if r.order.announced)
         crowd = sum(len(client.regions) for client in self.clients.values())
         for client in self.clients.values():
@@ -563,7 +566,7 @@ class Coordinator:
     def plan(self) -> None:
         """Windows for every region that was touched since the last turn, checkpoints for those that
         have just been mapped."""
-        if self._offers:
+        if self._offers.waiting:
             self._offers.hand_out()
         if self.arbiter.idle:
             return
@@ -576,7 +579,7 @@ class Coordinator:
         thousand readers."""
         began = self.clock.cpu_ns()
         readers = self.readers()
-        self.layout.places = window.places(
+        self.windows.places = window.places(
             (id(reader.file), stream.position_bytes)
             for reader in readers
             for stream in reader.table.active()
@@ -594,14 +597,14 @@ class Coordinator:
     def window_bytes(self, stream: Stream) -> int:
         """What a walk has, or is to have, ahead of it."""
         if self.config.policy in Ahead.policies:
-            return max(0, (stream.frontier_bytes - stream.position_bytes) * stream.direction)
-        return self.layout.lookahead(stream)
+            return self.windows.ahead_bytes(stream)
+        return self.windows.of(stream).size_bytes
 
     def room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
         if self.pool is not None and file.pooled is not None:
             return self.pool.budget_bytes
-        return self.layout.allowed_bytes
+        return self.windows.allowed_bytes
 
     def _share_bytes(self, file: FileState) -> tuple[int, int]:
         """How much of a file may lie ahead of one place at which it is read, and of all
@@ -609,13 +612,13 @@ class Coordinator:
         room = self.room_bytes(file)
         if self.pool is not None and file.pooled is not None:
             return self.pool.window_bytes(walk=True), room
-        return room // max(1, self.layout.places), room
+        return room // max(1, self.windows.places), room
 
     def allowed_bytes(self, pooled: bool) -> int:
         """How much may lie ahead of a reader, of the pool or not."""
         if self.pool is not None and pooled:
             return self.pool.window_bytes()
-        return self.layout.allowed_bytes // max(1, len(self.clients))
+        return self.windows.allowed_bytes // max(1, len(self.clients))
 
     def plan_evictions(self) -> None:
         """Have blocks ready to leave the pool, if there is one."""
@@ -628,7 +631,7 @@ class Coordinator:
             file.cache.forget_recent()
         for reader in [one for client in self.clients.values() for one in client.readers.values()]:
             reader.table.expire(self.clock.now_ns())
-            self.walks.forget_absorbed(reader)
+            self.arbiter.end_walks(reader)
             for region in reader.regions.values():
                 if not region.detaching:
                     self.layout.refresh(region)

@@ -182,11 +182,11 @@ class Live:
             rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
             read_bytes_per_second=round(sum(self._reads(s, now) for _, s in moving)),
             window_bytes=sum(self._engine.window_bytes(s) for _, s in moving),
-            ahead_bytes=sum(_ahead_bytes(s) for _, s in moving),
+            ahead_bytes=sum(self._engine.windows.ahead_bytes(s) for _, s in moving),
             in_flight_bytes=in_flight_bytes,
             wasted_bytes=wasted,
             wasted_why=None if wasted is not None else "not counted yet",
-            late_extents=sum(s.feedback.late_extents for _, s in walks),
+            late_extents=sum(self._engine.windows.late_extents(s) for _, s in walks),
             hit=_hit(track, bool(random)),
             demand_misses=sum(p.watched.misses for p in members),
             stall=doc.Stall(share=None, seconds=None, sensor=None, why=doc.ADDED_BY_WATCHER),
@@ -208,7 +208,7 @@ class Live:
             pattern=stream.pattern,
             start_bytes=min(stream.start_bytes, size_bytes),
             position_bytes=min(stream.position_bytes, size_bytes),
-            frontier_bytes=min(stream.frontier_bytes, size_bytes),
+            frontier_bytes=min(self._engine.windows.of(stream).frontier_bytes, size_bytes),
             rate_bytes_per_second=round(self._rate(stream, now)),
         )
 
@@ -221,7 +221,7 @@ class Live:
         """Whether its reader is still on this walk, as far as one can know."""
         patience = MOVING_SECONDS
         if stream.settled and stream.rate_bytes_per_second > 0:
-            gap = self._engine.layout.distance(stream) / stream.rate_bytes_per_second
+            gap = self._engine.windows.of(stream).step_bytes / stream.rate_bytes_per_second
             patience = min(MOVING_SECONDS_MAX, max(MOVING_SECONDS, MOVING_GAPS * gap))
         return now - stream.last_ns < patience * 1e9
 
@@ -230,7 +230,7 @@ class Live:
         quiet_seconds = (now - stream.last_ns) / 1e9
         rate = stream.rate_bytes_per_second
         if quiet_seconds > 1.0:
-            rate = min(rate, self._engine.layout.distance(stream) / quiet_seconds)
+            rate = min(rate, self._engine.windows.of(stream).step_bytes / quiet_seconds)
         return rate
 
     def _reads(self, stream: Stream, now: int) -> float:
@@ -279,7 +279,7 @@ class Live:
             readers_bytes_per_second=history[-1].reader_bytes_per_second if history else None,
             max_rate_bytes_per_second=self._config.max_rate_bytes_per_second,
             budget_bytes=self._config.budget_bytes,
-            allowed_bytes=engine.layout.allowed_bytes,
+            allowed_bytes=engine.windows.allowed_bytes,
             allowed_by=self._allowed_by.value,
             ahead_bytes=sum(r.ahead_bytes for r in ranks),
             under_way_bytes=scheduler.under_way_bytes,
@@ -322,10 +322,6 @@ def _with_leading(rank: doc.Rank, stream: Stream, now: int) -> doc.Rank:
         density_64KiB=stream.density,
         quiet_seconds=round((now - stream.last_ns) / 1e9, 1),
     )
-
-
-def _ahead_bytes(stream: Stream) -> int:
-    return max(0, (stream.frontier_bytes - stream.position_bytes) * stream.direction)
 
 
 def _hit(track: RankTrack | None, random: bool) -> doc.Hit:

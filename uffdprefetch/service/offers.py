@@ -43,17 +43,14 @@ class Offers:
         self._scheduler = scheduler
         self._ledger = ledger
         self._clock = clock
-        self._waiting: list[_Offer] = []
+        self.waiting: list[_Offer] = []
         patience = os.environ.get(_PATIENCE, "")
         self._wait_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
 
     @property
     def due_ns(self) -> int | None:
         """When the first job has waited long enough; None: nobody waits."""
-        return min((offer.until_ns for offer in self._waiting), default=None)
+        return min((offer.until_ns for offer in self.waiting), default=None)
 
     def wanted(
         self, a: wire.Attach, reader: Reader, spacing_bytes: int
@@ -77,13 +74,13 @@ class Offers:
     def make(self, client: Client, region: Region, pages: list[int], memfd: int) -> None:
         """The job waits from now on for these pages of a mapping."""
         until_ns = self._clock.now_ns() + self._wait_ns
-        self._waiting.append(_Offer(client, region, pages, memfd, until_ns))
+        self.waiting.append(_Offer(client, region, pages, memfd, until_ns))
         self.hand_out()
 
     def hand_out(self) -> None:
         """Tell the agents whose pages have been read, or whose time is over, what to lay."""
         now, waiting = self._clock.now_ns(), []
-        for offer in self._waiting:
+        for offer in self.waiting:
             region, file = offer.region, offer.region.file
             missing = [p for p in offer.pages if p not in file.copies.written]
             if missing and now < offer.until_ns and not file.guard.changed:
@@ -99,7 +96,7 @@ class Offers:
                 region.id, wire.ServingMode.CHECKPOINTS, [offer.memfd],
                 pages=region.checkpoints.offered, lease_fd=region.lease_fd,
             )  # fmt: skip
-        self._waiting = waiting
+        self.waiting = waiting
 
     def laid(self, client: Client, region: Region, done: int, error: int) -> None:
         """The agent has laid the first ``done`` of those it was told of; ``error``: why no more."""

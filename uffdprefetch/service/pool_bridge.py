@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.walkers import goes_on, note_walker, walks_of
+from uffdprefetch.pool.walkers import note_walker, walks_of
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -26,7 +26,7 @@ from uffdprefetch.state.publisher import (
     EventPublisher,
 )
 from uffdprefetch.state.reader import Reader, Region
-from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.windows import Windows
 
 if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.pool.node_pool import NodePool
@@ -50,11 +50,11 @@ class PoolBridge:
     """The pool of one service. Its thread calls everything here."""
 
     def __init__(
-        self, pool: NodePool, mappings: Mappings, arbiter: Arbiter, layout: CheckpointPlacer,
+        self, pool: NodePool, mappings: Mappings, arbiter: Arbiter, windows: Windows,
         ledger: Ledger, tap: EventPublisher,
     ) -> None:  # fmt: skip
         self._pool, self._mappings, self._arbiter = pool, mappings, arbiter
-        self._layout, self._ledger, self._tap = layout, ledger, tap
+        self._windows, self._ledger, self._tap = windows, ledger, tap
 
     def accept(self, client: Client, file: FileState) -> tuple[list[int], str]:
         """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
@@ -71,7 +71,9 @@ class PoolBridge:
         return [], why
 
     def take_events(self) -> None:
-        """What happened in the pool: faults are progress, the rest is for the books."""
+        """What has happened in the pool: faults are progress, those of a mapping together; the rest
+        is for the books."""
+        faults: dict[tuple[int, int], list[uffd_pool.PoolEvent]] = {}
         for event in self._pool.pool.drain():
             file = self._pool.files.get(event.file)
             if file is None:
@@ -81,41 +83,61 @@ class PoolBridge:
                 self._pool.detached += 1
             elif event.kind == uffd_pool.EVICTED:
                 self._tap.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
+            elif event.kind == uffd_pool.STUCK:
+                self._give_back(event)
             else:
-                self._take_fault(file, event)
+                faults.setdefault((event.client, event.region), []).append(event)
+        for events in faults.values():
+            self._take_faults(events)
 
-    def _take_fault(self, file: FileState, event: uffd_pool.PoolEvent) -> None:
+    def _mapping_of(self, event: uffd_pool.PoolEvent) -> tuple[Client, Region] | None:
         client = self._pool.slots.get(event.client)
         region = client.regions.get(event.region) if client else None
         if client is None or region is None or region.detaching:
+            return None
+        return client, region
+
+    def _give_back(self, event: uffd_pool.PoolEvent) -> None:
+        """Two chunks that one instruction needs do not fit: the page cache has room."""
+        mapping = self._mapping_of(event)
+        if mapping is None:
             return
-        if event.kind == uffd_pool.STUCK:
-            # two chunks that one instruction needs do not fit: the page cache has room
-            self._ledger.degrade(
-                f"--budget is too small for pid {client.pid}: given back to the kernel", file.path
-            )
-            self._pool.detached += 1
-            self._mappings.give_back(client, region)
+        client, region = mapping
+        self._ledger.degrade(
+            f"--budget is too small for pid {client.pid}: given back to the kernel",
+            region.file.path,
+        )
+        self._pool.detached += 1
+        self._mappings.give_back(client, region)
+
+    def _take_faults(self, events: list[uffd_pool.PoolEvent]) -> None:
+        """Of one mapping."""
+        mapping = self._mapping_of(events[0])
+        if mapping is None:
             return
-        client.watched.pool_misses += event.kind == uffd_pool.MISS
+        client, region = mapping
+        file, batch = region.file, Batch(region, events[-1].time_ns)
+        for event in events:
+            start, end = event.offset, event.offset + event.length
+            client.watched.pool_misses += event.kind == uffd_pool.MISS
+            cell = start // DISTANCE_MIN_BYTES
+            region.checkpoints.fired.setdefault(cell, event.time_ns)
+            region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
+            batch.touches.append(Observation(start, end, event.time_ns, passed=event.passed))
         if file.pooled is not None:
-            file.pooled.faulted_ns = event.time_ns
-        start, end = event.offset, event.offset + event.length
-        cell = start // DISTANCE_MIN_BYTES
-        region.checkpoints.fired.setdefault(cell, event.time_ns)
-        region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
-        how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
-        seen = Observation(start, end, event.time_ns, passed=event.passed)
-        step = self._arbiter.observe(region, seen)
-        if step is not None:
-            start, end = step.start, step.end
-            note_walker(region.reader, event.tid, step.walk)
-            how |= POOL_BACKWARD if step.walk.direction < 0 else 0
-            if event.refault and not goes_on(region.reader, step.walk):
-                self._pool.refaulted(file, event.offset, event.refault)
-        self._tap.put(
-            TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
-        )  # fmt: skip
+            file.pooled.faulted_ns = batch.at_ns
+        for event, step in zip(events, self._arbiter.observe(batch), strict=True):
+            start, end = event.offset, event.offset + event.length
+            how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
+            if step is not None:
+                start, end = step.start, step.end
+                note_walker(region.reader, event.tid, step.walk)
+                how |= POOL_BACKWARD if step.walk.direction < 0 else 0
+                if event.refault and not step.goes_on:
+                    self._pool.refaulted(file, event.offset, event.refault)
+            self._tap.put(
+                TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+            )  # fmt: skip
 
     def plan_evictions(
         self, now: int, known_orders: KnownOrders | None, next_shard: NextShard
@@ -126,7 +148,7 @@ class PoolBridge:
         readers = self._mappings.readers()
         self._pool.plan(
             (
-                (reader, walk, self._layout.lookahead(walk, pooled=True))
+                (reader, walk, self._windows.of(walk, pooled=True).size_bytes)
                 for reader in readers
                 if reader.pooled and (known_orders is None or known_orders.order_of(reader) is None)
                 for walk in walks_of(reader, now)

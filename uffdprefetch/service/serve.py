@@ -339,7 +339,7 @@ class Service:
             self.engine.on_pool_events()
         self._scheduler.reap()
         read = self._scheduler.prefetched_bytes - self._asked_bytes
-        if read > ASK_SHARE * self.engine.layout.allowed_bytes:
+        if read > ASK_SHARE * self.engine.windows.allowed_bytes:
             self._update_allowed_bytes()
         self._opener.step()
         now = CLOCK.now_ns()
@@ -425,7 +425,7 @@ class Service:
         bin_ = self._ledger.timeline.at(seconds)
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
         bin_.window_bytes = self.engine.window_bytes(widest)
-        bin_.distance_bytes = self.engine.layout.distance(widest)
+        bin_.distance_bytes = self.engine.windows.of(widest).step_bytes
         bin_.under_way_bytes = self._scheduler.under_way_bytes
         bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)
         bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))
@@ -465,11 +465,11 @@ class Service:
         self.engine.refresh_all()
 
     def _update_allowed_bytes(self) -> None:
-        layout = self.engine.layout
-        before = layout.allowed_bytes
-        layout.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
+        windows = self.engine.windows
+        before = windows.allowed_bytes
+        windows.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
         self._asked_bytes = self._scheduler.prefetched_bytes
-        if self._limit is not Limit.BUDGET and layout.allowed_bytes < before // 2:
+        if self._limit is not Limit.BUDGET and windows.allowed_bytes < before // 2:
             self._ledger.degrade(
                 f"less is read ahead than --budget allows: {self._limit.words} leaves no more"
             )

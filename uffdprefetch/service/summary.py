@@ -236,7 +236,10 @@ def summary(
     ]
     streams = list(ledger.streams)
     for reader in [one for client in engine.clients.values() for one in client.readers.values()]:
-        streams += [describe_stream(reader, s) for s in reader.table.active()]
+        streams += [
+            describe_stream(reader, s, engine.windows.late_extents(s))
+            for s in reader.table.active()
+        ]
     wall = ledger.seconds()
     service_cpu = max(0.0, time.process_time() - workers_cpu)
     ranks: dict[int, dict[str, Any]] = {}

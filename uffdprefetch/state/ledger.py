@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -350,7 +351,9 @@ class Ledger:
         bin_.events += 1
         bin_.positions[str(rank)] = offset
 
-    def note_streams(self, reader: Reader, is_served: bool = False) -> None:
+    def note_streams(
+        self, reader: Reader, late_extents: Callable[[Stream], int], is_served: bool = False
+    ) -> None:
         """Keep a reader's streams when it ends; of one that has jumped about a single row, of where
         a process of its rank was last in the file. ``is_served``: something is read ahead of those,
         too."""
@@ -363,11 +366,11 @@ class Ledger:
                 last = Stream(
                     0, reader.rank, reader.pid, start, end, reader.seen_ns, reader.seen_ns
                 )
-                self.streams.append({**describe_stream(reader, last), "pattern": "random"})
+                self.streams.append({**describe_stream(reader, last, 0), "pattern": "random"})
             return
         for stream in reader.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
-                self.streams.append(describe_stream(reader, stream))
+                self.streams.append(describe_stream(reader, stream, late_extents(stream)))
         had_order = order.followed or order.pending_since_ns or order.last_progress_ns
         if reader.access is Access.JUMPS and not had_order and not is_served:
             self.degrade(
@@ -389,7 +392,7 @@ class Ledger:
         self.spared.append(reads)
 
 
-def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
+def describe_stream(reader: Reader, stream: Stream, late_extents: int) -> dict[str, Any]:
     """A stream for the summary."""
     return {
         "file": reader.file.path,
@@ -401,7 +404,7 @@ def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
         "density_64KiB": stream.density,
         "stride_bytes": stream.stride_bytes,
         "rate_bytes_per_second": round(stream.rate_bytes_per_second),
-        "late_extents": stream.feedback.late_extents,
+        "late_extents": late_extents,
     }
 
 

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead of a reader to be, and its checkpoints: armed again behind it.
-
-predict/checkpoints.py says where they are.
-"""
+"""A reader's checkpoints: armed again behind it. predict/checkpoints.py says where they are."""
 
 from __future__ import annotations
 
 from uffdprefetch.base.clock import CLOCK, Clock
-from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
-from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.file_pool import FilePool
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Region
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
 
 #: A checkpoint that has been touched is armed again after this, if no reader is near: the threads
 #: of a reader, and its next few records, would touch it again at once.
@@ -23,34 +17,10 @@ REARM_NS = 1_000_000_000
 
 
 class CheckpointPlacer:
-    """Windows and checkpoints of the regions of one service."""
+    """Checkpoints of the regions of one service."""
 
-    def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK
-    ) -> None:
-        self._clock = clock
-        self._config = config
-        self._scheduler = scheduler
-        self._ledger = ledger
-        self.allowed_bytes = config.budget_bytes
-        self.places = 1  # at which files are read: readers near each other share a window
-        self.pool: FilePool | None = None
-
-    def lookahead(self, stream: Stream, pooled: bool = False) -> int:
-        """Bytes ahead of a stream that its policy wants now."""
-        share = self.allowed_bytes // self.places
-        if self.pool and pooled:
-            share = self.pool.window_bytes(walk=True)
-        if self._config.policy == "fixed":
-            return min(self._config.size_bytes, max(share, window.MIB))
-        return window.lookahead_bytes(stream, self._scheduler.meter.storage, share)
-
-    def distance(self, stream: Stream) -> int:
-        """How finely a stream's progress is followed, bytes."""
-        chosen = self._config.distance_bytes
-        return checkpoints.distance_bytes(
-            stream.rate_bytes_per_second, self.lookahead(stream), chosen
-        )
+    def __init__(self, windows: Windows, ledger: Ledger, clock: Clock = CLOCK) -> None:
+        self._windows, self._ledger, self._clock = windows, ledger, clock
 
     def refresh(self, region: Region) -> None:
         """Arm again what its readers have left behind."""
@@ -61,11 +31,13 @@ class CheckpointPlacer:
 
     def _rearm(self, region: Region) -> None:
         now = self._clock.now_ns()
-        kept = [self._reach(s) for s in region.reader.table.active()]
-        pages = []
-        for page, at in region.checkpoints.fired.items():
+        old = [page for page, at in region.checkpoints.fired.items() if now - at > REARM_NS]
+        if not old:
+            return
+        kept, pages = [self._reach(s) for s in region.reader.table.active()], []
+        for page in old:
             offset = page * uffd.PAGE_BYTES
-            if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
+            if not any(low <= offset <= high for low, high in kept):
                 pages.append(page)
         if pages:
             region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
@@ -94,6 +66,6 @@ class CheckpointPlacer:
 
     def _reach(self, stream: Stream) -> tuple[int, int]:
         """Around a reader: what it may touch again right now."""
-        distance = self.distance(stream)
+        distance = self._windows.of(stream).step_bytes
         at = stream.position_bytes
         return at - distance, at + distance

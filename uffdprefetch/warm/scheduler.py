@@ -379,7 +379,7 @@ class Scheduler:
         self._deferred.clear()
         again_ns = 0
         while (key := self._nearest(now_ns, closed)) is not None:
-            wait = self._bucket.wait_ns(now_ns)
+            wait = self._bucket.wait_ns(now_ns) if self._bucket.rate else 0
             if wait:
                 return wait
             queue = self._queues[key]
@@ -504,7 +504,8 @@ class Scheduler:
                 pages=extent.pages,
             )
         if sent:
-            self._bucket.take(length)
+            if self._bucket.rate:
+                self._bucket.take(length)
             self._under_way[self._next_id] = extent
             self._next_id += 1
             extent.in_flight.add(extent.start, extent.end)

@@ -15,7 +15,7 @@ from small_pool import pool_of
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.predict.fronts import TOUCHED
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.pool_file import PoolFile
 
@@ -34,14 +34,14 @@ class Pooled(Bed):
         self.touched_ms = np.zeros(chunks, np.uint32)
         native: Any = SimpleNamespace(submit=lambda *_: True, reap=list, used_bytes=lambda: 0)
         file.pooled = PoolFile(native, 3, -1, BLOCK, self.state, self.touched_ms, *zeros, never)
-        monkeypatch.setattr(self.layout, "pool", pool)
+        monkeypatch.setattr(self.windows, "pool", pool)
         self.file, self.mapping = file, self.region(file)
 
     def fault(self, at: int, passed: int = 0) -> None:
         """Of one block."""
         self.now += MS
         seen = Observation(at, at + BLOCK, self.now, passed=passed)
-        self.arbiter.observe(self.mapping, seen)
+        self.arbiter.observe(Batch(self.mapping, self.now, [seen]))
         self.arbiter.plan()
 
     @property

@@ -11,6 +11,7 @@ from uffdprefetch.pool import walkers
 from uffdprefetch.pool.walkers import WALKERS_MAX
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.streams import FORGET_NS, Stream, StreamTable
+from uffdprefetch.readers.walks import goes_on
 from uffdprefetch.state.reader import PoolTouches
 
 MIB = 1 << 20
@@ -90,7 +91,7 @@ def test_a_touch_goes_on_with_a_walk_where_it_is_next_to_what_was_read() -> None
     mapping.reader.access = Access.UNKNOWN
     for at in (160, 161, 162, 64, 65):
         jumps.saw(at << 17, (at << 17) + 65536, mapping.now + at)
-        assert walkers.goes_on(mapping.reader, walk) == (at != 64)
-    assert not walkers.goes_on(mapping.reader, mapping.touch(7, 900 * MIB)), "not far yet"
+        assert goes_on(mapping.reader, walk) == (at != 64)
+    assert not goes_on(mapping.reader, mapping.touch(7, 900 * MIB)), "not far yet"
     mapping.reader.access = Access.JUMPS
-    assert not walkers.goes_on(mapping.reader, walk), "what looks like a walk of such a reader"
+    assert not goes_on(mapping.reader, walk), "what looks like a walk of such a reader"

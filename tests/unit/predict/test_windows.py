@@ -10,11 +10,10 @@ import pytest
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict import window
-from uffdprefetch.predict.rate import BOOST_MAX
+from uffdprefetch.predict.rate import BOOST_MAX, Feedback
 from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.windows import Windows
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE = 4096
@@ -26,7 +25,6 @@ def stream_at(
 ) -> Stream:
     start = position - direction * walked
     stream = Stream(1, 0, 1, start, position, 1, 1, direction, active=True)
-    stream.frontier_bytes = stream.window_end_bytes = position
     stream.rate.bytes_per_second = rate
     return stream
 
@@ -37,12 +35,13 @@ def fixed_windows(
     """(checkpoint, window) for a reader that touches every checkpoint from ``start`` on."""
     first = -(-max(start, 1) // DISTANCE) * DISTANCE
     stream = stream_at(first)
-    windows = []
+    windows, last = [], None
     for checkpoint in range(first, file_bytes, DISTANCE):
         stream.advance(checkpoint, checkpoint + PAGE, checkpoint)
-        asked = window.fixed(stream, file_bytes, size, threshold)
-        if asked:
-            windows.append((checkpoint, asked))
+        asked = window.fixed(stream, last, file_bytes, size, threshold)
+        if asked is not None:
+            last = asked
+            windows.append((checkpoint, (asked.start_bytes, asked.end_bytes)))
     return windows
 
 
@@ -99,57 +98,57 @@ def test_it_covers_rate_times_latency() -> None:
     """Little's law: what is read while one fetch is under way must already be there."""
     for rate in (10e6, 300e6, 2e9):
         for latency in (0.0, 0.001, 0.05):
-            ahead = window.lookahead_bytes(stream_at(0, rate), Storage(rate, latency), 1 << 40)
+            ahead = window.lookahead_bytes(rate, Storage(rate, latency), 1 << 40)
             assert ahead >= min(rate * latency, window.LOOKAHEAD_MAX_BYTES)
 
 
 def test_a_faster_reader_gets_a_longer_window() -> None:
     storage = Storage(1e9, 0.001)
-    slow, fast = (window.lookahead_bytes(stream_at(0, r), storage, 1 << 40) for r in (1e6, 400e6))
+    slow, fast = (window.lookahead_bytes(r, storage, 1 << 40) for r in (1e6, 400e6))
     assert slow == window.LOOKAHEAD_MIN_BYTES < fast <= window.LOOKAHEAD_MAX_BYTES
 
 
 def test_the_window_grows_at_once_when_late_and_shrinks_slowly() -> None:
-    stream = stream_at(0, 20e6)
+    feedback = Feedback()
     storage = Storage(300e6, 0.001)
 
     def ahead() -> int:
-        return window.lookahead_bytes(stream, storage, 1 << 40)
+        return window.lookahead_bytes(20e6, storage, 1 << 40, feedback.boost)
 
     calm = ahead()
-    stream.feedback.note(late=True)
+    feedback.note(late=True)
     grown = ahead()
     assert grown > calm
-    stream.feedback.note(late=False)
+    feedback.note(late=False)
     assert ahead() == grown  # one extent in time is no reason yet
     for _ in range(2000):
-        stream.feedback.note(late=False)
+        feedback.note(late=False)
     assert ahead() == calm
-    assert stream.feedback.late_extents == 1
+    assert feedback.late_extents == 1
 
 
 def test_lateness_cannot_grow_it_without_bound() -> None:
-    stream = stream_at(0, 300e6)
+    feedback = Feedback()
     for _ in range(1000):
-        stream.feedback.note(late=True)
-    assert stream.feedback.boost == BOOST_MAX
-    boosted = window.lookahead_bytes(stream, Storage(1e9, 1.0), 1 << 40)
+        feedback.note(late=True)
+    assert feedback.boost == BOOST_MAX
+    boosted = window.lookahead_bytes(300e6, Storage(1e9, 1.0), 1 << 40, feedback.boost)
     assert boosted == window.LOOKAHEAD_MAX_BYTES
 
 
 @pytest.mark.parametrize("allowed", [0, MIB, 5 * MIB, 40 * MIB])
 def test_it_is_bounded_by_the_bytes_that_are_allowed(allowed: int) -> None:
-    stream = stream_at(0, 2e9)
+    feedback = Feedback()
     for _ in range(10):
-        stream.feedback.note(late=True)
-    ahead = window.lookahead_bytes(stream, Storage(2e9, 0.1), allowed)
+        feedback.note(late=True)
+    ahead = window.lookahead_bytes(2e9, Storage(2e9, 0.1), allowed, feedback.boost)
     assert ahead <= max(allowed, MIB)  # one extent at least: else nothing would ever be read
 
 
 def test_fixed_windows_share_the_budget() -> None:
     config = Config(policy="fixed", size_bytes=50 * MIB, budget_bytes=100 * MIB)
-    layout = CheckpointPlacer(config, None, Ledger())  # type: ignore[arg-type]
-    sizes = []
-    for layout.places in (1, 2, 4, 1000):
-        sizes.append(layout.lookahead(stream_at(0)))
+    windows, sizes = Windows(config, None), []  # type: ignore[arg-type]
+    for windows.places in (1, 2, 4, 1000):
+        windows.begin_turn()
+        sizes.append(windows.of(stream_at(0)).size_bytes)
     assert sizes == [50 * MIB, 50 * MIB, 25 * MIB, MIB]

@@ -15,7 +15,7 @@ from small_pool import pool_of
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.protocol.wire import Stated
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.pool_bridge import unneeded
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import UNNEEDED_MAX, Region
@@ -240,7 +240,8 @@ def test_who_reads_there_all_the_same_is_read_ahead_of_again(bed: Bed, file: Fil
     say(bed, region, Stated.UNNEEDED)
     bed.rest(10)
     before = bed.sent_bytes
-    bed.arbiter.observe(region, Observation(16 * MIB, 16 * MIB + PAGE, bed.now - 20 * MS))
+    seen = Observation(16 * MIB, 16 * MIB + PAGE, bed.now - 20 * MS)
+    bed.arbiter.observe(Batch(region, bed.now, [seen]))
     bed.turn()
     assert bed.sent_bytes == before, "that was before, and is told late"
     bed.walk(region, 16 * MIB, 128 * MIB)

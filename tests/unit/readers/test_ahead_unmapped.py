@@ -10,6 +10,7 @@ from tests.support.file_states import file_of
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.ahead import Ahead
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.reader import Unneeded
@@ -24,9 +25,10 @@ def ahead() -> Ahead:
     )
     shards: Any = SimpleNamespace(beyond=lambda *_: iter(()))
     room: Any = SimpleNamespace(holders=[])
+    windows: Any = SimpleNamespace(asked=lambda *_: None)
     return Ahead(
         scheduler, Ledger(), EventPublisher(), room, lambda file: (1 << 40, 1 << 40), shards,
-        lambda reader: None,
+        lambda reader: None, lambda *_: 0, windows,
     )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def mapped(number: int, size_bytes: int) -> Any:
 def wanted_bytes(policy: Ahead) -> int:
     """Ahead of one who has come over a MiB of another such file."""
     region = mapped(0, 1 << 30)
-    policy.scanned(region, [(0, MIB)], NOW)
+    policy.observe(Batch(region, NOW, [], [(0, MIB)]), [])
     return sum(wanted.end - wanted.start for _, wanted in policy.demand(region.reader, NOW))
 
 
@@ -55,6 +57,6 @@ def test_walks_of_mappings_that_go_before_the_next_turn_tell_how_far_such_walks_
     for number in range(1, 17):
         for policy, size in ((far, 8 * MIB), (near, MIB)):
             region = mapped(number, 9 * MIB)
-            policy.scanned(region, [(0, size)], NOW)
+            policy.observe(Batch(region, NOW, [], [(0, size)]), [])
             policy.unmapped(region)
     assert wanted_bytes(near) < wanted_bytes(ahead()) < wanted_bytes(far)

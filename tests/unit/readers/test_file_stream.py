@@ -18,6 +18,7 @@ from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream as module
 from uffdprefetch.readers.file_stream import GONE_NS, FileStream, missing_bytes
+from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.scheduler import EXTENTS
@@ -92,7 +93,7 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
 def whole(bed: Bed, file: FileState) -> FileStream:
     """A stream of all of a file that somebody maps."""
     bed.region(file)
-    stream = FileStream(file, bed.scheduler, FileConsumer(0, 7), False, bed.now)
+    stream = FileStream(file, bed.scheduler, bed.arbiter.want, FileConsumer(0, 7), False, bed.now)
     stream.add(0, SIZE)
     return stream
 
@@ -185,7 +186,8 @@ def test_no_more_is_under_way_than_keeps_the_storage_busy(
     bed.scheduler.want(FileConsumer(0, 7), background)
     bed.scheduler.pump(bed.now)
     assert least <= bed.scheduler.under_way_bytes <= most
-    reader = Stream(1, 0, 7, SIZE // 2, SIZE // 2, bed.now, bed.now, active=True)
+    walk = Stream(1, 0, 7, SIZE // 2, SIZE // 2, bed.now, bed.now, active=True)
+    reader = FollowedWalk(walk)
     bed.scheduler.want(reader, PrefetchRange(file, SIZE // 2, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.scheduler.under_way_bytes >= 64 * MIB

@@ -18,6 +18,7 @@ from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import AWAIT_NS, PLAN_NS, KnownOrders
 from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
@@ -72,10 +73,8 @@ class Orders(KnownOrders):
         self.planned += 1
         return []
 
-    def observe(self, reader: Reader, region: Region, seen: Any, walk: Any) -> None:
-        self.touches += seen.told
-
-    def scanned(self, *_: Any) -> bool:
+    def observe(self, batch: Batch, walks: Any) -> bool:
+        self.touches += sum(seen.told for seen in batch.touches)
         return False
 
 
@@ -116,7 +115,7 @@ class Node:
         touched = int(length * density)
         stream.saw(length, [(at, touched)])
         self.reader.table.streams = [stream]
-        self.engine.arbiter.scanned(self.region, [(at, at + touched)])
+        self.engine.arbiter.observe(Batch(self.region, self.now, [], [(at, at + touched)]))
         return stream
 
     def plan(self, pass_ns: int = 0) -> None:
@@ -218,7 +217,7 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
 ) -> None:
     page, mapped, told = 4096, [0, 64, 128], []
     monkeypatch.setattr(pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)])
-    monkeypatch.setattr(node.orders, "scanned", lambda region, found, now: told.extend(found))
+    monkeypatch.setattr(node.engine.arbiter, "observe", lambda batch: told.extend(batch.found))
     node.orders.known = known()
     node.plan()
     for more in ([], [32], [32]):
@@ -241,7 +240,7 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)
     assert node.reader.access is Access.JUMPS
-    node.engine.ledger.note_streams(node.reader)
+    node.engine.ledger.note_streams(node.reader, lambda walk: 0)
     told = [line for line in node.engine.ledger.degradations if "needs a plan" in line]
     assert len(told) == (not has_a_plan)
 
@@ -253,7 +252,7 @@ def test_who_ends_before_its_plan_was_of_use_is_not_told_to_need_one(node: Node)
     for place in range(64):
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)
-    node.engine.ledger.note_streams(node.reader)
+    node.engine.ledger.note_streams(node.reader, lambda walk: 0)
     assert not [line for line in node.engine.ledger.degradations if "needs a plan" in line]
 
 
@@ -325,4 +324,4 @@ def test_walks_near_each_other_share_one_window(node: Node, apart_bytes: int, pl
     node.reader.table.streams.append(Stream(2, 0, 100, 0, at, node.now, node.now, active=True))
     node.engine.arbiter.due(node.region)
     node.engine.plan()
-    assert node.engine.layout.places == places
+    assert node.engine.windows.places == places

@@ -19,6 +19,7 @@ from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.pool.eviction import Reader as Block
 from uffdprefetch.pool.residents import to_come
 from uffdprefetch.predict.price import least_probability, walk_gain
+from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.storage import UNKNOWN, Link
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import next_shard as module
@@ -46,6 +47,14 @@ def made(path: Path, size: int = SIZE) -> Path:
     return path
 
 
+class Walked(Stream):
+    """A walk that somebody reads ahead of."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.feedback = Feedback()
+
+
 class Node:
     """A table of files, opens that end when they are told to, and readers of one process."""
 
@@ -57,7 +66,7 @@ class Node:
         self.table = FileTable(self.config, scheduler, self.ledger, Clock(lambda: self.now))
         self.asked: list[tuple[Any, Any]] = []
         opener: Any = SimpleNamespace(open=lambda what, then: self.asked.append((what, then)))
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, Walked] = {}
         self.forgotten: list[Any] = []
         asks: Any = SimpleNamespace(forget=self.forgotten.append)
         self.shards = NextShard(self.table, opener, asks)
@@ -85,7 +94,7 @@ class Node:
         self, reader: Any, at: int, ahead: int = 32 * MIB, least: float = LEAST, **walk: Any
     ) -> list[Any]:
         """What is wanted of the file that follows by a reader that has come so far."""
-        made = Stream(1, 0, PID, 0, at, self.now, self.now, active=True)
+        made = Walked(1, 0, PID, 0, at, self.now, self.now, active=True)
         stream = self.streams.setdefault(walk.pop("id", 1), made)
         stream.position_bytes = at
         for name, value in walk.items():

@@ -27,7 +27,7 @@ from tests.support.file_states import file_of
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import known_order
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.meter import Meter
@@ -84,7 +84,10 @@ class Service:
 
     def touch(self, start: int, end: int, now: int) -> None:
         seen = Observation(start, end, now)
-        self.known_orders.observe(self.region.reader, self.region, seen, None)
+        self.known_orders.observe(Batch(self.region, now, [seen]), [None])
+
+    def scanned(self, found: list[tuple[int, int]], now: int) -> bool:
+        return self.known_orders.observe(Batch(self.region, now, [], found), [])
 
     def touches(self, records: Iterable[int], now: int = 1) -> None:
         for record in records:
@@ -148,7 +151,7 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Serv
     known_orders, wrong = service.known_orders, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
         if verdict == ServingMode.PAGE_TABLES:
-            known_orders.scanned(service.region, [wrong], reader.touched_ns)
+            service.scanned([wrong], reader.touched_ns)
         else:
             service.touch(*wrong, 3)
     assert service.scheduler.forgotten == [reader.consumer] and service.reader() is None
@@ -163,9 +166,9 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ser
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=verdict)
     now = reader.touched_ns
-    assert service.known_orders.scanned(service.region, found(range(100, 104)), now)
+    assert service.scanned(found(range(100, 104)), now)
     assert place(reader) == (0, 4)
-    assert not service.known_orders.scanned(service.region, [], now)
+    assert not service.scanned([], now)
 
 
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +178,10 @@ def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPa
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch
-    look = service.known_orders.scanned
-    assert not look(service.region, found([101, 103, 104, 105]), later - 1)
+    assert not service.scanned(found([101, 103, 104, 105]), later - 1)
     assert place(reader) == (0, 2) and reader.seen == found([103, 104, 105])
     reader.seen = found([102, 103, 104])
-    assert look(service.region, [], later)
+    assert service.scanned([], later)
     assert place(reader) == (0, 5)
 
 
@@ -296,7 +298,7 @@ def read_on(service: Service, reader: PlannedReader, records: Iterable[int]) -> 
         region.scan.mapped.add(start, end)
     reader.said(len(mapped) + place(reader)[1], 1)
     region.scan.known_ns = 2
-    service.known_orders.scanned(region, mapped, 2)
+    service.scanned(mapped, 2)
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -19,9 +19,9 @@ from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import KnownOrders
-from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.strides import ATTEMPTS, HOLD_INDEX_NS, HOLD_NS, SURE_BYTES, Strides
 from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region, reader_of, readers_of
 from uffdprefetch.warm.meter import Meter
@@ -101,13 +101,15 @@ class Node:
         ends = [(max(a, before), min(b, stream.position_bytes)) for a, b in table]
         found = [(a, b - a) for a, b in ends if a < b]
         stream.saw(stream.position_bytes - before, found)
-        self.strides.observe(reader, client.regions[1], Observation(0, 0, self.now), stream)
+        seen = Batch(client.regions[1], self.now, [Observation(0, 0, self.now)])
+        self.strides.observe(seen, [stream])
 
     def touches(self, record: int) -> None:
         """A checkpoint tells of it."""
         (start,), (end,) = self.index.extents(record)
         seen = Observation(int(start), int(end), self.now)
-        self.known_orders.observe(self.of(), self.clients[0].regions[1], seen, None)
+        batch = Batch(self.clients[0].regions[1], self.now, [seen])
+        self.known_orders.observe(batch, [None])
 
     def skips(self, ranks: Iterable[int], period: int, steps: range, pass_ms: int = 10) -> None:
         """They read record ``rank`` of each ``period``, in turn."""

@@ -77,15 +77,18 @@ class Node:
             span=SimpleNamespace(start_bytes=0, end_bytes=self.file.size_bytes),
             checkpoints=SimpleNamespace(laid=set()), verdict=ServingMode.PAGE_TABLES,
         )  # fmt: skip
-        scheduler: Any = SimpleNamespace(want=lambda consumer, one: self.wanted.append(one))
-        layout: Any = SimpleNamespace(allowed_bytes=1 << 40, places=1)
-        self.layout = layout
+        windows: Any = SimpleNamespace(allowed_bytes=1 << 40, places=1)
+        self.windows = windows
         walks: Any = SimpleNamespace(forget=self.forgotten.append)
         opener: Any = SimpleNamespace(run=self.run)
         self.room_bytes = 12 * MIB
         self.starts = TensorStarts(
-            policy, scheduler, walks, layout, opener, lambda: self.room_bytes
+            policy, self.want, walks, windows, opener, lambda: self.room_bytes
         )
+
+    def want(self, consumer: Any, wanted: PrefetchRange) -> int:
+        self.wanted.append(wanted)
+        return 0
 
     def run(self, work: Any, then: Any) -> bool:
         if not self.busy:
@@ -246,7 +249,7 @@ def test_what_is_read_then_is_bounded(
 ) -> None:  # fmt: skip
     node.mapped()
     node.wanted.clear()
-    node.layout.allowed_bytes, node.layout.places, node.room_bytes = allowed_bytes, 2, room_bytes
+    node.windows.allowed_bytes, node.windows.places, node.room_bytes = allowed_bytes, 2, room_bytes
     node.touch(monkeypatch, *expected(path)[:3])
     assert node.wanted[0].end - node.wanted[0].start == read_bytes
 

@@ -13,7 +13,7 @@ from guess_bed import BLOCK, MIB, MS, SIZE, Bed
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 
@@ -42,7 +42,8 @@ def jumps_about(
     for _ in range(64):
         bed.now += 2 * MS
         at = source.randrange(8 * MIB // BLOCK, SIZE // BLOCK) * BLOCK
-        bed.arbiter.observe(region, Observation(at, at + BLOCK, bed.now, passed=come_over))
+        seen = Observation(at, at + BLOCK, bed.now, passed=come_over)
+        bed.arbiter.observe(Batch(region, bed.now, [seen]))
     return region.reader.access is Access.JUMPS
 
 
@@ -82,7 +83,7 @@ def test_in_the_pool_it_is_what_a_fault_says_that_was_come_over(
 ) -> None:  # fmt: skip
     """Page tables tell nothing there: what is near is mapped with it, whoever reads."""
     pool = SimpleNamespace(come_over=lambda part, stream, start, end, forward: (start, end))
-    monkeypatch.setattr(bed.layout, "pool", pool)
+    monkeypatch.setattr(bed.windows, "pool", pool)
     region = bed.region(file)
     region.verdict = ServingMode.POOL
     assert jumps_about(bed, region, forward, (8 * MIB, 8 * MIB), come_over) is expected
@@ -102,6 +103,6 @@ def test_a_long_look_at_a_page_table_is_no_walk(bed: Bed, file: FileState) -> No
     for _ in range(5):
         for at in sorted(source.randrange(SIZE // BLOCK) * BLOCK for _ in range(40)):
             bed.touch(region, at)
-            region.scan.resume_at = at
+            bed.again = True
             assert region.reader.access is Access.JUMPS
-        region.scan.resume_at = 0
+        bed.again = False

@@ -21,6 +21,7 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers import whole_files as module
 from uffdprefetch.readers.file_stream import GONE_NS
+from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
@@ -55,7 +56,7 @@ def test_a_file_that_is_read_here_and_there_is_read_whole_once(bed: Bed, file: F
     before = bed.sent_bytes
     bed.visits(region, 400)
     assert bed.sent_bytes - before <= LITTLE, "all is there: not again"
-    assert not bed.ahead._whole.active, "and no turn costs anything for it"
+    assert not bed.ahead._whole.running, "and no turn costs anything for it"
 
 
 def test_a_few_places_of_it_are_no_reason(bed: Bed, file: FileState) -> None:
@@ -328,7 +329,7 @@ def in_the_pool(
         come_over=NodePool.come_over, note_places=lambda places: None,
     )  # fmt: skip
     file.pooled = part
-    monkeypatch.setattr(bed.layout, "pool", node_pool)
+    monkeypatch.setattr(bed.windows, "pool", node_pool)
     bed.core.pool = node_pool  # type: ignore[assignment]
     return part
 
@@ -372,7 +373,7 @@ def test_it_yields_to_misses_and_whatever_else_is_wanted_comes_first(
     assert bed.scheduler.queued_bytes, "else there is nothing to come before"
     bed.scheduler.reap()
     before = len(bed.sent)
-    far = Stream(1, 0, 7, 0, 0, 1, bed.now, active=True)  # its reader stands at the beginning
+    far = FollowedWalk(Stream(1, 0, 7, 0, 0, 1, bed.now, active=True))
     bed.scheduler.want(far, PrefetchRange(file, SIZE - 4 * MIB, SIZE, priority=Priority.NEEDED))
     bed.scheduler.pump(bed.now)
     assert bed.sent[before][0] >= SIZE - 4 * MIB
@@ -396,7 +397,7 @@ def test_the_summary_has_one_row_of_a_random_rank_however_often_it_maps(
             bed.touch(region, 100 * MIB)
             bed.unmap(region)
         for _ in range(2):
-            bed.ledger.note_streams(region.reader, is_served=True)
+            bed.ledger.note_streams(region.reader, lambda walk: 0, is_served=True)
     found = [(row["pattern"], row["rank"], row["start_bytes"]) for row in bed.ledger.streams]
     assert found == [("random", 0, 100 * MIB), ("random", 3, 100 * MIB)]
     assert bed.ledger.degradations == []
@@ -408,7 +409,7 @@ def test_who_does_not_jump_about_has_its_walks_in_the_summary(bed: Bed, file: Fi
     bed.visits(jumps, 100)
     bed.walk(walks, 0, 64 * MIB)
     for region in (jumps, walks):
-        bed.ledger.note_streams(region.reader, is_served=True)
+        bed.ledger.note_streams(region.reader, lambda walk: 0, is_served=True)
     assert [row["pattern"] for row in bed.ledger.streams] == ["random", "consecutive"]
 
 

@@ -12,8 +12,10 @@ from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
+from uffdprefetch.predict.window import Window
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetable_scan
+from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import (
     CPU_PART,
     LOOK_CREDIT_NS,
@@ -34,7 +36,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: list[tuple[int, int]] = []  # what the next look finds
         self.looked: list[tuple[int, int]] = []
-        self.cpu = self.cost = 0
+        self.cpu = self.cost = self.frontier = 0
 
         def new_touches(region: Any, start: int, end: int, tell: Any) -> tuple[list[Any], int]:
             self.looked.append((start, end))
@@ -51,19 +53,20 @@ class Node:
             verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
             span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
         )  # fmt: skip
-        layout: Any = SimpleNamespace(lookahead=lambda _: 16 * MIB)
+        windows: Any = SimpleNamespace(of=lambda _: Window(16 * MIB, self.frontier, 4 * MIB))
         tap: Any = SimpleNamespace(active=False)
         clock = Clock(lambda: NOW, lambda: self.cpu)
-        self.scanner = PagetableScanner(layout, tap, lambda *_: None, lambda *_: None, clock)
+        self.batches: list[Batch] = []
+        self.scanner = PagetableScanner(windows, tap, self.batches.append, clock)
         self.everywhere = PagetableScanner(
-            layout, tap, lambda *_: None, lambda *_: None, clock, lambda *_: self.pace
+            windows, tap, self.batches.append, clock, lambda *_: self.pace
         )
         self.pace: int | None = None
 
     def walk(self, at: int = 2 * SETTLED_BYTES, frontier: int = 0, rate: float = 0.0) -> Stream:
         """Of its reader, which was seen there just now."""
         stream = Stream(1, 0, 7, 0, at, NOW - MS, NOW - MS, active=True)
-        stream.frontier_bytes, stream.rate.bytes_per_second = frontier, rate
+        self.frontier, stream.rate.bytes_per_second = frontier, rate
         self.region.walks = [stream]
         return stream
 

@@ -14,6 +14,7 @@ import pytest
 
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import Window
 from uffdprefetch.service import sampling
 from uffdprefetch.service.live import Live, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
@@ -229,9 +230,9 @@ def test_what_ranks_that_skip_read_adds_up_to_what_is_read(run: Run, file: FileS
     """Four ranks that read each fourth block: each goes on four times as fast as it reads."""
     streams = [run.reader(rank, file) for rank in range(4)]
     samples, now = sample(run), SECOND
-    layout = SimpleNamespace(distance=lambda _: 4 * MIB)
+    windows = SimpleNamespace(of=lambda _: Window(0, 0, 4 * MIB))
     live = Live.__new__(Live)
-    live._engine = SimpleNamespace(layout=layout)  # type: ignore[assignment]
+    live._engine = SimpleNamespace(windows=windows)  # type: ignore[assignment]
     samples.tick(now)
     for _ in range(4):
         for stream in streams:

@@ -16,6 +16,7 @@ from uffdprefetch.base.cache_call import choose
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
@@ -84,10 +85,10 @@ def file(tmp_path: Path) -> Iterator[FileState]:
     state.close()
 
 
-def reader(number: int, position: int, rate: float) -> Stream:
+def reader(number: int, position: int, rate: float) -> FollowedWalk:
     stream = Stream(number, number, 1, position - 64 * MIB, position, 1, NOW, active=True)
     stream.rate.bytes_per_second = rate
-    return stream
+    return FollowedWalk(stream)
 
 
 def test_a_rank_that_has_waited_is_not_served_less_for_it(file: FileState) -> None:
@@ -166,10 +167,10 @@ def test_what_was_held_back_until_its_reader_was_beyond_it_is_not_read(file: Fil
         scheduler.want(one, PrefetchRange(file, 100 * MIB, 108 * MIB, pooled=True))
         scheduler.pump(NOW)
         assert not notes.sent
-        one.position_bytes = 103 * MIB
+        one.walk.position_bytes = 103 * MIB
         scheduler.pump(NOW)
         assert not notes.sent, "it has not passed all of what is held back"
-        one.position_bytes = 104 * MIB
+        one.walk.position_bytes = 104 * MIB
         for _ in range(4):
             scheduler.pump(NOW)
             scheduler.reap()
@@ -442,7 +443,7 @@ def test_a_guess_that_its_reader_has_passed_is_not_read(file: FileState) -> None
     scheduler = scheduler_of(notes)
     one = reader(0, 100 * MIB, 1e8)
     scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, 4 * MIB))
-    one.position_bytes = 110 * MIB
+    one.walk.position_bytes = 110 * MIB
     run_through(scheduler)
     assert min(start for start, _ in notes.sent) == 110 * MIB
     assert sum(length for _, length in notes.sent) == 6 * MIB

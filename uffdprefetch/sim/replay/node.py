@@ -235,7 +235,7 @@ class ReplayNode:
         ledger = Ledger()
         self.workers.reap = lambda: self.workers.take(self._now_ns)  # type: ignore[method-assign]
         self.core = build(config, self.workers, ledger, clock=clock, limits=limits)
-        self.core.layout.allowed_bytes = config.budget_bytes
+        self.core.windows.allowed_bytes = config.budget_bytes
         self.pool: ReplayPool | None = None
         if config.engine == "pool":
             node_pool = make_pool(config, -1, ledger, clock, limits, ReplayPool)
