@@ -146,7 +146,7 @@ class Coordinator:
         self.pool: NodePool | None = None
         self._bridge: PoolBridge | None = None
         self.known_orders: KnownOrders | None = None
-        self._offers = Offers(scheduler, ledger, clock)
+        self._offers = Offers(scheduler, ledger, clock) if config.lays_checkpoints else None
         self._places_due_ns = 0
 
     @property
@@ -267,7 +267,7 @@ class Coordinator:
         # a mapping that can be written says nothing of the others, nor does one of many at once
         apart = wire.ATTACH_WRITABLE | wire.ATTACH_COPIES | wire.ATTACH_INHERITED | wire.ATTACH_MANY
         settled = self.pool is None and not a.flags & apart
-        if serving.mode == wire.ServingMode.CHECKPOINTS:
+        if serving.mode == wire.ServingMode.CHECKPOINTS and self._offers is not None:
             wanted, fds, unsettled = self._offers.wanted(
                 a, reader_of(client, file), self.config.spacing_bytes
             )
@@ -280,7 +280,7 @@ class Coordinator:
         region = self.adopt(client, a, file, serving.mode)  # before its first fault
         if serving.mode != wire.ServingMode.POOL:
             self.arbiter.begin(file, a.offset_bytes)
-        if wanted:
+        if wanted and self._offers is not None:
             self._offers.make(client, region, wanted, fds[0])
         else:
             client.tell(a.region, serving.mode, fds, settled, lease_fd=region.lease_fd)
@@ -350,7 +350,8 @@ class Coordinator:
             return
         if ack.error and region.verdict == wire.ServingMode.POOL:
             self._without_pool(client, region, ack.error)
-        self._offers.laid(client, region, ack.done, ack.error)
+        if self._offers is not None:
+            self._offers.laid(client, region, ack.done, ack.error)
 
     def _without_pool(self, client: Client, region: Region, error: int) -> None:
         """The agent has not mapped the pool's memory: the mapping is the file's."""
@@ -560,13 +561,14 @@ class Coordinator:
     @property
     def due_ns(self) -> int | None:
         """When plan() is due though nothing happens."""
-        due = [at for at in (self._offers.due_ns, self.arbiter.due_ns) if at is not None]
+        offered_ns = self._offers.due_ns if self._offers is not None else None
+        due = [at for at in (offered_ns, self.arbiter.due_ns) if at is not None]
         return min(due, default=None)
 
     def plan(self) -> None:
         """Windows for every region that was touched since the last turn, checkpoints for those that
         have just been mapped."""
-        if self._offers.waiting:
+        if self._offers is not None:
             self._offers.hand_out()
         if self.arbiter.idle:
             return
