@@ -233,7 +233,7 @@ class Core:
         one.__dict__["net_number"], one.pid = number, pid
         os.close(one.ring.fd)
         self.clients[number] = self.engine.clients[number] = one
-        self.ledger.hello(one)
+        self.ledger.processes.hello(one)
 
     def _close(self, kind: str, number: int) -> None:
         assert self.engine is not None

@@ -27,7 +27,7 @@ from uffdprefetch.pool import node_pool
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers import ahead, order_sources
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state import admission, client, files, guard, ledger
+from uffdprefetch.state import admission, client, files, guard, ledger, notes
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.guard import Guard
 from uffdprefetch.warm import scheduler
@@ -355,7 +355,7 @@ def _decisions(world: World, put: Put) -> None:
         send(self, message, fds)
 
     def degraded(self: ledger.Ledger, text: str, path: str = "", is_mendable: bool = True) -> None:
-        note = ledger.Note(text, path, is_mendable)
+        note = notes.Note(text, path, is_mendable)
         world.decide("finding", note.line)
         degrade(self, text, path, is_mendable)
 

@@ -370,7 +370,7 @@ class Coordinator:
         region.scan.due_ns = self.clock.now_ns() + LOOK_FIRST_NS
         coarse = Coarse.NOT_POOLED
         if not any(one.pooled for one in self.readers() if one.file is region.file):
-            self.ledger.verdicts.pop(region.file.path, None)
+            self.ledger.serving.unserved(region.file)
         self.ledger.attached(region.file, region.verdict, f"{coarse.words}: {why}", coarse)
 
     def bypassed(self, client: Client, reason: int) -> None:
@@ -508,7 +508,7 @@ class Coordinator:
         now, told = self.clock.now_ns(), dict[int, Batch]()
         for event in events:
             region = client.regions.get(event.region)
-            self.ledger.fault_wait.add(event.handle_ns)
+            self.ledger.checkpoints.fault_wait.add(event.handle_ns)
             start = event.page * uffd.PAGE_BYTES
             # the ring is the client's memory: believe what can be
             if region is None or not region.span.start_bytes <= start < region.span.end_bytes:

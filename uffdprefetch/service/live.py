@@ -24,7 +24,7 @@ from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, PoolTrack, RankTrack, Sampling
 from uffdprefetch.service.summary import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR, degradations
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.ledger import JobProcess
+from uffdprefetch.state.job_processes import JobProcess
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -115,12 +115,12 @@ class Live:
             engine_asked=self._config.engine_asked or self._config.engine,
             policy=self._config.policy,
             resolve="agent",
-            rung=ledger.rung,
-            rung_reason=ledger.rung_reason,
+            rung=ledger.serving.rung,
+            rung_reason=ledger.serving.reason,
             ranks=tuple(ranks[:RANKS_MAX]),
             ranks_not_listed=max(0, len(ranks) - RANKS_MAX),
             files=tuple(self._file(file, now) for file in files[:FILES_MAX]),
-            files_not_listed=max(0, len(files) - FILES_MAX) + len(ledger.closed_files),
+            files_not_listed=max(0, len(files) - FILES_MAX) + len(ledger.closed.files),
             node=self._node(ranks),
             pool=self._pool.snapshot(now) if self._pool else None,
             plans=tuple(self._engine.known_orders.describe() if self._engine.known_orders else ()),
@@ -137,7 +137,7 @@ class Live:
 
     def _ranks(self, now: int) -> list[doc.Rank]:
         members: dict[int, list[JobProcess]] = {}
-        for process in self._engine.ledger.all_processes():
+        for process in self._engine.ledger.processes.all():
             members.setdefault(process.rank, []).append(process)
         readers: dict[int, list[Reader]] = {}
         for reader in self._engine.readers():
@@ -249,7 +249,7 @@ class Live:
             path=file.path,
             size_bytes=file.size_bytes,
             file_system=file.call.file_system,
-            served_by=self._engine.ledger.verdicts.get(file.path),
+            served_by=self._engine.ledger.serving.verdicts.get(file.path),
             mappings=file.mappings.attached,
             changed=file.guard.changed,
             compared_pages=file.guard.compared_pages,
@@ -286,7 +286,7 @@ class Live:
             under_way_target_bytes=scheduler.target_bytes,
             queued_bytes=scheduler.queued_bytes,
             prefetched_bytes=scheduler.prefetched_bytes,
-            checkpoint_wait_ns=ledger.fault_wait.quantiles(),
+            checkpoint_wait_ns=ledger.checkpoints.fault_wait.quantiles(),
             service_cpu_seconds=round(cpu, 3),
             service_cpu_share=round(cpu / max(ledger.seconds(), 1e-3), 4),
             io_pressure=doc.IoPressure(share=None, why=doc.ADDED_BY_WATCHER),

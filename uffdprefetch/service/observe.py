@@ -104,7 +104,7 @@ class Observer:
         self._look_at(pid, agents.get(pid), self._everybody or pid in self._before)
         if self._every:
             for path, position in read_files(pid, self._min_bytes):
-                self._ledger.read_by_calls(pid, path, position)
+                self._ledger.jobs.by_calls(pid, path, position)
 
     def _forget(self, pids: set[int]) -> None:
         """All that are not these: they have ended, or have an agent now."""
@@ -205,7 +205,7 @@ class Observer:
         )
         client = Client(None, hello, pid)
         client.static = static
-        self._ledger.hello(client)
+        self._ledger.processes.hello(client)
         return client
 
     def _offer(self, client: Client, mapping: Mapping) -> None:

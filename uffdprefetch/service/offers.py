@@ -105,8 +105,8 @@ class Offers:
         region.checkpoints.laid = set(region.checkpoints.offered[:done])
         region.checkpoints.offered = []
         if region.checkpoints.laid:
-            self._ledger.laid += len(region.checkpoints.laid)
-            self._ledger.served(region.file, region.verdict)
+            self._ledger.checkpoints.laid += len(region.checkpoints.laid)
+            self._ledger.serving.served(region.file, region.verdict)
         if error == errno.ETIMEDOUT:
             words = Coarse.GONE_ON.words
             self._ledger.attached(

@@ -231,7 +231,7 @@ class Peers:
             return  # that was all: it closes
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)
-            self._ledger.hello(client)
+            self._ledger.processes.hello(client)
             self._coordinator.tap.process(client)
             del self._unknown[fd]
             self._coordinator.clients[fd] = client
@@ -337,7 +337,7 @@ class Peers:
         elif kind == wire.Type.FINISH:
             launcher.finished = True
             _, _, by_calls, storage = wire.FINISH.unpack_from(body)
-            self._ledger.finished(
+            self._ledger.jobs.finished(
                 by_calls if by_calls >= 0 else None, storage if storage >= 0 else None
             )
             self._hear_who_came_last()
@@ -398,7 +398,7 @@ class Peers:
         self._coordinator.on_events(client, client.ring.drain())
         self._coordinator.sample(client.watched)
         client.watched.ended = True
-        self._ledger.dropped_events += client.ring.counts().dropped
+        self._ledger.checkpoints.dropped_events += client.ring.counts().dropped
         if self._coordinator.pool:
             self._coordinator.on_pool_events()
             self._coordinator.pool.leave(client)

@@ -262,7 +262,7 @@ class Sampling:
         """Take a sample of everything that is counted in memory."""
         self._follow_streams()
         faults: dict[int, int] = {}
-        for process in self._ledger.all_processes():
+        for process in self._ledger.processes.all():
             rank = process.rank
             faults[rank] = faults.get(rank, 0) + process.watched.misses
         for rank, count in faults.items():

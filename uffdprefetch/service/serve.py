@@ -407,7 +407,7 @@ class Service:
                 )
 
     def _sample(self) -> None:
-        for process in self._ledger.processes:
+        for process in self._ledger.processes.single:
             self.engine.sample(process.watched)
 
     def _note(self, now: int) -> None:

@@ -18,7 +18,9 @@ from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
-from uffdprefetch.state.ledger import Ledger, Note, describe_file, describe_stream, reads_of
+from uffdprefetch.state.closed_book import describe_file, describe_stream, reads_of
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.notes import Note
 from uffdprefetch.warm.scheduler import Scheduler
 
 USED_SENSOR = (
@@ -73,17 +75,17 @@ def totals(
     def sum_of(name: str) -> int:
         return sum(f[name] for f in files)
 
-    watched = [process.watched for process in ledger.all_processes()]
+    watched = [process.watched for process in ledger.processes.all()]
     prefetched = sum_of("prefetched_bytes")
     used = sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
-    read_files = ledger.read_files()
+    read_files = ledger.jobs.files()
     mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     paths = [*(file["path"] for file in read_files), *ledger.unserved]
     kinds = {*(f["file_system"] for f in files), *(type_at(path, mountinfo) for path in paths)}
-    storage, storage_reason = storage_bytes(watched, kinds, ledger.jobs_storage)
-    reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
+    storage, storage_reason = storage_bytes(watched, kinds, ledger.jobs.storage)
+    reads = ledger.jobs.read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
     brought = sum(map(_brought_bytes, files))
@@ -95,7 +97,7 @@ def totals(
         "used_bytes": used,
         "wasted_bytes": prefetched - used,
         "already_resident_bytes": sum_of("already_resident_bytes"),
-        "job_storage_bytes": None if storage is None else _sum_known(ledger.jobs_storage),
+        "job_storage_bytes": None if storage is None else _sum_known(ledger.jobs.storage),
         "accuracy": used / prefetched if prefetched else None,
         "accuracy_denominator_bytes": prefetched,
         "coverage": _share(brought, missed),
@@ -108,21 +110,23 @@ def totals(
         **vars(gain(figures)),
         demand_misses_sensor=sensor if watched else "no process of the job reported",
         used_sensor=POOL_USED_SENSOR if pool else USED_SENSOR,
-        fault_wait_ns=doc.fault_wait(WAIT_SENSOR, vars(ledger.fault_wait.quantiles(total=True))),
+        fault_wait_ns=doc.fault_wait(
+            WAIT_SENSOR, vars(ledger.checkpoints.fault_wait.quantiles(total=True))
+        ),
         storage_read_bytes=storage,
         storage_read_reason=storage_reason,
         unserved_read_bytes=_read_by_calls(reads, pool),
-        unserved_read_sensor=READ_SENSOR if ledger.jobs_read else PROCESSES_READ_SENSOR,
+        unserved_read_sensor=READ_SENSOR if ledger.jobs.read else PROCESSES_READ_SENSOR,
         unserved_read_files=read_files,
         unserved_read_files_sensor=(
             "positions of descriptors in /proc/PID/fdinfo, each second: a lower bound; pread(2), "
             "io_uring and what is read between two looks leave no trace"
         ),
         checkpoints={
-            "laid": ledger.laid,
+            "laid": ledger.checkpoints.laid,
             "taken_away": 0,  # none ever is; the key is older
-            "rearmed": ledger.rearmed,
-            "lost_events": ledger.dropped_events,
+            "rearmed": ledger.checkpoints.rearmed,
+            "lost_events": ledger.checkpoints.dropped_events,
         },
         freshness=ledger.freshness.describe(),
     )
@@ -161,12 +165,12 @@ def _gained(
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
         touched = sum(file["demand_used_blocks_bytes"] for file in files)
     return gained(
-        [*engine.ledger.spared, *map(reads_of, engine.known_files)],
+        [*engine.ledger.closed.spared, *map(reads_of, engine.known_files)],
         figures["used_bytes"],
         figures["wasted_bytes"],
         max(figures["already_resident_bytes"], touched),
         figures["demand_misses"] or 0,
-        max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(engine.ledger.jobs_read) or 0)),
+        max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(engine.ledger.jobs.read) or 0)),
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
         engine.scheduler.meter.cost(engine.pool.quickest_fills() if engine.pool else ()),
     )
@@ -204,9 +208,9 @@ def storage_bytes(
 def notes(ledger: Ledger, scheduler: Scheduler) -> tuple[Note, ...]:
     """What worked less well than it could, up to now."""
     if not scheduler.failed_extents:
-        return tuple(ledger.notes)
+        return tuple(ledger.noted.all)
     failed = f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
-    return (*ledger.limits, Note(failed), *ledger.left_alone)
+    return (*ledger.noted.limits, Note(failed), *ledger.noted.left_alone)
 
 
 def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
@@ -227,14 +231,14 @@ def summary(
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger
     pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
-    files = [describe_file(f, ledger.verdicts) for f in engine.known_files]
-    files += ledger.closed_files
+    files = [describe_file(f, ledger.serving.verdicts) for f in engine.known_files]
+    files += ledger.closed.files
     files = [
         {**f, "whole": engine.ahead.describe(path), "stated": engine.stated.describe(path)}
         for f in files
         for path in [f["path"]]
     ]
-    streams = list(ledger.streams)
+    streams = list(ledger.closed.streams)
     for reader in [one for client in engine.clients.values() for one in client.readers.values()]:
         streams += [
             describe_stream(reader, s, engine.windows.late_extents(s))
@@ -243,7 +247,7 @@ def summary(
     wall = ledger.seconds()
     service_cpu = max(0.0, time.process_time() - workers_cpu)
     ranks: dict[int, dict[str, Any]] = {}
-    for one in ledger.all_processes():
+    for one in ledger.processes.all():
         entry = ranks.setdefault(
             one.rank,
             {
@@ -270,17 +274,17 @@ def summary(
             policy=config.policy,
             pool=pool,
             cluster=cluster,
-            rung=ledger.rung,
-            rung_reason=ledger.rung_reason,
-            rung_lifts=ledger.rung_lifts,
-            rung_remedy=ledger.rung_remedy,
+            rung=ledger.serving.rung,
+            rung_reason=ledger.serving.reason,
+            rung_lifts=ledger.serving.lifts,
+            rung_remedy=ledger.serving.remedy,
             wall_seconds=round(wall, 3),
             ranks=[ranks[rank] for rank in sorted(ranks)],
             files=files,
             streams=streams,
             plans=engine.known_orders.describe() if engine.known_orders else [],
             refused=ledger.refused,
-            coarse=ledger.coarse,
+            coarse=ledger.serving.coarse,
             unserved=[
                 one.describe()
                 for one in sorted(ledger.unserved.values(), key=lambda one: -one.mapped_bytes)

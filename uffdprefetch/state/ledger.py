@@ -9,30 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uffdprefetch.native import compare as uffd_compare
-from uffdprefetch.native import uffd
-from uffdprefetch.predict.gain import FileReads
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import Quantiles
-from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import FileState, Key
-from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.reader import Reader, Trait
+from uffdprefetch.state.closed_book import ClosedBook
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.job_processes import JobProcesses
+from uffdprefetch.state.job_reads import JobReads
+from uffdprefetch.state.notes import Note, Notes
+from uffdprefetch.state.reader import Reader
+from uffdprefetch.state.serving_book import ServingBook
 from uffdprefetch.state.unserved import Coarse, Refusal, Unserved
 
 #: Bins of the time line, whose width doubles when the run outgrows them ([Darshan]).
 TIMELINE_BINS = 512
 FIRST_BIN_SECONDS = 0.1
-DEGRADATIONS_MAX = 32
-STREAMS_MAX = 256
 FILES_MAX = 256
-PROCESSES_MAX = 1024
-#: Pairs of a process and a file that it was seen to read by read(2).
-READ_MAX = 4096
-#: How a file is served, by the names of wire.ServingMode, the best first.
-_BEST = ("pool", "checkpoints", "page_tables")
 
 
 class Histogram:
@@ -88,17 +81,6 @@ class Histogram:
 
 
 @dataclass
-class JobProcess:
-    """A process of the job and its counters; or ``count`` processes folded into one entry."""
-
-    rank: int
-    local_rank: int
-    command: str
-    watched: Watched
-    count: int = 1
-
-
-@dataclass
 class Bin:
     """A bin of the time line: sums of bytes and events, last values of the rest."""
 
@@ -149,6 +131,15 @@ class Timeline:
         self.width_seconds *= 2
 
 
+class CheckpointBook:
+    """Checkpoints that were laid, and what touches of them have told."""
+
+    def __init__(self) -> None:
+        self.laid = self.rearmed = 0
+        self.dropped_events = 0
+        self.fault_wait = Histogram()
+
+
 class FreshnessBook:
     """Results of comparing our copies with their files (service/freshness.py)."""
 
@@ -181,53 +172,22 @@ class FreshnessBook:
         }
 
 
-@dataclass(frozen=True)
-class Note:
-    """What works less well than it could. ``path``: of what file, or none; ``is_mendable``: else
-    nothing better is to be had."""
-
-    text: str
-    path: str = ""
-    is_mendable: bool = True
-
-    @property
-    def line(self) -> str:
-        """For people."""
-        return f"{self.path}: {self.text}" if self.path else self.text
-
-
 class Ledger:
     """All records of a run; the service's thread writes, its summary and snapshots read."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.started_cpu_seconds = time.process_time()  # of the start itself
-        self.fault_wait = Histogram()
+        self.checkpoints = CheckpointBook()
         self.freshness = FreshnessBook()
         self.timeline = Timeline()
-        self.limits: list[Note] = []
-        self.left_alone: list[Note] = []
+        self.noted = Notes()
         self.unserved: dict[str, Unserved] = {}
-        # by each launcher's job that has ended: by read(2), and from block devices
-        self.jobs_read: list[int | None] = []
-        self.jobs_storage: list[int | None] = []
-        self._read: dict[tuple[int, str], int] = {}  # by read(2): (pid, path) -> position
-        self.verdicts: dict[str, str] = {}
-        self.laid = self.rearmed = 0
+        self.serving = ServingBook()
+        self.jobs = JobReads()
+        self.processes = JobProcesses()
+        self.closed = ClosedBook()
         self.bypassing = 0  # processes that change their address space past our interposers
-        self.dropped_events = 0
-        self.processes: list[JobProcess] = []
-        self.folded: dict[int, JobProcess] = {}  # rank -> ended processes counted together
-        self.streams: list[dict[str, Any]] = []
-        self._jumped: set[tuple[Key, int]] = set()  # (file, rank) of rows of those that jump about
-        self.closed_files: list[dict[str, Any]] = []
-        self.spared: list[FileReads] = []  # of those
-        self.rung: int | None = None
-        self.rung_reason = "no mapping was managed"
-        self.rung_lifts = True  # doctor may know how to reach the better one
-        self.rung_remedy: str | None = None  # what else would
-        self._is_coarse = False  # less closely than it could be
-        self.coarse: dict[str, str] = {}  # why a file is followed less closely than it could be
 
     def seconds(self) -> float:
         """Since the service began."""
@@ -235,25 +195,16 @@ class Ledger:
 
     def degrade(self, what: str, path: str = "", is_mendable: bool = True) -> None:
         """Note a limit that the user should know of, once; ``path``: of what file."""
-        note = Note(what, path, is_mendable)
-        if note not in self.limits and len(self.limits) < DEGRADATIONS_MAX:
-            self.limits.append(note)
+        self.noted.limit(Note(what, path, is_mendable))
 
     def leave_alone(self, what: str, path: str) -> None:
         """Note, once, what needs nothing of us."""
-        note = Note(what, path)
-        if note not in self.left_alone and len(self.left_alone) < DEGRADATIONS_MAX:
-            self.left_alone.append(note)
-
-    @property
-    def notes(self) -> list[Note]:
-        """What was noted, limits first."""
-        return [*self.limits, *self.left_alone][:DEGRADATIONS_MAX]
+        self.noted.leave(Note(what, path))
 
     @property
     def degradations(self) -> list[str]:
         """The same as lines."""
-        return [note.line for note in self.notes]
+        return [note.line for note in self.noted.all]
 
     def refuse(self, path: str, refusal: Refusal, mapped_bytes: int = 0) -> None:
         """Note a mapping that is not served and why."""
@@ -263,54 +214,10 @@ class Ledger:
         if before is not None or len(self.unserved) < FILES_MAX:
             self.unserved[path] = Unserved(path, mapped_bytes, refusal)
 
-    def finished(self, read_call_bytes: int | None, storage_bytes: int | None) -> None:
-        """A launcher's job has ended."""
-        self.jobs_read.append(read_call_bytes)
-        self.jobs_storage.append(storage_bytes)
-
-    def read_by_calls(self, pid: int, path: str, position: int) -> None:
-        """A process was seen at this offset of a file that it reads by read(2), in bytes."""
-        if (pid, path) in self._read or len(self._read) < READ_MAX:
-            self._read[pid, path] = max(position, self._read.get((pid, path), 0))
-
-    def read_files(self) -> list[dict[str, Any]]:
-        """For the summary: what was read by read(2) of which file, as far as it was seen."""
-        files: dict[str, int] = {}
-        for (_, path), position in self._read.items():
-            files[path] = files.get(path, 0) + position
-        most = sorted(files.items(), key=lambda one: -one[1])[:FILES_MAX]
-        return [{"path": path, "bytes": position} for path, position in most]
-
     @property
     def refused(self) -> dict[str, str]:
         """Path -> why no mapping of it, or not all, are served."""
         return {path: one.refusal.detail for path, one in self.unserved.items()}
-
-    def hello(self, client: Client) -> None:
-        """A process of the job has connected."""
-        hello = client.hello
-        one = JobProcess(client.rank, hello.local_rank, hello.command, Watched(client.pid))
-        client.watched = one.watched
-        self.processes.append(one)
-        if len(self.processes) > PROCESSES_MAX:
-            self._fold()
-
-    def _fold(self) -> None:
-        """Bounds the table: the oldest ended process is folded into its rank's entry."""
-        for i, one in enumerate(self.processes):
-            if one.watched.ended:
-                del self.processes[i]
-                into = self.folded.setdefault(
-                    one.rank, JobProcess(one.rank, one.local_rank, "", Watched(0, ended=True), 0)
-                )
-                into.watched.now = into.watched.now.plus(one.watched.now)
-                into.watched.pool_misses += one.watched.pool_misses
-                into.count += 1
-                return
-
-    def all_processes(self) -> list[JobProcess]:
-        """Single and folded entries."""
-        return [*self.processes, *self.folded.values()]
 
     def attached(
         self, file: FileState, verdict: wire.ServingMode, reason: str, coarse: Coarse | None = None
@@ -322,25 +229,14 @@ class Ledger:
         Until a checkpoint is laid (served()) page tables tell where they may be, too."""
         rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
         pooled = verdict == wire.ServingMode.POOL
-        self.served(file, verdict if pooled else wire.ServingMode.PAGE_TABLES)
+        self.serving.served(file, verdict if pooled else wire.ServingMode.PAGE_TABLES)
         if coarse is not None:
-            if file.path in self.coarse or len(self.coarse) < FILES_MAX:
-                self.coarse[file.path] = reason
+            self.serving.note_coarse(file, reason)
             # there are hundreds of them
             path = "" if coarse in (Coarse.MANY, Coarse.BRIEF) else file.path
             what = f"{'' if path else 'some files: '}progress comes from page tables: {reason}"
             self.degrade(what, path, is_mendable=False)
-        is_coarse = coarse is not None
-        if self.rung is None or (rung, is_coarse) < (self.rung, self._is_coarse):
-            self.rung, self.rung_reason, self._is_coarse = rung, reason, is_coarse
-            self.rung_lifts = coarse is Coarse.NO_USERFAULTFD
-            self.rung_remedy = coarse.remedy if coarse is not None else None
-
-    def served(self, file: FileState, verdict: wire.ServingMode) -> None:
-        """A mapping of the file is served so; of several the best is told."""
-        before = self.verdicts.get(file.path)
-        if before is None or _BEST.index(verdict.name.lower()) < _BEST.index(before):
-            self.verdicts[file.path] = verdict.name.lower()
+        self.serving.reached(rung, reason, coarse)
 
     def touch(self, rank: int, offset: int, at_ns: int) -> None:
         """Put a touch on the time line."""
@@ -354,23 +250,9 @@ class Ledger:
     def note_streams(
         self, reader: Reader, late_extents: Callable[[Stream], int], is_served: bool = False
     ) -> None:
-        """Keep a reader's streams when it ends; of one that has jumped about a single row, of where
-        a process of its rank was last in the file. ``is_served``: something is read ahead of those,
-        too."""
+        """A reader ends; see ClosedBook.note_reader()."""
+        self.closed.note_reader(reader, late_extents, is_served)
         order = reader.order
-        if is_served and Trait.JUMPS in reader.traits and not order.followed:
-            jumped = reader.file.key, reader.rank
-            if jumped not in self._jumped and len(self.streams) < STREAMS_MAX:
-                self._jumped.add(jumped)
-                start, end = reader.jumps.last
-                last = Stream(
-                    0, reader.rank, reader.pid, start, end, reader.seen_ns, reader.seen_ns
-                )
-                self.streams.append({**describe_stream(reader, last, 0), "pattern": "random"})
-            return
-        for stream in reader.table.streams:
-            if stream.active and len(self.streams) < STREAMS_MAX:
-                self.streams.append(describe_stream(reader, stream, late_extents(stream)))
         had_order = order.followed or order.pending_since_ns or order.last_progress_ns
         if reader.access is Access.JUMPS and not had_order and not is_served:
             self.degrade(
@@ -381,80 +263,4 @@ class Ledger:
 
     def close_file(self, file: FileState) -> None:
         """Keep the totals of a file whose state is dropped."""
-        if len(self.closed_files) < FILES_MAX:
-            self.closed_files.append(describe_file(file, self.verdicts))
-        reads = reads_of(file)
-        if len(self.spared) >= FILES_MAX:  # the books are of all of them
-            same = [one for one in self.spared if one.request_bytes == reads.request_bytes]
-            if same:
-                self.spared.remove(same[0])
-                reads = same[0].with_(reads)
-        self.spared.append(reads)
-
-
-def describe_stream(reader: Reader, stream: Stream, late_extents: int) -> dict[str, Any]:
-    """A stream for the summary."""
-    return {
-        "file": reader.file.path,
-        "rank": stream.rank,
-        "pid": stream.reader,
-        "pattern": "random" if reader.access is Access.JUMPS else stream.pattern,
-        "start_bytes": stream.start_bytes,
-        "position_bytes": stream.position_bytes,
-        "density_64KiB": stream.density,
-        "stride_bytes": stream.stride_bytes,
-        "rate_bytes_per_second": round(stream.rate_bytes_per_second),
-        "late_extents": late_extents,
-    }
-
-
-def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
-    """A file for the summary."""
-    both, unused, other = file.blocks.counts()
-    served_by = verdicts.get(file.path)
-    account, pool = file.account, file.account.pool
-    pooled = file.pooled is not None or pool is not None
-    return {
-        "path": file.path,
-        "size_bytes": file.size_bytes,
-        "file_system": file.call.file_system,
-        "served_by": served_by,
-        "warmed_by": "the pool" if served_by == "pool" else file.call.reason,
-        "change_guard": file.guard.describe(pooled=pooled),
-        "changed": file.guard.changed,
-        "compared_pages": file.guard.compared_pages,
-        "rewritten_pages": file.guard.rewritten_pages,
-        "prefetched_bytes": account.prefetched_bytes,
-        "already_resident_bytes": account.already_resident_bytes,
-        "late_bytes": account.late_bytes,
-        "prefetched_used_blocks_bytes": both,
-        "prefetched_unused_blocks_bytes": unused,
-        "demand_used_blocks_bytes": other,
-        "checkpoint_pages": file.copies.pages,
-        "pool_read_bytes": pool.read_bytes if pool else None,
-        "pool_unique_bytes": pool.unique_bytes if pool else None,
-        "pool_others_bytes": pool.others_bytes if pool else None,
-        "pool_given_bytes": pool.given_bytes if pool else None,
-        "pool_resident_bytes": pool.resident_bytes if pool else None,
-    }
-
-
-def reads_of(file: FileState) -> FileReads:
-    """What the kernel would have asked for in the place of what was prefetched and used.
-
-    A file that is mapped private and writable counts as one of PyTorch's, which asks for twice the
-    readahead (POSIX_FADV_SEQUENTIAL) when it maps one so. Where a request costs more than its
-    bytes, one brings them all.
-    """
-    ahead = MISS_BYTES if file.call.ahead_bytes is None else file.call.ahead_bytes
-    request_bytes = max(
-        uffd.PAGE_BYTES, ahead * (2 if file.mappings.copied else 1), file.call.unit_bytes
-    )
-    if file.mappings.says_random:
-        request_bytes = max(uffd.PAGE_BYTES, file.call.unit_bytes)
-    return FileReads(
-        file.blocks.used,
-        request_bytes,
-        file.account.brought_share,
-        *file.blocks.requests_used(request_bytes),
-    )
+        self.closed.note_file(file, self.serving.verdicts)

@@ -41,7 +41,7 @@ class CheckpointPlacer:
                 pages.append(page)
         if pages:
             region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
-            self._ledger.rearmed += len(pages)
+            self._ledger.checkpoints.rearmed += len(pages)
         for page in pages:
             del region.checkpoints.fired[page]
 
@@ -62,7 +62,7 @@ class CheckpointPlacer:
                 del region.checkpoints.fired[cell], region.checkpoints.armed[cell]
         if pages:
             region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
-            self._ledger.rearmed += len(pages)
+            self._ledger.checkpoints.rearmed += len(pages)
 
     def _reach(self, stream: Stream) -> tuple[int, int]:
         """Around a reader: what it may touch again right now."""

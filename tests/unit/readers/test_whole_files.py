@@ -398,7 +398,7 @@ def test_the_summary_has_one_row_of_a_random_rank_however_often_it_maps(
             bed.unmap(region)
         for _ in range(2):
             bed.ledger.note_streams(region.reader, lambda walk: 0, is_served=True)
-    found = [(row["pattern"], row["rank"], row["start_bytes"]) for row in bed.ledger.streams]
+    found = [(row["pattern"], row["rank"], row["start_bytes"]) for row in bed.ledger.closed.streams]
     assert found == [("random", 0, 100 * MIB), ("random", 3, 100 * MIB)]
     assert bed.ledger.degradations == []
 
@@ -410,7 +410,7 @@ def test_who_does_not_jump_about_has_its_walks_in_the_summary(bed: Bed, file: Fi
     bed.walk(walks, 0, 64 * MIB)
     for region in (jumps, walks):
         bed.ledger.note_streams(region.reader, lambda walk: 0, is_served=True)
-    assert [row["pattern"] for row in bed.ledger.streams] == ["random", "consecutive"]
+    assert [row["pattern"] for row in bed.ledger.closed.streams] == ["random", "consecutive"]
 
 
 def test_of_many_files_those_that_nobody_maps_are_forgotten_first(

@@ -32,14 +32,14 @@ def laid(done: int, error: int) -> tuple[Any, Ledger]:
 
 def test_what_was_laid_is_known() -> None:
     one, ledger = laid(2, 0)
-    assert (one.checkpoints.laid, ledger.laid) == ({0, 4096}, 2)
-    assert ledger.verdicts == {"/data": "checkpoints"} and not ledger.coarse
+    assert (one.checkpoints.laid, ledger.checkpoints.laid) == ({0, 4096}, 2)
+    assert ledger.serving.verdicts == {"/data": "checkpoints"} and not ledger.serving.coarse
 
 
 def test_a_program_that_has_gone_on_meanwhile_is_no_failure() -> None:
     one, ledger = laid(0, errno.ETIMEDOUT)
     assert not one.checkpoints.laid
-    assert ledger.coarse == {"/data": Coarse.GONE_ON.words}
+    assert ledger.serving.coarse == {"/data": Coarse.GONE_ON.words}
     (said,) = ledger.degradations
     assert said.endswith(Coarse.GONE_ON.words), "such a line is none of those that end a run"
 
@@ -48,4 +48,4 @@ def test_a_program_that_has_gone_on_meanwhile_is_no_failure() -> None:
 def test_what_could_not_be_laid_is_said(error: int) -> None:
     _, ledger = laid(0, error)
     (said,) = ledger.degradations
-    assert said.startswith("pid 7: a checkpoint could not be laid") and not ledger.coarse
+    assert said.startswith("pid 7: a checkpoint could not be laid") and not ledger.serving.coarse

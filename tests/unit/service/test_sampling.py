@@ -19,6 +19,7 @@ from uffdprefetch.service import sampling
 from uffdprefetch.service.live import Live, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.job_processes import JobProcess, JobProcesses
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.processes import Watched
 
@@ -32,11 +33,8 @@ class Run:
 
     files: dict[Any, FileState]
     clients: dict[int, Any] = field(default_factory=dict)
-    processes: list[Any] = field(default_factory=list)
+    processes: JobProcesses = field(default_factory=JobProcesses)
     prefetched_bytes: int = 0
-
-    def all_processes(self) -> list[Any]:
-        return self.processes
 
     def reader(self, rank: int, file: FileState, start: int = 0) -> Stream:
         """A process of a rank with one walk in the file."""
@@ -46,7 +44,7 @@ class Run:
             rank=rank, pid=100 + rank, readers={file.key: reader}, regions={}
         )
         watched = Watched(0, ended=True)
-        self.processes.append(SimpleNamespace(rank=rank, watched=watched))
+        self.processes.single.append(JobProcess(rank, rank, "", watched))
         return stream
 
 
@@ -79,7 +77,7 @@ def test_a_touch_that_the_pool_had_to_read_for_is_a_miss(run: Run, file: FileSta
     samples = sample(run)
     samples.tick(SECOND)
     walk(stream, 4 * MIB, touched=4 * MIB)
-    run.processes[0].watched.pool_misses += 16
+    run.processes.single[0].watched.pool_misses += 16
     samples.tick(2 * SECOND)
     hit = _hit(samples.ranks[0], False)
     assert (hit.misses, hit.blocks, hit.share) == (16, 64, 0.75)
@@ -89,7 +87,7 @@ def test_misses_and_blocks_of_the_last_ten_seconds_make_the_hit_share(
     run: Run, file: FileState
 ) -> None:
     stream, samples = run.reader(0, file), sample(run)
-    faults = run.processes[0].watched.now
+    faults = run.processes.single[0].watched.now
     faults.major_faults = 500  # of its start: long ago
     for second in range(30):
         samples.tick(second * SECOND)
@@ -119,7 +117,7 @@ def test_more_misses_than_blocks_are_no_negative_share(run: Run, file: FileState
     stream, samples = run.reader(0, file), sample(run)
     samples.tick(SECOND)
     walk(stream, 20 * BLOCK_BYTES)
-    run.processes[0].watched.now.major_faults = 300
+    run.processes.single[0].watched.now.major_faults = 300
     samples.tick(2 * SECOND)
     assert _hit(samples.ranks[0], False).share == 0.0
 
@@ -130,7 +128,7 @@ def test_the_history_is_of_rates_and_bounded(run: Run, file: FileState) -> None:
         samples.tick(2 * second * SECOND)
         run.prefetched_bytes += 10 * MIB
         walk(stream, 4 * MIB)
-        run.processes[0].watched.now.major_faults += 6
+        run.processes.single[0].watched.now.major_faults += 6
     assert len(samples.history) == sampling.HISTORY_TICKS
     last = samples.history[-1]
     assert last.prefetch_bytes_per_second == 5 * MIB

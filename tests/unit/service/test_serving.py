@@ -85,22 +85,26 @@ def attached(*servings: Serving) -> Ledger:
 
 def test_a_run_by_page_tables_has_nothing_to_mend() -> None:
     ledger = attached(served(AUTO))
-    assert (ledger.rung, ledger.rung_lifts, ledger.rung_remedy) == (2, False, None)
-    assert (ledger.coarse, ledger.degradations) == ({}, [])
-    assert ledger.verdicts == {"/data/0": "page_tables"}
+    assert (ledger.serving.rung, ledger.serving.lifts, ledger.serving.remedy) == (2, False, None)
+    assert (ledger.serving.coarse, ledger.degradations) == ({}, [])
+    assert ledger.serving.verdicts == {"/data/0": "page_tables"}
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_mappings_the_one_that_is_followed_best_is_told(first: bool) -> None:
     well, late = served(AUTO), served(AUTO, observed=True, static=True)
     ledger = attached(*((well, late) if first else (late, well)))
-    assert (ledger.rung, ledger.rung_remedy) == (2, None)
-    assert ledger.rung_reason == well.reason
-    assert list(ledger.coarse.values()) == [Coarse.STATIC.words]
+    assert (ledger.serving.rung, ledger.serving.remedy) == (2, None)
+    assert ledger.serving.reason == well.reason
+    assert list(ledger.serving.coarse.values()) == [Coarse.STATIC.words]
     alone = attached(late)
-    assert alone.rung_remedy == Coarse.STATIC.remedy and len(alone.degradations) == 1
+    assert alone.serving.remedy == Coarse.STATIC.remedy and len(alone.degradations) == 1
 
 
 def test_without_userfaultfd_a_run_that_wants_one_has_something_to_mend() -> None:
     ledger = attached(served(FIXED, has_uffd=False))
-    assert (ledger.rung, ledger.rung_lifts, ledger.rung_remedy) == (2, True, "uffdprefetch doctor")
+    assert (ledger.serving.rung, ledger.serving.lifts, ledger.serving.remedy) == (
+        2,
+        True,
+        "uffdprefetch doctor",
+    )

@@ -42,7 +42,7 @@ def a_process(misses: int) -> Any:
 
 def totals_of(files: list[dict[str, Any]], misses: list[int]) -> dict[str, Any]:
     ledger: Any = Ledger()
-    ledger.all_processes = lambda: [a_process(count) for count in misses]
+    ledger.processes.all = lambda: [a_process(count) for count in misses]
     gained = Gained("even", 0.0, 0.0, "", 0.0, "")
     return vars(summary.totals(ledger, files, None, lambda figures: gained))
 

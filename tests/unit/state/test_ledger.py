@@ -13,15 +13,10 @@ from tests.support.file_states import file_of
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.summary import degradations
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.ledger import (
-    DEGRADATIONS_MAX,
-    FILES_MAX,
-    PROCESSES_MAX,
-    READ_MAX,
-    Histogram,
-    Ledger,
-    Timeline,
-)
+from uffdprefetch.state.job_processes import PROCESSES_MAX
+from uffdprefetch.state.job_reads import READ_MAX
+from uffdprefetch.state.ledger import FILES_MAX, Histogram, Ledger, Timeline
+from uffdprefetch.state.notes import DEGRADATIONS_MAX
 from uffdprefetch.state.processes import Counters
 from uffdprefetch.state.unserved import Reason, Refusal
 
@@ -117,16 +112,16 @@ def test_a_job_that_forks_without_end_is_counted_in_bounded_space() -> None:
     for number in range(total):
         hello = wire.Hello(wire.Role.AGENT, 1, 0, number % 2, 0, 2, 0, 0, 0, 0, 0, 0, "job")
         client = Client(None, hello, os.getpid())
-        ledger.hello(client)
+        ledger.processes.hello(client)
         client.watched.now = Counters(major_faults=1, read_call_bytes=2, storage_bytes=3)
         client.watched.ended = True
         client.close()
-    assert len(ledger.processes) <= PROCESSES_MAX
-    told = ledger.all_processes()
+    assert len(ledger.processes.single) <= PROCESSES_MAX
+    told = ledger.processes.all()
     assert sum(one.count for one in told) == total
     assert sum(one.watched.now.major_faults for one in told) == total
     assert sum(one.watched.now.read_call_bytes or 0 for one in told) == 2 * total
-    assert sorted(ledger.folded) == [0, 1]
+    assert sorted(ledger.processes.folded) == [0, 1]
 
 
 def test_what_is_said_to_the_user_is_said_once_and_bounded() -> None:
@@ -152,18 +147,18 @@ def test_the_books_of_all_closed_files_are_kept_in_bounded_space() -> None:
         file = file_of(1 << 20, f"/{number}", number)
         file.blocks.used.runs = 1
         ledger.close_file(file)
-    assert len(ledger.spared) == len(ledger.closed_files) == FILES_MAX
-    assert sum(one.used.runs for one in ledger.spared) == count
+    assert len(ledger.closed.spared) == len(ledger.closed.files) == FILES_MAX
+    assert sum(one.used.runs for one in ledger.closed.spared) == count
 
 
 def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> None:
     ledger = Ledger()
     for pid, path, position in ((1, "/a", 5), (1, "/a", 9), (2, "/a", 4), (1, "/b", 99)):
-        ledger.read_by_calls(pid, path, position)
-    assert ledger.read_files() == [{"path": "/b", "bytes": 99}, {"path": "/a", "bytes": 13}]
+        ledger.jobs.by_calls(pid, path, position)
+    assert ledger.jobs.files() == [{"path": "/b", "bytes": 99}, {"path": "/a", "bytes": 13}]
     for i in range(2 * READ_MAX):
-        ledger.read_by_calls(i, "/c", 1)
-    assert ledger.read_files()[0] == {"path": "/c", "bytes": READ_MAX - 3}
+        ledger.jobs.by_calls(i, "/c", 1)
+    assert ledger.jobs.files()[0] == {"path": "/c", "bytes": READ_MAX - 3}
 
 
 def test_what_limits_a_run_is_told_before_what_needs_nothing() -> None:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a run works less well than it could, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DEGRADATIONS_MAX = 32
+
+
+@dataclass(frozen=True)
+class Note:
+    """What works less well than it could. ``path``: of what file, or none; ``is_mendable``: else
+    nothing better is to be had."""
+
+    text: str
+    path: str = ""
+    is_mendable: bool = True
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.path}: {self.text}" if self.path else self.text
+
+
+@dataclass
+class Notes:
+    """Of a run, each once. ``limits``: what the user should know of; ``left_alone``: what needs
+    nothing of us."""
+
+    limits: list[Note] = field(default_factory=list)
+    left_alone: list[Note] = field(default_factory=list)
+
+    @staticmethod
+    def _add(note: Note, among: list[Note]) -> None:
+        if note not in among and len(among) < DEGRADATIONS_MAX:
+            among.append(note)
+
+    def limit(self, note: Note) -> None:
+        """One more limit."""
+        self._add(note, self.limits)
+
+    def leave(self, note: Note) -> None:
+        """One more thing that is left alone."""
+        self._add(note, self.left_alone)
+
+    @property
+    def all(self) -> list[Note]:
+        """Limits first."""
+        return [*self.limits, *self.left_alone][:DEGRADATIONS_MAX]
