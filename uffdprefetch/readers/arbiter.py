@@ -174,7 +174,7 @@ class Arbiter:
         now = self._clock.now_ns()
         for key, one in due.items():
             reader = one.reader
-            mapped = any(not region.detaching for region in reader.regions.values())
+            mapped = any(not region.agent.detaching for region in reader.regions.values())
             if reader.file.guard.changed or not mapped:
                 continue
             charge = self._charge(reader)
@@ -192,7 +192,7 @@ class Arbiter:
                 if chosen in self._keeps_back and chosen.has_more(reader):
                     self._due[key] = one
             for region in one.regions.values():
-                if region.checkpoints.fired and not region.detaching:
+                if region.checkpoints.fired and not region.agent.detaching:
                     self._layout.refresh(region)
 
     def _surest(self, reader: Reader, now: int) -> Predictor | None:

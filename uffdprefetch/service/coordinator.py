@@ -55,7 +55,7 @@ from uffdprefetch.state.reader import (
     reader_of,
     readers_of,
 )
-from uffdprefetch.state.region_state import ScanState
+from uffdprefetch.state.region_state import AgentState, ScanState
 from uffdprefetch.state.unserved import FOR_GOOD, Coarse, Reason, Refusal
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
@@ -404,11 +404,11 @@ class Coordinator:
             reader=reader_of(client, file),
             mapped_ns=now,
             scan=ScanState(now + LOOK_FIRST_NS, now),
-            anchor=a.anchor,
+            agent=AgentState(a.anchor),
         )
         file.mappings.came(copies=bool(a.flags & wire.ATTACH_COPIES))
         client.regions[region.id] = region
-        region.brings_lease = not any(n < FIRST_OBSERVED for n in region.reader.regions)
+        region.agent.brings_lease = not any(n < FIRST_OBSERVED for n in region.reader.regions)
         region.reader.add(region)
         if self.known_orders is not None:  # its order begins before its first touch
             self.known_orders.mapped(client)
@@ -483,8 +483,8 @@ class Coordinator:
         ours lies there."""
         if region.id >= FIRST_OBSERVED:
             self.detached(client, region.id)
-        elif not region.detaching:
-            region.detaching = True
+        elif not region.agent.detaching:
+            region.agent.detaching = True
             client.command(wire.Type.DETACH, region.id, [])
 
     def writer_came(self, file: FileState) -> None:
@@ -549,7 +549,7 @@ class Coordinator:
         crowd = sum(len(client.regions) for client in self.clients.values())
         for client in self.clients.values():
             for region in client.regions.values():
-                if now >= region.scan.due_ns and not region.detaching:
+                if now >= region.scan.due_ns and not region.agent.detaching:
                     announced = region.reader.order.announced
                     self._looks.look(region, now, known if announced else 1, crowd)
         if self.stated.books:
@@ -635,7 +635,7 @@ class Coordinator:
             reader.table.expire(self.clock.now_ns())
             self.arbiter.end_walks(reader)
             for region in reader.regions.values():
-                if not region.detaching:
+                if not region.agent.detaching:
                     self.layout.refresh(region)
 
     # -------------------------------------------------------------- end

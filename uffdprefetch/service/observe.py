@@ -173,7 +173,9 @@ class Observer:
                 client.missed.add(region.id)  # its agent tells, if it knows
         known = {r.address for r in client.regions.values()}
         # Ours, not the job's; a child of fork(2) whose agent has said nothing yet has its parent's.
-        known |= {r.anchor for c in self._coordinator.clients.values() for r in c.regions.values()}
+        known |= {
+            r.agent.anchor for c in self._coordinator.clients.values() for r in c.regions.values()
+        }
         client.refused &= at.keys()
         eager = client.observed or client.bypasses
         sighted = set()

@@ -93,7 +93,7 @@ class PoolBridge:
     def _mapping_of(self, event: uffd_pool.PoolEvent) -> tuple[Client, Region] | None:
         client = self._pool.slots.get(event.client)
         region = client.regions.get(event.region) if client else None
-        if client is None or region is None or region.detaching:
+        if client is None or region is None or region.agent.detaching:
             return None
         return client, region
 

@@ -302,7 +302,7 @@ class Service:
             due = min(due, self._live.sampling.slow.due_ns)
         for client in self.engine.clients.values():
             for region in client.regions.values():
-                if not region.detaching:
+                if not region.agent.detaching:
                     due = min(due, region.scan.due_ns, self._waits.due_ns)
         if self._empty_since is not None:
             due = min(due, now + 100 * MS)

@@ -22,7 +22,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState, Key
-from uffdprefetch.state.region_state import CheckpointState, ScanState
+from uffdprefetch.state.region_state import AgentState, CheckpointState, ScanState
 
 #: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
 #: (csrc/job/mapping.c, claim_region).
@@ -103,10 +103,8 @@ class Region:
     verdict: ServingMode
     reader: Reader
     mapped_ns: int = 0  # since then it is ours
-    anchor: int = 0  # address at which its agent keeps a mapping of the file; 0: none
-    detaching: bool = False
-    brings_lease: bool = False  # the first one of its file that its agent has told of
     reads: Stated = Stated.NORMAL  # how the job says that it reads it
+    agent: AgentState = field(default_factory=AgentState)
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     scan: ScanState = field(default_factory=ScanState)
 
@@ -119,7 +117,7 @@ class Region:
     @property
     def lease_fd(self) -> int:
         """What its agent is to have, to give the file's lease back by; -1: nothing."""
-        return self.file.opened.fd if self.brings_lease and self.file.guard.leased else -1
+        return self.file.opened.fd if self.agent.brings_lease and self.file.guard.leased else -1
 
     @property
     def walks(self) -> list[Stream]:

@@ -9,6 +9,15 @@ from uffdprefetch.base.intervals import IntervalSet
 
 
 @dataclass
+class AgentState:
+    """What its agent has of a mapping, and is to do."""
+
+    anchor: int = 0  # address at which it keeps a mapping of the file; 0: none
+    brings_lease: bool = False  # the first one of its file that it has told of
+    detaching: bool = False  # it is to give it back
+
+
+@dataclass
 class CheckpointState:
     """Armed pages of a mapping by page number; in the pool one page of each 4 MiB cell, by cell."""
 
