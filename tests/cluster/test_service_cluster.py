@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.file_states import file_of
 from uffdprefetch.cluster import identity
 from uffdprefetch.native.net import NodeCounts
 from uffdprefetch.service.cluster import Cluster, Place
@@ -96,7 +97,9 @@ class Bed:
 
     def open(self, path: Path, number: int, times: Times | None = None, f_type: int = NFS) -> None:
         fd = os.open(path, os.O_RDONLY)
-        file = SimpleNamespace(fd=fd, path=str(path), times=times or Times.of(fd), f_type=f_type)
+        file = file_of(path.stat().st_size, str(path))
+        file.opened = file.opened._replace(fd=fd, f_type=f_type)
+        file.guard.times = times or Times.of(fd)
         self.cluster.opened(file, number)
         end = time.monotonic() + 30
         while self.opener._under_way:
