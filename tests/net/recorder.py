@@ -22,7 +22,7 @@ from uffdprefetch.pool import node_pool
 from uffdprefetch.readers import order_sources
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.serve import Service
-from uffdprefetch.state import admission, client, files, ledger
+from uffdprefetch.state import admission, client, files, job_processes
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.warm import scheduler
 
@@ -174,7 +174,12 @@ def install(path: str) -> None:
     Service.__init__ = begun  # type: ignore[method-assign]
     core, number = Coordinator, seams.number
     item(node_pool.NodePool, "__post_init__", "pool", lambda self: [])
-    item(ledger.Ledger, "hello", "hello", lambda self, c: [world.number(c), list(c.hello), c.pid])
+    item(
+        job_processes.JobProcesses,
+        "hello",
+        "hello",
+        lambda self, c: [world.number(c), list(c.hello), c.pid],
+    )
     item(core, "attach", "attach", lambda self, c, a, fd: [number(c), attach(a), fd is not None])
     item(core, "_opened", "opened", lambda self, c, a, o: [number(c), attach(a), of_opened(o)])
     item(core, "detached", "detached", lambda self, c, region: [number(c), region])

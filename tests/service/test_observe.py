@@ -84,7 +84,7 @@ def met_after(
     engine = SimpleNamespace(clients={}, opener=opener, table=table)
     met: list[int] = []
     ledger = Ledger()
-    monkeypatch.setattr(ledger, "hello", lambda client: met.append(client.pid))
+    monkeypatch.setattr(ledger.processes, "hello", lambda client: met.append(client.pid))
     watcher = Observer(cast(Any, engine), ledger, MIB, everybody)
     path.write_bytes(bytes(2 * MIB))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
