@@ -9,7 +9,7 @@ import numpy as np
 
 from uffdprefetch.pool.eviction import (
     SLICE_ROWS,
-    Reader,
+    BlockReader,
     Residents,
     evictable,
     farthest_first,
@@ -62,7 +62,9 @@ class Belady:
         if 0 <= file < len(self._blocks) and 0 <= block < self._blocks[file]:
             self._tracks[reader].touch(int(self._first[file]) + block)
 
-    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
+    def victims(
+        self, residents: Residents, readers: Sequence[BlockReader], count: int
+    ) -> np.ndarray:
         """See :class:`uffdprefetch.pool.eviction.Policy`."""
         free = evictable(residents, readers)
         distance = self._next_use(residents)

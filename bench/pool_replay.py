@@ -16,7 +16,7 @@ import numpy as np
 from belady import Belady
 
 from uffdprefetch.pool import workingset
-from uffdprefetch.pool.eviction import Cyclic, Policy, Reader, Residents
+from uffdprefetch.pool.eviction import BlockReader, Cyclic, Policy, Residents
 
 #: Share of steps in one direction from which a reader counts as sequential, else as random.
 ONE_WAY = 0.9
@@ -95,7 +95,7 @@ def replay(
     """
     policy = policy_factory()
     walks = _walks(accesses, ahead, behind)
-    readers: dict[int, Reader] = {}
+    readers: dict[int, BlockReader] = {}
     done: dict[int, int] = {}
     hits: np.ndarray = np.zeros(len(accesses.per_epoch()), np.int64)
     pool = Residents(
@@ -164,7 +164,7 @@ def replay(
     return hits
 
 
-def _walks(accesses: Accesses, ahead: int, behind: int) -> dict[tuple[int, int, int], Reader]:
+def _walks(accesses: Accesses, ahead: int, behind: int) -> dict[tuple[int, int, int], BlockReader]:
     """The range of each sequential (reader, file, epoch)."""
     keys = np.stack((accesses.reader, accesses.file, accesses.epoch), axis=1)
     names, which = np.unique(keys, axis=0, return_inverse=True)
@@ -178,7 +178,7 @@ def _walks(accesses: Accesses, ahead: int, behind: int) -> dict[tuple[int, int, 
             reader, file, epoch = name
             low, high = int(blocks.min()), int(blocks.max()) + 1
             direction = 1 if up >= down else -1
-            walks[reader, file, epoch] = Reader(file, low, direction, low, high, ahead, behind)
+            walks[reader, file, epoch] = BlockReader(file, low, direction, low, high, ahead, behind)
     return walks
 
 

@@ -107,7 +107,7 @@ class ConvenerOptions:
 
 
 @dataclass
-class _Asked:
+class _Doubted:
     """A node of which another one wants to know whether it lives: its count then, and when."""
 
     count: int
@@ -127,7 +127,7 @@ class Convener:
         self._alive_since = self._waits_since = 0.0
         self._pair, self._brood = Pair(), brood.Brood(options.socket)
         self._sweep = Sweep(self._meeting)
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Doubted] = {}
         self._old_since: float | None = None  # since then something of before may be left
         self._old_told = False
         self.adopts = False  # what its descendants leave behind (brood.adopt())
@@ -416,7 +416,7 @@ class Convener:
         has GATHER_SECONDS to say something."""
         count, one = int(said.get("beat", 0)), self._asked.get(node)
         if one is None or (one.answered and now - one.at > GONE_SECONDS):
-            self._asked[node] = _Asked(count, now)
+            self._asked[node] = _Doubted(count, now)
             with contextlib.suppress(OSError):
                 self._meeting.ask(node, str(self._options.node))
             return True

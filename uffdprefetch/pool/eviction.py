@@ -27,7 +27,7 @@ SLICE_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Reader:
+class BlockReader:
     """One active stream, in blocks of its file."""
 
     file: int  # number of the file in the pool
@@ -61,12 +61,14 @@ class Policy(Protocol):
 
     name: str
 
-    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
+    def victims(
+        self, residents: Residents, readers: Sequence[BlockReader], count: int
+    ) -> np.ndarray:
         """Row numbers of at most ``count`` rows to evict, best victim first; never a pinned one
         nor one of :attr:`Reader.spared`. Ties go to the lower file, then the lower block."""
 
 
-def evictable(residents: Residents, readers: Sequence[Reader]) -> np.ndarray:
+def evictable(residents: Residents, readers: Sequence[BlockReader]) -> np.ndarray:
     """Whether a policy may choose a row (bool)."""
     free = ~residents.pinned
     for rows, blocks, its in _by_file(residents, readers):
@@ -117,7 +119,9 @@ class LRU:
 
     name = "lru"
 
-    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
+    def victims(
+        self, residents: Residents, readers: Sequence[BlockReader], count: int
+    ) -> np.ndarray:
         """See :class:`Policy`."""
         return smallest(residents, oldest_first(residents, evictable(residents, readers)), count)
 
@@ -151,7 +155,9 @@ class Cyclic:
         self._now = 0  # ms: the latest touch seen
         self._breaks: dict[int, _Breaks] = {}
 
-    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
+    def victims(
+        self, residents: Residents, readers: Sequence[BlockReader], count: int
+    ) -> np.ndarray:
         """See :class:`Policy`."""
         distance = distances(residents, readers)
         free = evictable(residents, readers)
@@ -174,7 +180,7 @@ class Cyclic:
         return np.concatenate((first, rows[best]))
 
     def _note_breaks(
-        self, residents: Residents, unclaimed: np.ndarray, readers: Sequence[Reader]
+        self, residents: Residents, unclaimed: np.ndarray, readers: Sequence[BlockReader]
     ) -> np.ndarray:
         """Note when unclaimed blocks (a mask) were used; returns which of them are not expected to
         be used again."""
@@ -228,7 +234,7 @@ class _Breaks:
         return self.longest > 0 and now - self.used <= BREAKS * self.longest
 
 
-def distances(residents: Residents, readers: Sequence[Reader]) -> np.ndarray:
+def distances(residents: Residents, readers: Sequence[BlockReader]) -> np.ndarray:
     """Blocks (uint32) that each row is ahead of its nearest reader, NOBODY outside of all ranges;
     k-fold for a file that is read in k parts."""
     distance: np.ndarray = np.full(len(residents.file), NOBODY, np.uint32)
@@ -243,7 +249,7 @@ def distances(residents: Residents, readers: Sequence[Reader]) -> np.ndarray:
     return distance
 
 
-def _circular(blocks: np.ndarray, reader: Reader) -> np.ndarray:
+def _circular(blocks: np.ndarray, reader: BlockReader) -> np.ndarray:
     """How far ahead of one reader (uint32) blocks (int32) of its file are."""
     length = reader.high - reader.low
     at = np.int32((reader.position - reader.low) % length + reader.low)
@@ -254,10 +260,10 @@ def _circular(blocks: np.ndarray, reader: Reader) -> np.ndarray:
 
 
 def _by_file(
-    residents: Residents, readers: Sequence[Reader]
-) -> Iterator[tuple[slice | np.ndarray, np.ndarray, list[Reader]]]:
+    residents: Residents, readers: Sequence[BlockReader]
+) -> Iterator[tuple[slice | np.ndarray, np.ndarray, list[BlockReader]]]:
     """(rows, their blocks as int32, readers) of each file that has readers, in pieces."""
-    of_file: dict[int, list[Reader]] = {}
+    of_file: dict[int, list[BlockReader]] = {}
     for reader in readers:
         of_file.setdefault(reader.file, []).append(reader)
     for start in range(0, len(residents.file) if readers else 0, SLICE_ROWS):
@@ -272,7 +278,7 @@ def _by_file(
                 yield start + mine, blocks[mine], its
 
 
-def _parts(readers: Sequence[Reader]) -> int:
+def _parts(readers: Sequence[BlockReader]) -> int:
     """The union of the readers' ranges, in multiples of their mean range."""
     union, end = 0, 0
     for low, high in sorted((r.low, r.high) for r in readers):

@@ -26,9 +26,9 @@ from uffdprefetch.pool import workingset
 from uffdprefetch.pool.eviction import (
     LRU,
     SKIP,
+    BlockReader,
     Cyclic,
     Policy,
-    Reader,
     Residents,
     evictable,
     smallest,
@@ -46,8 +46,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.pool_file import PoolFile
-from uffdprefetch.state.reader import Reader as FileReader
-from uffdprefetch.state.reader import Region
+from uffdprefetch.state.reader import Reader, Region
 
 if TYPE_CHECKING:
     from uffdprefetch.native.memory import Pressure
@@ -346,7 +345,7 @@ class NodePool:
 
     def plan(
         self,
-        streams: Iterable[tuple[FileReader, Stream, int]],
+        streams: Iterable[tuple[Reader, Stream, int]],
         planned: Sequence[KnownOrder] = (),
         unneeded: Iterable[tuple[int, IntervalSet]] = (),
         awaited: Iterable[tuple[FileState, int]] = (),
@@ -421,7 +420,7 @@ class NodePool:
         workingset.retire(list(found.values()), self.pool.evictions(), self._own_chunks())
         return {number: file.refaults >= uffd_pool.ACTIVE for number, file in found.items()}
 
-    def _passed(self, residents: Residents, readers: list[Reader]) -> npt.NDArray[np.intp]:
+    def _passed(self, residents: Residents, readers: list[BlockReader]) -> npt.NDArray[np.intp]:
         """Of files that several nodes walk through, what lies outside of windows, the oldest first:
         what stays there is kept, and what has just been read is what others come to next. It is
         pinned then."""
@@ -432,14 +431,14 @@ class NodePool:
         return rows
 
     def _best(
-        self, residents: Residents, readers: list[Reader], planned: Sequence[KnownOrder]
+        self, residents: Residents, readers: list[BlockReader], planned: Sequence[KnownOrder]
     ) -> npt.NDArray[np.intp]:
         if planned:
             return self._planned_victims(residents, readers, planned)
         return self.policy.victims(residents, readers, self._victims())
 
     def _planned_victims(
-        self, residents: Residents, readers: list[Reader], planned: Sequence[KnownOrder]
+        self, residents: Residents, readers: list[BlockReader], planned: Sequence[KnownOrder]
     ) -> npt.NDArray[np.int_]:
         """Rows to evict where orders are known: pool/order_eviction.py."""
         from uffdprefetch.pool import order_eviction

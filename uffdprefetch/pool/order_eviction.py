@@ -17,7 +17,7 @@ from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.pool.eviction import (
     NOBODY,
     SKIP,
-    Reader,
+    BlockReader,
     Residents,
     distances,
     evictable,
@@ -33,7 +33,7 @@ RATE_LEAST = 1 << 20
 
 def victims(
     residents: Residents,
-    readers: Sequence[Reader],
+    readers: Sequence[BlockReader],
     count: int,
     next_use_distance_bytes: Array,
     known: Array,
@@ -64,7 +64,7 @@ def victims(
 
 
 def _estimated(
-    residents: Residents, readers: Sequence[Reader], block_bytes: int, now_ms: int, rate: float
+    residents: Residents, readers: Sequence[BlockReader], block_bytes: int, now_ms: int, rate: float
 ) -> Array:
     """Estimated bytes until each block's next use, where no order says."""
     ahead = distances(residents, readers)

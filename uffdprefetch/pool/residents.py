@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.pool.eviction import Reader, Residents
+from uffdprefetch.pool.eviction import BlockReader, Residents
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.reader import Reader as FileReader
+from uffdprefetch.state.reader import Reader
 
 #: Bytes behind a reader that it may still touch.
 BEHIND_BYTES = 1 << 20
 
 
-def reader(of: FileReader, stream: Stream, ahead_bytes: int, block_bytes: int) -> Reader:
+def reader(of: Reader, stream: Stream, ahead_bytes: int, block_bytes: int) -> BlockReader:
     """A walk in the pool's memory, with its window, in blocks."""
     assert of.file.pooled is not None
     span = of.span
-    return Reader(
+    return BlockReader(
         file=of.file.pooled.number,
         position=max(0, stream.position_bytes - 1) // block_bytes,
         direction=stream.direction,
@@ -37,10 +37,10 @@ def reader(of: FileReader, stream: Stream, ahead_bytes: int, block_bytes: int) -
     )
 
 
-def to_come(file: FileState, ahead_bytes: int, block_bytes: int) -> Reader:
+def to_come(file: FileState, ahead_bytes: int, block_bytes: int) -> BlockReader:
     """A walk that will come to a file from its beginning on, with its window there, in blocks."""
     assert file.pooled is not None
-    return Reader(
+    return BlockReader(
         file=file.pooled.number, position=0, direction=1, low=0,
         high=-(-file.size_bytes // block_bytes), ahead=-(-ahead_bytes // block_bytes),
     )  # fmt: skip

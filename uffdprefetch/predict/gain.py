@@ -161,7 +161,7 @@ class FileReads:
 
 
 @dataclass(frozen=True)
-class Watched:
+class ReadersTime:
     """The readers' time: from first to last touch, of any of them (``wall_seconds``) and of all
     threads together (``thread_seconds``), of which they waited ``waited_seconds``."""
 
@@ -185,7 +185,7 @@ class Spared(NamedTuple):
     own_seconds: float
 
 
-def spared(one: FileReads, storage: Storage, watched: Watched, misses: int) -> Spared:
+def spared(one: FileReads, storage: Storage, watched: ReadersTime, misses: int) -> Spared:
     """What the readers of a file would have waited without us.
 
     ``misses``: touches, of any file, that have waited for a request in spite of us.
@@ -230,7 +230,7 @@ class Gain(NamedTuple):
 
 
 def gain(
-    files: list[FileReads], misses: int, unused_bytes: int, watched: Watched, storage: Storage
+    files: list[FileReads], misses: int, unused_bytes: int, watched: ReadersTime, storage: Storage
 ) -> Gain:
     """``misses``: see spared(); ``unused_bytes``: read ahead and not used. The wall time must be
     more than 0."""

@@ -45,7 +45,7 @@ Range = tuple[int, int]
 
 
 @dataclass
-class _File:
+class _FileStarts:
     """Whose tensor starts are known."""
 
     place: int  # where it begins in the order in which they were looked at, bytes
@@ -64,7 +64,7 @@ class TensorStarts:
         self._room_bytes = room_bytes
         self._policy, self._want, self._walks = policy, want, walks
         self._windows, self._opener = windows, opener
-        self._files: dict[Key, _File] = {}
+        self._files: dict[Key, _FileStarts] = {}
         self._place = 0
 
     def mapped(self, region: Region) -> None:
@@ -106,7 +106,7 @@ class TensorStarts:
         assert file.blocks.tensor_starts is not None
         known = self._files.get(file.key)
         if known is None:
-            known = self._files[file.key] = _File(self._place)
+            known = self._files[file.key] = _FileStarts(self._place)
             self._place += file.size_bytes
             if len(self._files) > FILES_MAX:
                 del self._files[next(iter(self._files))]
@@ -119,7 +119,7 @@ class TensorStarts:
             known.begun = True
             self._begin(region, known)
 
-    def _begin(self, region: Region, known: _File) -> None:
+    def _begin(self, region: Region, known: _FileStarts) -> None:
         """Its reader is about to read what it has looked at. What it has touched before the starts
         were known is no walk either."""
         file, reader, mapped = region.file, region.reader, region.scan.mapped

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from uffdprefetch.predict.gain import FileReads, Watched, gain
+from uffdprefetch.predict.gain import FileReads, ReadersTime, gain
 from uffdprefetch.predict.storage import MISS_BYTES, Storage
 
 #: Less than one part in this many read from storage: the data was in memory.
@@ -21,7 +21,7 @@ WAITED_SENSOR = (
 )
 
 
-class Gain(Enum):
+class GainVerdict(Enum):
     """What can be said of it; the values are those of the summary."""
 
     SAVED = "saved"
@@ -47,28 +47,32 @@ class Gained:
 
 def gained(
     reads: list[FileReads], used_bytes: int, unused_bytes: int, in_memory_bytes: int, misses: int,
-    job_storage_bytes: int, watched: Watched, storage: Storage,
+    job_storage_bytes: int, watched: ReadersTime, storage: Storage,
 ) -> Gained:  # fmt: skip
     """``used_bytes``: prefetched and then used, ``unused_bytes``: and not; ``in_memory_bytes``:
     used, or asked for, and there already; ``job_storage_bytes``: what the job's own page faults
     have had read, from the first byte on, also before they were followed."""
-    what, saved, cost = Gain.UNKNOWN, None, None
+    what, saved, cost = GainVerdict.UNKNOWN, None, None
     from_storage = used_bytes + misses * MISS_BYTES
     measured = storage.bandwidth_bytes_per_second > 0 and storage.latency_seconds > 0
     if not from_storage and not in_memory_bytes and not unused_bytes:
-        what = Gain.NOTHING_READ
+        what = GainVerdict.NOTHING_READ
     elif (from_storage + unused_bytes) * LITTLE_SHARE <= in_memory_bytes:
-        what = Gain.IN_MEMORY if 2 * job_storage_bytes <= in_memory_bytes else Gain.JUST_READ
+        what = (
+            GainVerdict.IN_MEMORY
+            if 2 * job_storage_bytes <= in_memory_bytes
+            else GainVerdict.JUST_READ
+        )
     elif measured and watched.wall_seconds:
         found = gain(reads, misses, unused_bytes, watched, storage)
-        what, saved, cost = Gain.EVEN, 0.0, 0.0
+        what, saved, cost = GainVerdict.EVEN, 0.0, 0.0
         # waits and bytes are seen in different ways: what is told, both have to say
         less = round(found.saved_seconds, 3)
         more = round(min(-found.saved_seconds, found.lost_seconds), 3)
         if less > 0 > found.lost_seconds:
-            what, saved = Gain.SAVED, less
+            what, saved = GainVerdict.SAVED, less
         elif more > 0:
-            what, cost = Gain.COST, more
+            what, cost = GainVerdict.COST, more
     return Gained(
         what.value,
         saved,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.readers.known_order import KnownOrders
 
 
-class Mappings(Protocol):
+class MappingsOwner(Protocol):
     """Who manages them (coordinator.py)."""
 
     def readers(self) -> list[Reader]:
@@ -50,7 +50,7 @@ class PoolBridge:
     """The pool of one service. Its thread calls everything here."""
 
     def __init__(
-        self, pool: NodePool, mappings: Mappings, arbiter: Arbiter, windows: Windows,
+        self, pool: NodePool, mappings: MappingsOwner, arbiter: Arbiter, windows: Windows,
         ledger: Ledger, tap: EventPublisher,
     ) -> None:  # fmt: skip
         self._pool, self._mappings, self._arbiter = pool, mappings, arbiter

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.predict.gain import Watched
+from uffdprefetch.predict.gain import ReadersTime
 from uffdprefetch.state.client import Client
 
 MS = 1_000_000
@@ -149,12 +149,12 @@ class Waits:
             self._thread_ns += reading.thread_ns
             self._waited_ns += reading.waited_thread_ns
 
-    def watched(self, counted_ns: int = 0) -> Watched:
+    def watched(self, counted_ns: int = 0) -> ReadersTime:
         """All of them, up to now, with ``counted_ns`` of waits that were counted elsewhere."""
         for _, reading in self._read.values():
             self._fold(reading)
         self._read.clear()
-        return Watched(
+        return ReadersTime(
             self._when.total_bytes() / 1e9,
             self._thread_ns / 1e9,
             (self._waited_ns + counted_ns) / 1e9,

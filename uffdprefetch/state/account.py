@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Account:
+class FileAccount:
     """Of one file. ``streamed``: some of it was read for no walk (readers/file_stream.py);
     ``pool``: as the pool counts, when it was asked last."""
 

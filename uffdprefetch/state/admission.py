@@ -49,7 +49,7 @@ def is_of_a_program(path: str) -> bool:
     return name == "lock.mdb" or ".so" in name or java
 
 
-class FileReads(Protocol):
+class FileRequests(Protocol):
     """What is read of files (warm/scheduler.py), as far as who closes them has to know."""
 
     def forget_file(self, file: FileState) -> None:
@@ -63,7 +63,7 @@ class FileTable:
     """The files under management, by (device, inode, size, mtime)."""
 
     def __init__(
-        self, config: Config, scheduler: FileReads, ledger: Ledger, clock: Clock = CLOCK
+        self, config: Config, scheduler: FileRequests, ledger: Ledger, clock: Clock = CLOCK
     ) -> None:
         self._clock = clock
         self._config = config

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.state.account import Account
+from uffdprefetch.state.account import FileAccount
 from uffdprefetch.state.blocks import Blocks
 from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.copies import Copies
@@ -40,7 +40,7 @@ class FileState:
     call: FileCall
     guard: Guard = field(default_factory=Guard)
     mappings: Mappings = field(default_factory=Mappings)
-    account: Account = field(default_factory=Account)
+    account: FileAccount = field(default_factory=FileAccount)
     pooled: PoolFile | None = None  # its part of the node's pool
     copies: Copies = field(init=False)
     cache: PageCache = field(init=False)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from paths import BENCH
 
-from uffdprefetch.pool.eviction import LRU, POLICIES, Cyclic, Policy, Reader, Residents
+from uffdprefetch.pool.eviction import LRU, POLICIES, BlockReader, Cyclic, Policy, Residents
 
 sys.path.insert(0, str(BENCH))
 
@@ -39,7 +39,7 @@ def residents(
 
 
 def chosen(
-    policy: Policy, pool: Residents, readers: Sequence[Reader], count: int
+    policy: Policy, pool: Residents, readers: Sequence[BlockReader], count: int
 ) -> list[tuple[int, int]]:
     """The victims as (file, block)."""
     rows = policy.victims(pool, readers, count)
@@ -241,13 +241,13 @@ def test_a_file_all_of_which_is_mapped_is_kept_by_its_readers() -> None:
     rows = [(0, block) for block in range(100)] + [(1, block) for block in range(10)]
     for now in range(1000, 9000, 1000):
         touched = [now + block for block in range(100)] + [900] * 10
-        training = chosen(cyclic, residents(rows, touched), [Reader(0, 99, 1, 0, 400, 0)], 20)
+        training = chosen(cyclic, residents(rows, touched), [BlockReader(0, 99, 1, 0, 400, 0)], 20)
         touched = [now + 900, *touched[1:]]
-        cyclic.victims(residents(rows, touched), [Reader(1, 5, 1, 0, 10, 0)], 20)
+        cyclic.victims(residents(rows, touched), [BlockReader(1, 5, 1, 0, 10, 0)], 20)
     assert {file for file, _ in training} == {0}
     for now in range(9000, 13000, 1000):  # and that it has had none for long, of their end
         touched = [now + block for block in range(100)] + [900] * 10
-        training = chosen(cyclic, residents(rows, touched), [Reader(0, 99, 1, 0, 400, 0)], 20)
+        training = chosen(cyclic, residents(rows, touched), [BlockReader(0, 99, 1, 0, 400, 0)], 20)
     assert training[:10] == [(1, block) for block in range(10)]
 
 
@@ -259,7 +259,7 @@ def test_a_part_whose_reader_has_ended_first_stays() -> None:
 
     class EndsFirst(Cyclic):
         def victims(
-            self, residents: Residents, readers: Sequence[Reader], count: int
+            self, residents: Residents, readers: Sequence[BlockReader], count: int
         ) -> np.ndarray:
             live = readers
             if any(r.low == 150 and r.position >= 300 for r in readers):
@@ -274,18 +274,18 @@ def test_a_part_whose_reader_has_ended_first_stays() -> None:
 # ---- the rules, written out plainly -------------------------------------------------------------
 
 
-def spared(reader: Reader, file: int, block: int) -> bool:
+def spared(reader: BlockReader, file: int, block: int) -> bool:
     steps = (block - reader.position) * reader.direction
     return file == reader.file and -reader.behind <= steps <= reader.ahead
 
 
-def steps_to(reader: Reader, file: int, block: int) -> int | None:
+def steps_to(reader: BlockReader, file: int, block: int) -> int | None:
     if file != reader.file or not reader.low <= block < reader.high:
         return None
     return (block - reader.position) * reader.direction % (reader.high - reader.low)
 
 
-def any_state(rng: random.Random, files: int) -> tuple[Residents, list[Reader]]:
+def any_state(rng: random.Random, files: int) -> tuple[Residents, list[BlockReader]]:
     size = rng.choice([1, 5, 40, 150])
     universe = [(file, block) for file in range(files) for block in range(size)]
     rows = rng.sample(universe, rng.randint(1, len(universe)))
@@ -296,7 +296,7 @@ def any_state(rng: random.Random, files: int) -> tuple[Residents, list[Reader]]:
         position = rng.randint(low, high)
         direction, ahead, behind = rng.choice([1, -1]), rng.randint(0, 6), rng.randint(1, 3)
         file = rng.randrange(files)
-        readers.append(Reader(file, position, direction, low, high, ahead, behind))
+        readers.append(BlockReader(file, position, direction, low, high, ahead, behind))
     touched = [rng.choice([0, 7, rng.randrange(1, 1000)]) for _ in rows]
     return residents(rows, touched, [rng.random() < 0.1 for _ in rows]), readers
 
@@ -382,7 +382,7 @@ def test_of_a_large_pool_it_takes_the_farthest_too(files: int) -> None:
     numbers = rng.integers(0, files, count).astype(np.int32)
     blocks = rng.permutation(count).astype(np.int64)
     pool = Residents(numbers, blocks, np.ones(count, np.uint32), np.zeros(count, bool))
-    readers = [Reader(file, 70_000 * file + 9, 1, 0, count, 100) for file in range(files)]
+    readers = [BlockReader(file, 70_000 * file + 9, 1, 0, count, 100) for file in range(files)]
     steps = (blocks - (70_000 * numbers + 9)) % count
     steps[steps == count - 1] = 0  # just behind: spared
     expected = np.lexsort((blocks, numbers, -steps))[:500]
@@ -438,13 +438,13 @@ def test_where_all_is_pinned_there_is_no_victim(name: str) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_empty_pool_has_no_victim(name: str) -> None:
     policy = MAKERS[name](residents([(0, 1)]), 0)
-    assert len(policy.victims(residents([]), [Reader(0, 0, 1, 0, 9, 2)], 4)) == 0
+    assert len(policy.victims(residents([]), [BlockReader(0, 0, 1, 0, 9, 2)], 4)) == 0
 
 
 def test_a_reader_at_the_end_of_its_range_is_at_its_beginning() -> None:
     pool = residents([(0, block) for block in range(10)])
-    assert chosen(Cyclic(), pool, [Reader(0, 10, 1, 0, 10, 2)], 2) == [(0, 8), (0, 7)]
-    assert chosen(Cyclic(), pool, [Reader(0, -1, -1, 0, 10, 2)], 2) == [(0, 1), (0, 2)]
+    assert chosen(Cyclic(), pool, [BlockReader(0, 10, 1, 0, 10, 2)], 2) == [(0, 8), (0, 7)]
+    assert chosen(Cyclic(), pool, [BlockReader(0, -1, -1, 0, 10, 2)], 2) == [(0, 1), (0, 2)]
 
 
 def test_parts_of_one_file_count_for_what_they_read_together() -> None:
@@ -453,7 +453,9 @@ def test_parts_of_one_file_count_for_what_they_read_together() -> None:
     cyclic = Cyclic()
     parts = [(0, 100 * part + step) for part in range(4) for step in range(100)]
     rest = [(1, block) for block in range(150)]
-    readers = [Reader(0, 100 * part + 50, 1, 100 * part, 100 * part + 100, 3) for part in range(4)]
+    readers = [
+        BlockReader(0, 100 * part + 50, 1, 100 * part, 100 * part + 100, 3) for part in range(4)
+    ]
     for now in (1000, 2000):  # touched with no reader: a file that is used again
         pool = residents(parts + rest, [5] * 400 + [now + block for block in range(150)])
         victims = chosen(cyclic, pool, readers, 100)
@@ -574,11 +576,11 @@ def test_a_pool_that_may_evict_nothing_is_read_past() -> None:
 
 
 def test_the_policy_is_told_where_readers_walk_and_of_none_that_jumps() -> None:
-    told: list[list[Reader]] = []
+    told: list[list[BlockReader]] = []
 
     class Listener(LRU):
         def victims(
-            self, residents: Residents, readers: Sequence[Reader], count: int
+            self, residents: Residents, readers: Sequence[BlockReader], count: int
         ) -> np.ndarray:
             told.append(list(readers))
             return super().victims(residents, readers, count)
@@ -602,7 +604,7 @@ def test_a_reader_that_has_ended_is_told_of_no_more() -> None:
 
     class Listener(LRU):
         def victims(
-            self, residents: Residents, readers: Sequence[Reader], count: int
+            self, residents: Residents, readers: Sequence[BlockReader], count: int
         ) -> np.ndarray:
             told.append(len(readers))
             return super().victims(residents, readers, count)

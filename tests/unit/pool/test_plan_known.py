@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from uffdprefetch.pool import order_eviction
-from uffdprefetch.pool.eviction import Reader, Residents
+from uffdprefetch.pool.eviction import BlockReader, Residents
 from uffdprefetch.predict.order.cursor import OrderCursor
 from uffdprefetch.predict.order.order import Order
 
 BLOCK = 65536
-NOBODY: list[Reader] = []
+NOBODY: list[BlockReader] = []
 
 
 def residents(blocks: list[int], touched: list[int] | None = None, file: int = 0) -> Residents:
@@ -55,14 +55,14 @@ def test_pinned_and_spared_blocks_stay() -> None:
     r = residents([5, 6, 7, 8])
     r.pinned[1] = True
     rows = order_eviction.victims(
-        r, [Reader(0, 7, 1, 0, 100, ahead=0)], 4, np.array([4e6, 9e6, 1e6, 2e6]),
+        r, [BlockReader(0, 7, 1, 0, 100, ahead=0)], 4, np.array([4e6, 9e6, 1e6, 2e6]),
         np.ones(4, bool), BLOCK, 4, 1e8,
     )  # fmt: skip
     assert [int(r.block[row]) for row in rows] == [5, 8]  # 6 is pinned, the reader is at 7
 
 
 def guessed(
-    touched: list[int], readers: list[Reader], rate: float, now_ms: int = 2000
+    touched: list[int], readers: list[BlockReader], rate: float, now_ms: int = 2000
 ) -> list[int]:
     """Of blocks 1 to 3, which no order tells of, and 6 and 7, needed after 40 and 90 MB: all, the
     first to go first."""
@@ -90,9 +90,9 @@ def test_what_was_touched_after_the_clock_was_read_stays() -> None:
 
 def test_what_lies_on_a_readers_way_goes_by_that() -> None:
     """Not by its age; in bytes, as orders do."""
-    reader = Reader(0, 0, 1, 0, 1200, ahead=0, behind=0)
+    reader = BlockReader(0, 0, 1, 0, 1200, ahead=0, behind=0)
     assert guessed([1, 1, 1], [reader], 1e8) == [7, 6, 3, 2, 1]
-    behind = Reader(0, 4, 1, 0, 1200, ahead=0, behind=0)  # they are 1197 to 1199 blocks away
+    behind = BlockReader(0, 4, 1, 0, 1200, ahead=0, behind=0)  # they are 1197 to 1199 blocks away
     assert guessed([2000, 2000, 2000], [behind], 1e8) == [7, 3, 2, 1, 6]
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.gain import FileReads, FirstMisses, Used, Watched, gain
+from uffdprefetch.predict.gain import FileReads, FirstMisses, ReadersTime, Used, gain
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 
 LINK = Storage(300e6, 1e-3)
@@ -31,8 +31,8 @@ def kernel_waits(requests: int, computed: float, at_once: int) -> float:
     return waits
 
 
-def watched(seconds: float, waited: float = 0.0, threads: int = 1) -> Watched:
-    return Watched(seconds, threads * seconds, waited)
+def watched(seconds: float, waited: float = 0.0, threads: int = 1) -> ReadersTime:
+    return ReadersTime(seconds, threads * seconds, waited)
 
 
 def told(used: Used, seconds: float, waited: float = 0.0, misses: int = 0) -> float:
@@ -176,7 +176,7 @@ def test_readers_that_wait_side_by_side_gain_their_part_each() -> None:
 
 def test_however_readers_wait_the_bytes_come_over_the_link() -> None:
     used = Used(runs=4000)
-    found = gain([FileReads(used, PIECE)], 0, 0, Watched(1.0, 100.0, 100.0), LINK)
+    found = gain([FileReads(used, PIECE)], 0, 0, ReadersTime(1.0, 100.0, 100.0), LINK)
     assert found.saved_seconds == pytest.approx(4000 * BLOCK_BYTES / 300e6 - 1.0)
 
 
@@ -227,7 +227,7 @@ def test_it_is_never_more_than_one_request_after_the_other() -> None:
                 used.looked(chance.randrange(10**8), by_look=chance.random() < 0.5)
         wall = chance.uniform(1e-3, 100)
         threads = wall * chance.uniform(1, 9)
-        seen = Watched(wall, threads, threads * chance.random())
+        seen = ReadersTime(wall, threads, threads * chance.random())
         latency, bandwidth = chance.uniform(1e-4, 0.1), chance.uniform(1e6, 1e10)
         link = Storage(bandwidth, latency)
         pages = (used.ahead_blocks + used.demand_blocks) * BLOCK_BYTES // 4096

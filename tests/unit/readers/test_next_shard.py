@@ -16,7 +16,7 @@ import pytest
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
-from uffdprefetch.pool.eviction import Reader as Block
+from uffdprefetch.pool.eviction import BlockReader as Block
 from uffdprefetch.pool.residents import to_come
 from uffdprefetch.predict.price import least_probability, walk_gain
 from uffdprefetch.predict.rate import Feedback

@@ -16,7 +16,7 @@ from conftest import wait_until
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.predict.gain import FileReads, Used, Watched
+from uffdprefetch.predict.gain import FileReads, ReadersTime, Used
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 from uffdprefetch.service import waits
 from uffdprefetch.service.gained import Gained, gained
@@ -154,7 +154,7 @@ def test_how_many_wait_side_by_side_is_of_lately(monkeypatch: pytest.MonkeyPatch
 def say(used: int, memory: int = 0, misses: int = 0, wall: float = 2.0, waited: float = 0.0,
         storage: Storage = STORAGE, before: int = 0, unused: int = 0) -> Gained:  # fmt: skip
     reads = [FileReads(Used(runs=used // BLOCK_BYTES), 128 << 10)] if used else []
-    watched = Watched(wall, wall, waited)
+    watched = ReadersTime(wall, wall, waited)
     return gained(reads, used, unused, memory, misses, before, watched, storage)
 
 

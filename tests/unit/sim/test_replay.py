@@ -37,7 +37,7 @@ from uffdprefetch.sim.replay.policies import (
     Plain,
     Planned,
     PoolPlanned,
-    Windows,
+    ReplayWindows,
     measured,
 )
 
@@ -103,7 +103,7 @@ def test_random_reads_miss_one_by_one() -> None:
 
 
 def test_windows_follow_a_walk_and_nothing_else() -> None:
-    plain, windows = run(straight(), Plain()), run(straight(), Windows(4 * MIB, MIB))
+    plain, windows = run(straight(), Plain()), run(straight(), ReplayWindows(4 * MIB, MIB))
     # of so near a storage two of the kernel's windows under way are enough
     assert windows.seconds < 1.01 * plain.seconds and windows.misses <= plain.misses
     assert windows.requests < plain.requests / 4
@@ -111,14 +111,14 @@ def test_windows_follow_a_walk_and_nothing_else() -> None:
     assert windows.read_bytes == 4096 * PAGE
     order = (np.random.default_rng(2).permutation(64) * 4096).tolist()
     jumps = demand(stream(order), pages=64 * 4096)
-    assert run(jumps, Windows(4 * MIB)) == run(jumps, Plain())
+    assert run(jumps, ReplayWindows(4 * MIB)) == run(jumps, Plain())
 
 
 def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     # With 5 ms a request the kernel's readahead, one window ahead, is far too slow.
     wanted, storage = straight(16384, think=0.0008), StorageModel(100e6, 5e-3)
     results = [
-        run(wanted, Windows(4 * MIB, distance), None, storage)
+        run(wanted, ReplayWindows(4 * MIB, distance), None, storage)
         for distance in (MIB, 4 * MIB, 16 * MIB)
     ]
     # Where a window ends before the next is asked for, the kernel's own readahead goes on.
@@ -142,7 +142,7 @@ def test_a_known_order_is_read_as_far_ahead_as_its_reader_is_quick() -> None:
 def test_a_window_is_read_in_requests() -> None:
     wanted = straight(16384, 0.001)
     many, few = (
-        run(wanted, Windows(8 * MIB, MIB, request_bytes=size)).requests
+        run(wanted, ReplayWindows(8 * MIB, MIB, request_bytes=size)).requests
         for size in (256 << 10, 2 * MIB)
     )
     # But for the beginning, which the kernel reads.
@@ -175,7 +175,7 @@ def test_ranks_share_what_is_read() -> None:
     both = demand(
         stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16, rank=1)
     )
-    for policy in (Plain(), Auto(), Windows(4 * MIB), Planned()):
+    for policy in (Plain(), Auto(), ReplayWindows(4 * MIB), Planned()):
         assert run(both, policy).read_bytes == 4096 * PAGE
 
 
@@ -278,7 +278,9 @@ def test_more_threads_than_memory_come_to_their_end(
     assert 0 <= result.hits < 1
 
 
-@pytest.mark.parametrize("make", [Plain, Auto, lambda: Windows(8 * MIB), lambda: Planned(8 * MIB)])
+@pytest.mark.parametrize(
+    "make", [Plain, Auto, lambda: ReplayWindows(8 * MIB), lambda: Planned(8 * MIB)]
+)
 def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> None:
     random = np.random.default_rng(7)
     many = [stream((random.integers(0, 256, 80) * 16).tolist(), 16, rank=r) for r in range(8)]
@@ -289,7 +291,9 @@ def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> Non
         assert result.read_bytes <= result.seconds * 100e6 + 2 * MIB
 
 
-@pytest.mark.parametrize("make", [Plain, Auto, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
+@pytest.mark.parametrize(
+    "make", [Plain, Auto, lambda: ReplayWindows(4 * MIB), lambda: Planned(8 * MIB)]
+)
 def test_faster_storage_is_never_slower(make: type[Plain]) -> None:
     random = np.random.default_rng(5)
     order = (random.permutation(256) * 16).tolist()

@@ -18,7 +18,7 @@ from uffdprefetch.sim.replay.demand import Demand, demand_of
 from uffdprefetch.sim.replay.engine import ReplayPolicy
 from uffdprefetch.sim.replay.eviction import LruEviction
 from uffdprefetch.sim.replay.link import StorageModel
-from uffdprefetch.sim.replay.policies import InPool, Plain, Planned, Windows
+from uffdprefetch.sim.replay.policies import InPool, Plain, Planned, ReplayWindows
 from uffdprefetch.trace.file.events import Kind
 
 pytestmark = warnings_fail
@@ -106,7 +106,9 @@ def test_a_mark_counts_before_its_page_is_there() -> None:
     assert found.seconds == pytest.approx(pages / 32 * each / 2, rel=0.05)
 
 
-@pytest.mark.parametrize("make", [Plain, lambda: Windows(4 * MIB), Planned, lambda: InPool(MIB)])
+@pytest.mark.parametrize(
+    "make", [Plain, lambda: ReplayWindows(4 * MIB), Planned, lambda: InPool(MIB)]
+)
 @pytest.mark.parametrize("down", [False, True])
 def test_each_page_is_touched_once_whichever_way(make: type[ReplayPolicy], down: bool) -> None:
     first = list(range(0, PAGES, 64))

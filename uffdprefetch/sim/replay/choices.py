@@ -27,13 +27,13 @@ from uffdprefetch.sim.replay.policies import (
     Plain,
     Planned,
     PoolPlanned,
-    Windows,
+    ReplayWindows,
 )
 
 MIB = 1 << 20
 #: Distances of checkpoints that are tried.
 DISTANCES = (DISTANCE_BYTES,)
-#: Windows that are tried ([Haderbache] figure 8: 25 to 200 MiB).
+#: ReplayWindows that are tried ([Haderbache] figure 8: 25 to 200 MiB).
 WINDOWS = (16 * MIB, 50 * MIB, 128 * MIB)
 #: Share of the recorded time that the job's replay without wrap may miss it by: plain runs were
 #: predicted to 11 % (docs/simulate.md). One that misses it by more replays another job.
@@ -81,7 +81,7 @@ def choices(
             RunConfiguration(
                 name,
                 ("--policy", "fixed", "--size", text, "--distance", apart),
-                partial(Windows, size, distance),
+                partial(ReplayWindows, size, distance),
                 LruEviction,
                 memory_bytes,
             )

@@ -106,7 +106,7 @@ class Plain:
         return None
 
 
-class Windows(Plain):
+class ReplayWindows(Plain):
     """`--policy fixed`: ``size`` bytes ahead of each sequential thread; the next window once it is
     past ``threshold`` of them, as observed at checkpoints ``distance`` bytes apart. Misses are the
     kernel's."""
