@@ -633,7 +633,7 @@ def test_what_is_left_of_a_mapping_grows(job: Start, records: Records, flags: st
 
 def test_random_advice_is_in_force_where_we_only_watch(job: Start, records: Records) -> None:
     code = """
-    m = Mapping(sys.argv[1]).managed()
+    m = Mapping(sys.argv[1]).followed()
     m.advise(MADV_RANDOM)
     say(flag="rr" in advice_flags(m.address))
     """

@@ -450,7 +450,7 @@ def test_what_moved_says_what_ends_the_service_of_a_file() -> None:
 @pytest.mark.parametrize("compared", [False, True])
 def test_only_a_lease_on_a_local_file_system_makes_comparing_needless(compared: bool) -> None:
     def must(leased: bool, network: bool) -> bool:
-        return freshness.must_compare(Guard(network, leased), compared=compared)
+        return freshness.must_compare(Guard(network, leased=leased), compared=compared)
 
     assert must(False, False) and must(True, True) and must(False, True)
     assert must(True, False) is not compared

@@ -21,7 +21,7 @@ from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.policies.cluster import ClusterPool, keepers
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
-from uffdprefetch.sim.policies.ours import FixedWindow, KnownOrderCache, KnownOrderPool
+from uffdprefetch.sim.policies.ours import FixedWindowPolicy, KnownOrderCache, KnownOrderPool
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 from uffdprefetch.sim.workload import Workload
 
@@ -39,7 +39,7 @@ EVERY: list[LoadingPolicy] = [
     Frequency(remote=False),
     Frequency(in_order=False),
     Frequency(cleanup_read=True),
-    FixedWindow(),
+    FixedWindowPolicy(),
     KnownOrderCache(),
     KnownOrderPool("lru"),
     KnownOrderPool("cyclic"),
@@ -462,20 +462,20 @@ def test_cleaning_up_makes_room_for_more() -> None:
 
 def test_a_window_follows_file_order_and_nothing_else() -> None:
     straight = workload(order="sequential", E=1)
-    window, naive = (outcome(p, system(N=1), straight) for p in (FixedWindow(), Naive()))
+    window, naive = (outcome(p, system(N=1), straight) for p in (FixedWindowPolicy(), Naive()))
     assert window.seconds < naive.seconds
-    window = outcome(FixedWindow(), system(), straight)
+    window = outcome(FixedWindowPolicy(), system(), straight)
     # A node that takes a quarter of each batch has the other quarters brought to it as well.
     assert window.useless_mb == pytest.approx(3 * straight.S, rel=0.05)
-    lone = outcome(FixedWindow(), system(N=1), straight)
+    lone = outcome(FixedWindowPolicy(), system(N=1), straight)
     assert lone.useless_mb == 0 and lone.pfs_mb == pytest.approx(straight.S)
     lone_part = workload(E=1, scheme="imbalanced", B=21, drop_last=False)
     crowd = workload(E=1, B=20)
     for work, nodes in ((lone_part, 4), (crowd, 33)):  # places of a batch that are nobody's
-        there, naive = (outcome(p, system(N=nodes), work) for p in (FixedWindow(), Naive()))
+        there, naive = (outcome(p, system(N=nodes), work) for p in (FixedWindowPolicy(), Naive()))
         assert there.useless_mb == 0 and there.seconds == pytest.approx(naive.seconds)
     shuffled = workload(E=1)
-    assert outcome(FixedWindow(), system(), shuffled).seconds == pytest.approx(
+    assert outcome(FixedWindowPolicy(), system(), shuffled).seconds == pytest.approx(
         outcome(Naive(), system(), shuffled).seconds
     )
 

@@ -4,7 +4,7 @@
 from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.policies.cluster import ClusterPool
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
-from uffdprefetch.sim.policies.ours import FixedWindow, KnownOrderCache, KnownOrderPool
+from uffdprefetch.sim.policies.ours import FixedWindowPolicy, KnownOrderCache, KnownOrderPool
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 
 POLICIES: dict[str, type[LoadingPolicy]] = {
@@ -16,7 +16,7 @@ POLICIES: dict[str, type[LoadingPolicy]] = {
     "lbann": Lbann,
     "locality-aware": LocalityAware,
     "hdmlp": Frequency,
-    "window": FixedWindow,
+    "window": FixedWindowPolicy,
     "planned": KnownOrderCache,
     "node-pool": KnownOrderPool,
     "cluster-pool": ClusterPool,

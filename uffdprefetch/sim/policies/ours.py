@@ -39,7 +39,7 @@ def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) 
 
 
 @dataclass(frozen=True)
-class FixedWindow(LoadingPolicy):
+class FixedWindowPolicy(LoadingPolicy):
     """`--policy fixed`: a window of the file ahead of each reader in file order; the page cache
     (class 1) evicts by lru."""
 
