@@ -48,6 +48,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
+from uffdprefetch.warm.depth import MAX_SECONDS
 from uffdprefetch.warm.scheduler import (
     GUESSED_EXTENT_BYTES,
     RESPONSE_SECONDS,
@@ -60,6 +61,9 @@ from uffdprefetch.warm.windows import Windows
 NEARBY_BYTES_PER_SECOND = 2.5e9
 #: A window grows by no less than this part of it.
 STEP_PART = 8
+#: Of how far a walk has come this part may be under way at one time, but for MAX_SECONDS at most:
+#: where walks have no usual length (survival.py) one ends within it in 1 of 9 cases.
+LONG_PART = 8
 #: Two looks of a walk that is young: what was touched may be told so late.
 LOOK_SECONDS = 0.004
 #: A front that has come so far is worth a look at the file that follows.
@@ -447,14 +451,21 @@ class Ahead(Predictor):
         self, link: Link, now_ns: int, reader: Reader, front: Front | None = None
     ) -> int:
         """How much of what is guessed for a reader, or a front of it, may be under way: what keeps
-        the link busy, and until the next is sent where nobody else has missed just now, who would
-        wait for it."""
+        the link busy. Where nobody else has missed just now, who would wait for it: until the next
+        is sent, and the more the longer the walk is. Who misses where the walk has been or is to
+        come, a rank beside it, waits for what is read ahead of it."""
         since = now_ns - int(2 * LOOK_SECONDS * 1e9)
-        others = any(
-            at_ns > since and (pid != reader.pid or (front is not None and front is not where))
-            for pid, (at_ns, where) in self._missed.items()
-        )
-        return link.busy_bytes(0.0 if others else RESPONSE_SECONDS) + PIECE_BYTES
+        missed = [(pid, at) for pid, (at_ns, at) in self._missed.items() if at_ns > since]
+        if front is None:
+            others, long_bytes = any(pid != reader.pid for pid, _ in missed), 0
+        else:
+            low, high = sorted((front.start, front.wanted))
+            others = any(not low <= at.position <= high for _, at in missed)
+            long_bytes = front.length * BLOCK_BYTES // LONG_PART
+        if others:
+            return link.busy_bytes(0.0) + PIECE_BYTES
+        most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
+        return max(link.busy_bytes(RESPONSE_SECONDS) + PIECE_BYTES, min(long_bytes, most))
 
     def _window(
         self, of: _File, front: Front, reader: Reader, link: Link

@@ -11,9 +11,11 @@ from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.predict.fronts import AROUND_BLOCKS
+from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.ahead import LOOK_SECONDS
 from uffdprefetch.state.files import FileState
+from uffdprefetch.warm.depth import MAX_SECONDS
 from uffdprefetch.warm.scheduler import RESPONSE_SECONDS
 
 pytest_plugins = ("guess_bed",)
@@ -144,6 +146,36 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     later_ns = missed_ns + int(2 * LOOK_SECONDS * 1e9)
     assert depth(link, later_ns, walker.reader) == alone
     assert depth(link, missed_ns, other.reader) == alone, "of itself"
+
+
+def test_a_long_walk_may_have_more_under_way(bed: Bed, file: FileState) -> None:
+    walker = bed.region(file)
+    bed.walk(walker, 0, 64 * MIB)
+    (head,) = bed.ahead._of(file).heads.values()
+    link, depth = bed.ahead._measured(), bed.ahead._depth_bytes
+    assert depth(link, bed.now, walker.reader, head.front) == 8 * MIB
+    head.front.start = head.front.position - 8 * MIB // BLOCK
+    young = depth(link, bed.now, walker.reader, head.front)
+    assert young == depth(link, bed.now, walker.reader), "what lasts until the next is sent"
+    head.front.start = head.front.position - (4 << 30) // BLOCK
+    most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
+    assert depth(link, bed.now, walker.reader, head.front) == most
+
+
+def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
+    bed: Bed, file: FileState
+) -> None:
+    walker, beside, elsewhere = (bed.region(file, rank, 7 + rank) for rank in range(3))
+    bed.walk(walker, 32 * MIB, 64 * MIB)
+    front = next(iter(bed.ahead._of(file).heads))
+    link, depth = bed.ahead._measured(), bed.ahead._depth_bytes
+    alone = depth(link, bed.now, walker.reader, front)
+    at = bed.ahead._of(file).fronts._begin(beside.reader.pid, 40 * MIB // BLOCK, 641, bed.now)
+    bed.ahead._missed[beside.reader.pid] = bed.now, at
+    assert depth(link, bed.now, walker.reader, front) == alone
+    far = bed.ahead._of(file).fronts._begin(elsewhere.reader.pid, 16 * MIB // BLOCK, 257, bed.now)
+    bed.ahead._missed[elsewhere.reader.pid] = bed.now, far
+    assert depth(link, bed.now, walker.reader, front) == link.busy_bytes(0.0) + PIECE_BYTES
 
 
 def test_the_next_look_is_due_when_half_of_what_is_ahead_may_be_gone(
