@@ -43,6 +43,11 @@ GAPS_MAX = 32
 FOLLOW_STEPS = 8
 
 
+def _going(region: Region, active: list[Stream]) -> list[Stream]:
+    """Of its active streams those that are sure, and have not come to their end."""
+    return [stream for stream in active if stream.settled and not _at_the_end(stream, region)]
+
+
 def _at_the_end(stream: Stream, region: Region) -> bool:
     """Whether a walk cannot go on in a mapping: where its reader goes next is not known."""
     if stream.direction < 0:
@@ -89,22 +94,9 @@ class PagetableScanner:
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
                 continue
             self._follow(batch, stream)
-        # all of it: often until a walk is sure, and the reader does walk; then now and then, for
-        # walks yet to begin
-        going = [s for s in active if s.settled and not _at_the_end(s, region)]
-        settled = bool(going)
         # who follows an order that is known begins nowhere else
         everywhere = self._pace is not None and by_tables and not region.reader.order.announced
-        if everywhere:
-            if self._look_elsewhere(batch):
-                region.scan.elsewhere_ns = now
-            settled = settled and now - region.scan.elsewhere_ns > UNSURE_NS
-        whole_due = region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
-        if whole_due or not (settled or everywhere):
-            if not region.scan.resume_at:
-                region.scan.began_ns = now
-            self._look_at_all(batch)
-            region.scan.whole_ns = now
+        self._look_beyond(batch, active, everywhere)
         self._tell(batch)
         if region.scan.whole_ns == now and not region.scan.resume_at:
             region.scan.known_ns = region.scan.began_ns
@@ -113,7 +105,7 @@ class PagetableScanner:
         if batch.touches:
             region.reader.looked(cold)
             region.scan.news_ns = now
-        going = [s for s in active if s.settled and not _at_the_end(s, region)]
+        going = _going(region, active)
         settled = bool(going) and (not everywhere or now - region.scan.elsewhere_ns > UNSURE_NS)
         due = self._next_look_ns(region, going, settled, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
@@ -122,6 +114,22 @@ class PagetableScanner:
         if not region.scan.mapped and crowd * cost > LOOK_FIRST_NS:
             rest = max(rest, min(LOOK_SLOWEST_NS, crowd * CPU_PART * cost))
         region.scan.due_ns = now + max(due, rest)
+
+    def _look_beyond(self, batch: Batch, active: list[Stream], everywhere: bool) -> None:
+        """Look where no stream is: at all of it often until a walk is sure, and the reader does
+        walk; then now and then, for walks yet to begin."""
+        scan, now = batch.region.scan, batch.at_ns
+        settled = bool(_going(batch.region, active))
+        if everywhere:
+            if self._look_elsewhere(batch):
+                scan.elsewhere_ns = now
+            settled = settled and now - scan.elsewhere_ns > UNSURE_NS
+        whole_due = scan.resume_at or now - scan.whole_ns >= LOOK_SLOWEST_NS
+        if whole_due or not (settled or everywhere):
+            if not scan.resume_at:
+                scan.began_ns = now
+            self._look_at_all(batch)
+            scan.whole_ns = now
 
     def _rest_ns(self, cost_ns: int, now: int) -> int:
         """How long to rest after a look that has cost so much of our CPU time."""

@@ -250,19 +250,7 @@ class Coordinator:
             return
         if self.config.keeps_copies and not file.guard.changed:
             self._look_for_writer_in(client, a, file)
-        serving = serving_of(client, a, file, self.config)
-        fds: list[int] = []
-        bridge = self._bridge if serving.mode == wire.ServingMode.CHECKPOINTS else None
-        is_new = file.pooled is None and self.config.cluster is None  # no other node can have it
-        if bridge and is_new and self._brief.has(file.path):
-            serving = by_page_tables(client, Coarse.BRIEF)
-        elif bridge:
-            fds, told = bridge.accept(client, file)
-            if fds:
-                serving = Serving(wire.ServingMode.POOL, told)
-            elif file.pooled is not None or not self.config.lays_checkpoints:
-                # (of what the pool has pages and checkpoints are not compared at once)
-                serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
+        serving, fds = self._serving_of(client, a, file)
         wanted: list[int] = []
         # a mapping that can be written says nothing of the others, nor does one of many at once
         apart = wire.ATTACH_WRITABLE | wire.ATTACH_COPIES | wire.ATTACH_INHERITED | wire.ATTACH_MANY
@@ -291,6 +279,24 @@ class Coordinator:
             self._said(region, said)
         self.tap.region(client, region)
         self.ledger.attached(file, serving.mode, serving.reason, serving.coarse)
+
+    def _serving_of(
+        self, client: Client, a: wire.Attach, file: FileState
+    ) -> tuple[Serving, list[int]]:
+        """How the mapping is served, and what the job maps in its place: the pool's memory."""
+        serving = serving_of(client, a, file, self.config)
+        if self._bridge is None or serving.mode != wire.ServingMode.CHECKPOINTS:
+            return serving, []
+        is_new = file.pooled is None and self.config.cluster is None  # no other node can have it
+        if is_new and self._brief.has(file.path):
+            return by_page_tables(client, Coarse.BRIEF), []
+        fds, told = self._bridge.accept(client, file)
+        if fds:
+            return Serving(wire.ServingMode.POOL, told), fds
+        if file.pooled is not None or not self.config.lays_checkpoints:
+            # (of what the pool has pages and checkpoints are not compared at once)
+            serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
+        return serving, []
 
     def _look_for_writer_in(self, client: Client, a: wire.Attach, file: FileState) -> None:
         """Whether the process has the file open for writing, where no lease would tell."""
