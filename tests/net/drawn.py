@@ -520,10 +520,10 @@ def guards(seed: int) -> Iterator[Decision]:
         part, piece = rng.choice((0.05, 0.15, 0.2, 0.3, 0.6)), rng.choice((PAGE, 80 * KIB, 3 * MIB))
         beside = rng.choice((0, 20, 40, 80, 160)) * KIB
         for turn in range(200 * MIB // max(piece, 256 * KIB)):
-            trial.handed(need, need + piece, need)
+            trial.on_issued(need, need + piece, need)
             need += max(piece, rng.choice((piece, 128 * KIB, 256 * KIB)))
-            trial.found(beside * max(1, piece // MIB * 4))
-            trial.passed(need - rng.choice((0, MIB)), turn)
+            trial.on_touched(beside * max(1, piece // MIB * 4))
+            trial.on_position(need - rng.choice((0, MIB)), turn)
             yield trial.judge(turn - 3, lambda *_, part=part: rng.random() < part)  # type: ignore[misc]
 
 

@@ -153,7 +153,7 @@ class PlannedReader:
     def _moved(self, now: int) -> None:
         self.consumer.advance(self.epochs.position_bytes, now)
         if self.guard is not None:
-            self.guard.passed(self.epochs.position_bytes, now)
+            self.guard.on_position(self.epochs.position_bytes, now)
 
     def _judge(self) -> None:
         if self.walk is not None:
@@ -163,7 +163,7 @@ class PlannedReader:
         """See Epochs.due()."""
         for start, end, need in self.epochs.due(ahead_bytes):
             if self.guard is not None:
-                self.guard.handed(start, end, need)
+                self.guard.on_issued(start, end, need)
             yield start, end, need
 
     def judge(self, now: int) -> None:
@@ -174,7 +174,7 @@ class PlannedReader:
             return
         if 4 * walk.position_bytes <= 3 * walk.total_bytes:  # near its end others may be read
             self.dropped = self.dropped or self.guard.stands_still
-        if not self.guard.waiting:
+        if not self.guard.has_samples:
             return
         regions = [r for one in self.followers.values() for r in one.regions.values()]
         if not regions:
@@ -293,7 +293,7 @@ class KnownOrders(Predictor):
             if order is not None and order.walk is not None:
                 order.saw(seen.start, seen.end, seen.at_ns)
                 if order.guard is not None:
-                    order.guard.found(seen.end - seen.start)
+                    order.guard.on_touched(seen.end - seen.start)
                 self._judge(order, seen.at_ns)
         return (not told or bool(batch.found)) and self._found(batch)
 

@@ -3,7 +3,7 @@
 MAP_POPULATE), or the user that a file will be needed whole (--whole).
 
 What fits is streamed in the file's order (readers/file_stream.py), behind the windows of whoever
-reads already. What does not is not begun: windows ahead of its readers bring it.
+reads already. Ranges that do not fit are left to the windows ahead of their readers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StatedFile:
     """One file of which something was said. Times in ns."""
 
     file: FileState
-    place: int  # where it begins in the order in which files were named, bytes
+    place: int  # base offset among all stated files, in the order in which they were named, bytes
     rank: int
     pid: int
     by: Sayer
@@ -60,7 +60,7 @@ class StatedFile:
     streamed_bytes: int = 0  # by streams that have ended
     readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who have said it, and map it
     withdrawn_bytes: int = 0  # said, and then that there is no use for it
-    told: bool = False  # that it does not fit
+    reported_too_large: bool = False
     counted_ns: int = 0  # see held_bytes()
     counted_of_bytes: int = 0
     counted_bytes: int = 0
@@ -225,8 +225,8 @@ class StatedRanges:
         if book.stream is None:
             book.stage = Stage.REFUSED
             book.why = f"{book.by.value} has said that it will be needed, but {why}"
-        if book.by is Sayer.USER and not book.told:
-            book.told = True
+        if book.by is Sayer.USER and not book.reported_too_large:
+            book.reported_too_large = True
             self._ledger.degrade(
                 f"--whole: {why}: not read whole; what lies ahead of its readers "
                 f"is; {otherwise} it would be",

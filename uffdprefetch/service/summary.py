@@ -165,7 +165,7 @@ def _gained(
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
         touched = sum(file["demand_used_blocks_bytes"] for file in files)
     return gained(
-        [*engine.ledger.closed.spared, *map(reads_of, engine.known_files)],
+        [*engine.ledger.closed.reads, *map(reads_of, engine.known_files)],
         figures["used_bytes"],
         figures["wasted_bytes"],
         max(figures["already_resident_bytes"], touched),

@@ -22,11 +22,11 @@ FILES_MAX = 256
 
 @dataclass
 class ClosedBook:
-    """In bounded space. ``spared``: what was gained of those files."""
+    """In bounded space. ``reads``: requests of the kernel that were avoided in closed files."""
 
     streams: list[dict[str, Any]] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)
-    spared: list[FileReads] = field(default_factory=list)
+    reads: list[FileReads] = field(default_factory=list)
     _jumped: set[tuple[Key, int]] = field(default_factory=set)  # (file, rank) of rows of jumpers
 
     def note_reader(
@@ -55,12 +55,12 @@ class ClosedBook:
         if len(self.files) < FILES_MAX:
             self.files.append(describe_file(file, verdicts))
         reads = reads_of(file)
-        if len(self.spared) >= FILES_MAX:  # the books are of all of them
-            same = [one for one in self.spared if one.request_bytes == reads.request_bytes]
+        if len(self.reads) >= FILES_MAX:  # the books are of all of them
+            same = [one for one in self.reads if one.request_bytes == reads.request_bytes]
             if same:
-                self.spared.remove(same[0])
+                self.reads.remove(same[0])
                 reads = same[0].with_(reads)
-        self.spared.append(reads)
+        self.reads.append(reads)
 
 
 def describe_stream(reader: Reader, stream: Stream, late_extents: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
 
 
 def reads_of(file: FileState) -> FileReads:
-    """What the kernel would have asked for in the place of what was prefetched and used.
+    """Readahead requests that the kernel would have made for the prefetched blocks that were used.
 
     A file that is mapped private and writable counts as one of PyTorch's, which asks for twice the
     readahead (POSIX_FADV_SEQUENTIAL) when it maps one so. Where a request costs more than its

@@ -147,8 +147,8 @@ def test_the_books_of_all_closed_files_are_kept_in_bounded_space() -> None:
         file = file_of(1 << 20, f"/{number}", number)
         file.blocks.used.runs = 1
         ledger.close_file(file)
-    assert len(ledger.closed.spared) == len(ledger.closed.files) == FILES_MAX
-    assert sum(one.used.runs for one in ledger.closed.spared) == count
+    assert len(ledger.closed.reads) == len(ledger.closed.files) == FILES_MAX
+    assert sum(one.used.runs for one in ledger.closed.reads) == count
 
 
 def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> None:

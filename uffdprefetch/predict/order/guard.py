@@ -42,7 +42,7 @@ class OrderGuard:
         self._position = self._sent = self._stood_bytes = 0
 
     @property
-    def waiting(self) -> bool:
+    def has_samples(self) -> bool:
         """Whether there are samples to judge."""
         return bool(self._behind)
 
@@ -54,7 +54,7 @@ class OrderGuard:
             return None
         return f"{self._stood_bytes / MIB:.0f} MiB were read, and none of it was next in the order"
 
-    def handed(self, start: int, end: int, need: int) -> None:
+    def on_issued(self, start: int, end: int, need: int) -> None:
         """[start, end) was issued, for when the reader comes to ``need``."""
         self._sent = max(self._sent, need + end - start)
         while start < end and need + end - start > self._next_need:
@@ -63,7 +63,7 @@ class OrderGuard:
             self._ahead.append((need, start, min(end, start + SAMPLE_BYTES)))
             self._next_need = need + SAMPLE_BYTES
 
-    def found(self, read_bytes: int) -> None:
+    def on_touched(self, read_bytes: int) -> None:
         """``read_bytes`` were touched now."""
         self._read_bytes += read_bytes
         self._stood_bytes += read_bytes
@@ -74,7 +74,7 @@ class OrderGuard:
         if self._moved_ns <= since_ns:
             self._stood_bytes += read_bytes
 
-    def passed(self, position: int, now_ns: int) -> None:
+    def on_position(self, position: int, now_ns: int) -> None:
         """The reader has come to ``position``."""
         if position > self._position:
             self._position, self._moved_ns, self._stood_bytes = position, now_ns, 0
