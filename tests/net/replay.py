@@ -190,7 +190,7 @@ class Core:
         self.ledger = Ledger()
         self.clock = Clock(world.now, world.cpu)
         self.pool: NodePool | None = None
-        self.engine: Coordinator | None = None
+        self.coordinator: Coordinator | None = None
         self.order_service: OrderService | None = None
         self.clients: dict[int, client.Client] = {}
 
@@ -215,30 +215,30 @@ class Core:
         if kind == "pool":
             self.pool = NodePool(self.config, -1, self.ledger, self.clock)
             return
-        if self.engine is None:
-            self.engine = self.start()
+        if self.coordinator is None:
+            self.coordinator = self.start()
         getattr(self, f"_{kind}", self._other)(kind, *args)
 
     def _other(self, kind: str, *args: Any) -> None:
-        getattr(self.engine, kind)(*args)
+        getattr(self.coordinator, kind)(*args)
 
     # ---- processes and files --------------------------------------------------------------------
 
     def _hello(self, kind: str, number: int, hello: list[Any], pid: int) -> None:
-        assert self.engine is not None
+        assert self.coordinator is not None
         sock: Any = SimpleNamespace(
             fileno=lambda: number, send=lambda *_: 0, sendmsg=lambda *_: 0, close=lambda: None
         )
         one = client.Client(sock, wire.Hello(*hello), os.getpid())
         one.__dict__["net_number"], one.pid = number, pid
         os.close(one.ring.fd)
-        self.clients[number] = self.engine.clients[number] = one
+        self.clients[number] = self.coordinator.clients[number] = one
         self.ledger.processes.hello(one)
 
     def _close(self, kind: str, number: int) -> None:
-        assert self.engine is not None
+        assert self.coordinator is not None
         one = self.clients.pop(number)
-        del self.engine.clients[number]
+        del self.coordinator.clients[number]
         one.close()
 
     def _opens(self, size_bytes: int) -> int:
@@ -248,13 +248,13 @@ class Core:
         return fd
 
     def _attach(self, kind: str, number: int, a: list[Any], with_fd: bool) -> None:
-        assert self.engine is not None
+        assert self.coordinator is not None
         one = wire.Attach(*a)
         fd = self._opens(one.size_bytes) if with_fd else None
-        self.engine.attach(self.clients[number], one, fd)
+        self.coordinator.attach(self.clients[number], one, fd)
 
     def _opened(self, kind: str, number: int, a: list[Any], told: Any) -> None:
-        assert self.engine is not None
+        assert self.coordinator is not None
         one, found = wire.Attach(*a), None
         if isinstance(told, int):
             found = OSError(told, os.strerror(told))
@@ -262,39 +262,39 @@ class Core:
             fds = [self._opens(one.size_bytes) for _ in range(3)]
             status: Any = SimpleNamespace(**told[0])
             found = Opened(*fds, status, *told[1:])
-        self.engine._opened(self.clients[number], one, found)
+        self.coordinator._opened(self.clients[number], one, found)
 
     def _detached(self, kind: str, number: int, region: int) -> None:
-        assert self.engine is not None
-        self.engine.detached(self.clients[number], region)
+        assert self.coordinator is not None
+        self.coordinator.detached(self.clients[number], region)
 
     def _laid(self, kind: str, number: int, ack: list[Any]) -> None:
-        assert self.engine is not None
-        self.engine.laid(self.clients[number], wire.Ack(*ack))
+        assert self.coordinator is not None
+        self.coordinator.laid(self.clients[number], wire.Ack(*ack))
 
     def _bypassed(self, kind: str, number: int, why: int) -> None:
-        assert self.engine is not None
-        self.engine.bypassed(self.clients[number], why)
+        assert self.coordinator is not None
+        self.coordinator.bypassed(self.clients[number], why)
 
     def _give_up(self, kind: str, file: int, why: str) -> None:
-        assert self.engine is not None
-        self.engine.give_up(self.world.of(file), why)
+        assert self.coordinator is not None
+        self.coordinator.give_up(self.world.of(file), why)
 
     def _account_all(self, kind: str, number: int) -> None:
-        assert self.engine is not None
-        self.engine.account_all(self.clients[number])
+        assert self.coordinator is not None
+        self.coordinator.account_all(self.clients[number])
 
     def _files(self, kind: str) -> None:
-        assert self.engine is not None
-        self.engine.table.look(self.world.now())
+        assert self.coordinator is not None
+        self.coordinator.table.look(self.world.now())
 
     def _ended(self, kind: str, pid: int) -> None:
-        assert self.engine is not None
-        self.engine.table.ended(pid)
+        assert self.coordinator is not None
+        self.coordinator.table.ended(pid)
 
     def _left(self, kind: str, number: int) -> None:
-        assert self.engine is not None
-        self.engine.left(self.clients[number])
+        assert self.coordinator is not None
+        self.coordinator.left(self.clients[number])
 
     def _join(self, kind: str, number: int) -> None:
         assert self.pool is not None
@@ -311,21 +311,21 @@ class Core:
     # ---- turns ----------------------------------------------------------------------------------
 
     def _on_events(self, kind: str, number: int, events: list[Any]) -> None:
-        assert self.engine is not None
-        self.engine.on_events(self.clients[number], [uffd.Event(*event) for event in events])
+        assert self.coordinator is not None
+        self.coordinator.on_events(self.clients[number], [uffd.Event(*event) for event in events])
 
     def _look(self, kind: str) -> None:
-        assert self.engine is not None
-        self.engine.look(self.world.now())
+        assert self.coordinator is not None
+        self.coordinator.look(self.world.now())
 
     def _evictions(self, kind: str) -> None:
-        assert self.engine is not None
-        self.engine.plan_evictions()
+        assert self.coordinator is not None
+        self.coordinator.plan_evictions()
 
     def _refresh_all(self, kind: str, allowed_bytes: int) -> None:
-        assert self.engine is not None
-        self.engine.windows.allowed_bytes = allowed_bytes
-        self.engine.refresh_all()
+        assert self.coordinator is not None
+        self.coordinator.windows.allowed_bytes = allowed_bytes
+        self.coordinator.refresh_all()
 
     def _reap(self, kind: str) -> None:
         self.scheduler.reap()

@@ -71,7 +71,7 @@ class Live:
         self,
         config: Config,
         run: str,
-        engine: Coordinator,
+        coordinator: Coordinator,
         scheduler: Scheduler,
         jobs: Callable[[], list[int]],
         workers_cpu_seconds: Callable[[], float],
@@ -80,13 +80,15 @@ class Live:
         self._cluster = cluster
         self._config = config
         self._run = run
-        self._engine = engine
+        self._coordinator = coordinator
         self._scheduler = scheduler
         self._jobs = jobs
         self._workers_cpu_seconds = workers_cpu_seconds
         self._allowed_by = Limit.BUDGET
-        self.sampling = Sampling(engine.files, engine.clients, scheduler, engine.ledger)
-        self._pool = PoolTrack(engine.pool) if engine.pool else None
+        self.sampling = Sampling(
+            coordinator.files, coordinator.clients, scheduler, coordinator.ledger
+        )
+        self._pool = PoolTrack(coordinator.pool) if coordinator.pool else None
 
     def tick(self, now: int, allowed_by: Limit) -> None:
         """Once a second. ``allowed_by``: which limit binds what may lie ahead of the readers."""
@@ -98,10 +100,10 @@ class Live:
     def snapshot(self, now: int) -> doc.Snapshot:
         """The run at ``now`` (CLOCK_MONOTONIC ns)."""
         self.sampling.slow.asked(now)
-        ledger = self._engine.ledger
+        ledger = self._coordinator.ledger
         ranks = self._ranks(now)
         files = sorted(
-            self._engine.known_files, key=lambda f: (-f.mappings.attached, -f.size_bytes)
+            self._coordinator.known_files, key=lambda f: (-f.mappings.attached, -f.size_bytes)
         )
         return doc.Snapshot(
             schema=doc.SCHEMA,
@@ -123,7 +125,9 @@ class Live:
             files_not_listed=max(0, len(files) - FILES_MAX) + len(ledger.closed.files),
             node=self._node(ranks),
             pool=self._pool.snapshot(now) if self._pool else None,
-            plans=tuple(self._engine.known_orders.describe() if self._engine.known_orders else ()),
+            plans=tuple(
+                self._coordinator.known_orders.describe() if self._coordinator.known_orders else ()
+            ),
             history=doc.History(1.0, *self.sampling.columns()),
             not_managed=doc.NotManaged(processes=None, why=doc.ADDED_BY_WATCHER),
             counted=self.sampling.slow.counted_all,
@@ -137,10 +141,10 @@ class Live:
 
     def _ranks(self, now: int) -> list[doc.Rank]:
         members: dict[int, list[JobProcess]] = {}
-        for process in self._engine.ledger.processes.all():
+        for process in self._coordinator.ledger.processes.all():
             members.setdefault(process.rank, []).append(process)
         readers: dict[int, list[Reader]] = {}
-        for reader in self._engine.readers():
+        for reader in self._coordinator.readers():
             readers.setdefault(reader.rank, []).append(reader)
         under_way = self._scheduler.under_way_by_rank()
         return [
@@ -181,12 +185,12 @@ class Live:
             quiet_seconds=None,
             rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
             read_bytes_per_second=round(sum(self._reads(s, now) for _, s in moving)),
-            window_bytes=sum(self._engine.window_bytes(s) for _, s in moving),
-            ahead_bytes=sum(self._engine.windows.ahead_bytes(s) for _, s in moving),
+            window_bytes=sum(self._coordinator.window_bytes(s) for _, s in moving),
+            ahead_bytes=sum(self._coordinator.windows.ahead_bytes(s) for _, s in moving),
             in_flight_bytes=in_flight_bytes,
             wasted_bytes=wasted,
             wasted_why=None if wasted is not None else "not counted yet",
-            late_extents=sum(self._engine.windows.late_extents(s) for _, s in walks),
+            late_extents=sum(self._coordinator.windows.late_extents(s) for _, s in walks),
             hit=_hit(track, bool(random)),
             demand_misses=sum(p.watched.misses for p in members),
             stall=doc.Stall(share=None, seconds=None, sensor=None, why=doc.ADDED_BY_WATCHER),
@@ -208,7 +212,7 @@ class Live:
             pattern=stream.pattern,
             start_bytes=min(stream.start_bytes, size_bytes),
             position_bytes=min(stream.position_bytes, size_bytes),
-            frontier_bytes=min(self._engine.windows.of(stream).frontier_bytes, size_bytes),
+            frontier_bytes=min(self._coordinator.windows.of(stream).frontier_bytes, size_bytes),
             rate_bytes_per_second=round(self._rate(stream, now)),
         )
 
@@ -221,7 +225,7 @@ class Live:
         """Whether its reader is still on this walk, as far as one can know."""
         patience = MOVING_SECONDS
         if stream.settled and stream.rate_bytes_per_second > 0:
-            gap = self._engine.windows.of(stream).step_bytes / stream.rate_bytes_per_second
+            gap = self._coordinator.windows.of(stream).step_bytes / stream.rate_bytes_per_second
             patience = min(MOVING_SECONDS_MAX, max(MOVING_SECONDS, MOVING_GAPS * gap))
         return now - stream.last_ns < patience * 1e9
 
@@ -230,7 +234,7 @@ class Live:
         quiet_seconds = (now - stream.last_ns) / 1e9
         rate = stream.rate_bytes_per_second
         if quiet_seconds > 1.0:
-            rate = min(rate, self._engine.windows.of(stream).step_bytes / quiet_seconds)
+            rate = min(rate, self._coordinator.windows.of(stream).step_bytes / quiet_seconds)
         return rate
 
     def _reads(self, stream: Stream, now: int) -> float:
@@ -240,7 +244,7 @@ class Live:
     # -------------------------------------------------------------- files and the node
 
     def _file(self, file: FileState, now: int) -> doc.File:
-        pool, pooled = self._engine.pool, file.pooled
+        pool, pooled = self._coordinator.pool, file.pooled
         in_pool = pool.pool.file_counts(pooled.number).resident_bytes if pool and pooled else None
         counted = self.sampling.slow.counted.get(file.key)
         known = counted is not None and counted.resident_bytes is not None
@@ -249,7 +253,7 @@ class Live:
             path=file.path,
             size_bytes=file.size_bytes,
             file_system=file.call.file_system,
-            served_by=self._engine.ledger.serving.verdicts.get(file.path),
+            served_by=self._coordinator.ledger.serving.verdicts.get(file.path),
             mappings=file.mappings.attached,
             changed=file.guard.changed,
             compared_pages=file.guard.compared_pages,
@@ -268,7 +272,11 @@ class Live:
         )
 
     def _node(self, ranks: list[doc.Rank]) -> doc.Node:
-        engine, scheduler, ledger = self._engine, self._scheduler, self._engine.ledger
+        coordinator, scheduler, ledger = (
+            self._coordinator,
+            self._scheduler,
+            self._coordinator.ledger,
+        )
         storage = scheduler.meter.storage
         history = self.sampling.history
         workers = self._workers_cpu_seconds()
@@ -279,7 +287,7 @@ class Live:
             readers_bytes_per_second=history[-1].reader_bytes_per_second if history else None,
             max_rate_bytes_per_second=self._config.max_rate_bytes_per_second,
             budget_bytes=self._config.budget_bytes,
-            allowed_bytes=engine.windows.allowed_bytes,
+            allowed_bytes=coordinator.windows.allowed_bytes,
             allowed_by=self._allowed_by.value,
             ahead_bytes=sum(r.ahead_bytes for r in ranks),
             under_way_bytes=scheduler.under_way_bytes,

@@ -116,21 +116,21 @@ class Service:
         self._epoll = select.epoll()
         self._cluster = cluster = self._with_others(config, pool, listener.getsockname())
         self._waits = Waits()
-        self.engine = door.build(
+        self.coordinator = door.build(
             config, self._workers, self._ledger, tap=self._tap, opener=self._opener,
             on_warmed=self._warmed, defer=cluster.defer if cluster is not None else None,
             waiting=lambda: self._waits.side_by_side,
         )  # fmt: skip
-        self._scheduler = self.engine.scheduler
+        self._scheduler = self.coordinator.scheduler
         self._observer = Observer(
-            self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
+            self.coordinator, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )
         self._freshness = Freshness(
-            self.engine.files, self.engine.clients, self._ledger, self.engine.give_up,
-            self._reads_allowed, self._wake_fd, pool,
+            self.coordinator.files, self.coordinator.clients, self._ledger,
+            self.coordinator.give_up, self._reads_allowed, self._wake_fd, pool,
         )  # fmt: skip
         if pool is not None:
-            self.engine.use_pool(pool)
+            self.coordinator.use_pool(pool)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
@@ -142,7 +142,7 @@ class Service:
             listener,
             self._epoll,
             self._wake_fd,
-            self.engine,
+            self.coordinator,
             self._ledger,
             self._summary,
             config.fingerprint(),
@@ -225,7 +225,7 @@ class Service:
         if self.config.policy == "none":
             return None
         try:
-            return OrderService(socket_path, self.config, self.engine, self._epoll)
+            return OrderService(socket_path, self.config, self.coordinator, self._epoll)
         except OSError as error:
             self._ledger.degrade(f"no order can be told: {error}")
             return None
@@ -288,19 +288,19 @@ class Service:
         due = min(self._housekeeping_ns, self._observer.due_ns, self._freshness.due_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
-        if self.engine.table.look_ns:
-            due = min(due, self.engine.table.look_ns)
-        if self.engine.due_ns is not None:
-            due = min(due, self.engine.due_ns)
-        if self.engine.pool:
+        if self.coordinator.table.look_ns:
+            due = min(due, self.coordinator.table.look_ns)
+        if self.coordinator.due_ns is not None:
+            due = min(due, self.coordinator.due_ns)
+        if self.coordinator.pool:
             due = min(due, now + uffd_pool.TICK_NS)
-            if self.engine.pool.orphans:
-                due = min(due, self.engine.pool.orphans_due_ns(now))
+            if self.coordinator.pool.orphans:
+                due = min(due, self.coordinator.pool.orphans_due_ns(now))
         if self._order_service is not None and self._order_service.due_ns is not None:
             due = min(due, self._order_service.due_ns)
         if self._live is not None and self._live.sampling.slow.due_ns:
             due = min(due, self._live.sampling.slow.due_ns)
-        for client in self.engine.clients.values():
+        for client in self.coordinator.clients.values():
             for region in client.regions.values():
                 if not region.agent.detaching:
                     due = min(due, region.scan.due_ns, self._waits.due_ns)
@@ -329,32 +329,32 @@ class Service:
                 self._peers.receive(fd)
         if self._order_service is not None:  # what has ended first, then what was touched since
             self._order_service.announcements.look(CLOCK.now_ns())
-        for client in self.engine.clients.values():
-            self.engine.on_events(client, client.ring.drain())
-        pool = self.engine.pool
+        for client in self.coordinator.clients.values():
+            self.coordinator.on_events(client, client.ring.drain())
+        pool = self.coordinator.pool
         if pool:
             pool.pool.alive()
             if pool.orphans:
                 pool.look_for_orphans()
-            self.engine.on_pool_events()
+            self.coordinator.on_pool_events()
         self._scheduler.reap()
         read = self._scheduler.prefetched_bytes - self._asked_bytes
-        if read > ASK_SHARE * self.engine.windows.allowed_bytes:
+        if read > ASK_SHARE * self.coordinator.windows.allowed_bytes:
             self._update_allowed_bytes()
         self._opener.step()
         now = CLOCK.now_ns()
-        if self.engine.table.waits or 0 < self.engine.table.look_ns <= now:
-            self.engine.table.look(now)
+        if self.coordinator.table.waits or 0 < self.coordinator.table.look_ns <= now:
+            self.coordinator.table.look(now)
         self._observer.look(self._peers.jobs(), now)
-        self.engine.look(now)
+        self.coordinator.look(now)
         self._freshness.step(now)
-        self._waits.step(self.engine.clients)
+        self._waits.step(self.coordinator.clients)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
         elif self._leaving:  # the last agent has perhaps just told: the writer waits
             self._look_for_writers()
-        self.engine.plan()
-        self.engine.plan_evictions()
+        self.coordinator.plan()
+        self.coordinator.plan_evictions()
         wait = self._scheduler.pump(CLOCK.now_ns())
         self._next_pump_ns = CLOCK.now_ns() + wait if wait else 0
         if now - self._noted_ns >= NOTE_NS:
@@ -362,14 +362,14 @@ class Service:
         self._tap.flush()
         if self._live is not None and self._live.sampling.slow.due_ns:
             self._live.sampling.slow.step(CLOCK.now_ns())
-        for fd, client in list(self.engine.clients.items()):
+        for fd, client in list(self.coordinator.clients.items()):
             if client.waiting:
                 client.flush()
             if client.gone:
                 self._peers.drop_client(fd)
 
     def _reading_cpu_seconds(self) -> float:
-        pool = self.engine.pool
+        pool = self.coordinator.pool
         return self._workers.cpu_seconds() + (pool.pool.cpu_seconds() if pool else 0.0)
 
     def _with_live(self) -> Live:
@@ -379,7 +379,7 @@ class Service:
             from uffdprefetch.service.live import Live
 
             self._live = Live(
-                self.config, self.run_key, self.engine, self._scheduler, self._peers.jobs,
+                self.config, self.run_key, self.coordinator, self._scheduler, self._peers.jobs,
                 self._reading_cpu_seconds, self._described,
             )  # fmt: skip
             self._live.tick(CLOCK.now_ns(), self._limit)
@@ -396,7 +396,7 @@ class Service:
         )  # fmt: skip
 
     def _tell_what_went(self, cluster: Cluster, now: int) -> None:
-        pool = self.engine.pool
+        pool = self.coordinator.pool
         if pool is None or not self._tap.active:
             return
         for number, file in pool.files.items():
@@ -408,7 +408,7 @@ class Service:
 
     def _sample(self) -> None:
         for process in self._ledger.processes.single:
-            self.engine.sample(process.watched)
+            self.coordinator.sample(process.watched)
 
     def _note(self, now: int) -> None:
         """Put what was read, windows and rates on the time line."""
@@ -418,14 +418,14 @@ class Service:
         if more:
             self._ledger.timeline.at(seconds).prefetched_bytes += more
             self._noted_bytes += more
-        streams = [s for reader in self.engine.readers() for s in reader.table.active()]
+        streams = [s for reader in self.coordinator.readers() for s in reader.table.active()]
         if not streams:
             return
         streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
         bin_ = self._ledger.timeline.at(seconds)
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
-        bin_.window_bytes = self.engine.window_bytes(widest)
-        bin_.distance_bytes = self.engine.windows.of(widest).step_bytes
+        bin_.window_bytes = self.coordinator.window_bytes(widest)
+        bin_.distance_bytes = self.coordinator.windows.of(widest).step_bytes
         bin_.under_way_bytes = self._scheduler.under_way_bytes
         bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)
         bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))
@@ -434,7 +434,7 @@ class Service:
         self._note(CLOCK.now_ns())
         self._sample()
         return summary(
-            self.config, self.run_key, self.engine, self._scheduler,
+            self.config, self.run_key, self.coordinator, self._scheduler,
             self._reading_cpu_seconds(), self._waits, self._described(), self._standstill.ns,
         )  # fmt: skip
 
@@ -447,12 +447,12 @@ class Service:
         is_first = not self._housekeeping_ns
         self._housekeeping_ns = now + HOUSEKEEPING_NS
         self._peers.housekeep(now)
-        for client in self.engine.clients.values():
+        for client in self.coordinator.clients.values():
             client.look_for_lost_rights()
         self._sample()
         self._update_allowed_bytes()
-        if self.engine.pool:
-            self.engine.pool.housekeep()
+        if self.coordinator.pool:
+            self.coordinator.pool.housekeep()
         if self._cluster is not None:
             self._cluster.housekeep()
             self._tell_what_went(self._cluster, now)
@@ -462,12 +462,12 @@ class Service:
             with contextlib.suppress(OSError):  # no descriptor is free to load it by: later, then
                 self._with_live()
         self._look_for_writers()
-        self.engine.refresh_all()
+        self.coordinator.refresh_all()
 
     def _update_allowed_bytes(self) -> None:
-        windows = self.engine.windows
+        windows = self.coordinator.windows
         before = windows.allowed_bytes
-        windows.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
+        windows.allowed_bytes, self._limit = self.coordinator.limits.ahead_bytes()
         self._asked_bytes = self._scheduler.prefetched_bytes
         if self._limit is not Limit.BUDGET and windows.allowed_bytes < before // 2:
             self._ledger.degrade(
@@ -477,11 +477,11 @@ class Service:
     def _look_for_writers(self) -> None:
         """A broken lease: detach everywhere, then let the writer in."""
         now = CLOCK.now_ns()
-        for file in self.engine.files.values():
+        for file in self.coordinator.files.values():
             if not file.guard.leased or not file.guard.lease_breaking(file.opened.fd):
                 continue
             if file.guard.changed is None:
-                self.engine.give_up(file, OPENED_FOR_WRITING)
+                self.coordinator.give_up(file, OPENED_FOR_WRITING)
             self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.mappings.attached or now >= deadline:
@@ -506,9 +506,9 @@ class Service:
         none_waits = self._freshness.close()
         if self._pressure is not None:
             self._pressure.stop()
-        if self.engine.pool and none_waits:
-            self.engine.pool.close()
-        for file in self.engine.known_files:
+        if self.coordinator.pool and none_waits:
+            self.coordinator.pool.close()
+        for file in self.coordinator.known_files:
             file.close()
 
 

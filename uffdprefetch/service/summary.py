@@ -154,7 +154,7 @@ def _used_bytes(file: dict[str, Any]) -> int:
 
 
 def _gained(
-    engine: Coordinator,
+    coordinator: Coordinator,
     files: list[dict[str, Any]],
     figures: dict[str, Any],
     pool: dict[str, Any] | None,
@@ -165,14 +165,18 @@ def _gained(
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
         touched = sum(file["demand_used_blocks_bytes"] for file in files)
     return gained(
-        [*engine.ledger.closed.reads, *map(reads_of, engine.known_files)],
+        [*coordinator.ledger.closed.reads, *map(reads_of, coordinator.known_files)],
         figures["used_bytes"],
         figures["wasted_bytes"],
         max(figures["already_resident_bytes"], touched),
         figures["demand_misses"] or 0,
-        max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(engine.ledger.jobs.read) or 0)),
+        max(
+            0, (figures["job_storage_bytes"] or 0) - (_sum_known(coordinator.ledger.jobs.read) or 0)
+        ),
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
-        engine.scheduler.meter.cost(engine.pool.quickest_fills() if engine.pool else ()),
+        coordinator.scheduler.meter.cost(
+            coordinator.pool.quickest_fills() if coordinator.pool else ()
+        ),
     )
 
 
@@ -221,7 +225,7 @@ def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
 def summary(
     config: Config,
     run: str,
-    engine: Coordinator,
+    coordinator: Coordinator,
     scheduler: Scheduler,
     workers_cpu: float,
     waits: Waits,
@@ -229,19 +233,27 @@ def summary(
     stood_still_ns: int = 0,
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
-    ledger = engine.ledger
-    pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
-    files = [describe_file(f, ledger.serving.verdicts) for f in engine.known_files]
+    ledger = coordinator.ledger
+    pool = (
+        coordinator.pool.summary() if coordinator.pool else None
+    )  # takes the files' counts as well
+    files = [describe_file(f, ledger.serving.verdicts) for f in coordinator.known_files]
     files += ledger.closed.files
     files = [
-        {**f, "whole": engine.ahead.describe(path), "stated": engine.stated.describe(path)}
+        {
+            **f,
+            "whole": coordinator.ahead.describe(path),
+            "stated": coordinator.stated.describe(path),
+        }
         for f in files
         for path in [f["path"]]
     ]
     streams = list(ledger.closed.streams)
-    for reader in [one for client in engine.clients.values() for one in client.readers.values()]:
+    for reader in [
+        one for client in coordinator.clients.values() for one in client.readers.values()
+    ]:
         streams += [
-            describe_stream(reader, s, engine.windows.late_extents(s))
+            describe_stream(reader, s, coordinator.windows.late_extents(s))
             for s in reader.table.active()
         ]
     wall = ledger.seconds()
@@ -264,7 +276,9 @@ def summary(
             entry["processes_not_listed"] += one.count
         entry["demand_misses"] += one.watched.misses
     storage = scheduler.meter.storage
-    figures = totals(ledger, files, pool, lambda found: _gained(engine, files, found, pool, waits))
+    figures = totals(
+        ledger, files, pool, lambda found: _gained(coordinator, files, found, pool, waits)
+    )
     return vars(
         doc.Summary(
             run=run,
@@ -282,7 +296,7 @@ def summary(
             ranks=[ranks[rank] for rank in sorted(ranks)],
             files=files,
             streams=streams,
-            plans=engine.known_orders.describe() if engine.known_orders else [],
+            plans=coordinator.known_orders.describe() if coordinator.known_orders else [],
             refused=ledger.refused,
             coarse=ledger.serving.coarse,
             unserved=[

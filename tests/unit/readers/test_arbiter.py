@@ -85,8 +85,8 @@ class Node:
         self.now, self.notes, self.oracle = 10**9, Notes(), Oracle()
         notes: Any = self.notes
         clock = Clock(lambda: self.now)
-        self.engine = Coordinator(Config(**options), notes, Ledger(), clock=clock)
-        self.engine.arbiter.add(self.oracle)
+        self.coordinator = Coordinator(Config(**options), notes, Ledger(), clock=clock)
+        self.coordinator.arbiter.add(self.oracle)
         file = file_of(SIZE)
         file.mappings.attached, file.there = 1, 0
         self.client: Any = SimpleNamespace(
@@ -97,7 +97,7 @@ class Node:
             readers={},
             touched_runs=lambda address, length: [],
         )
-        self.engine.clients[1] = self.client
+        self.coordinator.clients[1] = self.client
         self.region = self.maps(file, 1)
         self.at = 0
 
@@ -117,8 +117,8 @@ class Node:
             seen = Observation(self.at, self.at + MIB, self.now, told=False)
             found = [(self.at, self.at + MIB)]
             self.at += MIB
-            self.engine.arbiter.observe(Batch(self.region, self.now, [seen], found))
-            self.engine.plan()
+            self.coordinator.arbiter.observe(Batch(self.region, self.now, [seen], found))
+            self.coordinator.plan()
 
     def by(self) -> set[Any]:
         return {type(consumer).__name__ for consumer, _ in self.notes.wanted}
@@ -150,8 +150,8 @@ def test_who_has_more_is_asked_again_though_nothing_is_touched() -> None:
     node.reads(1)
     for _ in range(6):
         node.now += 10**7
-        node.engine.plan()
-    assert len(node.notes.wanted) == 4 and node.engine.arbiter.idle
+        node.coordinator.plan()
+    assert len(node.notes.wanted) == 4 and node.coordinator.arbiter.idle
 
 
 def test_after_a_short_takeover_windows_ask_again_for_what_they_lost() -> None:
@@ -202,14 +202,14 @@ def test_a_mapping_that_is_gone_is_nobodys() -> None:
     node = Node()
     node.oracle.sure = 0.9
     node.reads(1)
-    node.engine.arbiter.due(node.region)
+    node.coordinator.arbiter.due(node.region)
     node.region.reader.remove(node.region)
-    node.engine.arbiter.unmapped(node.region)
+    node.coordinator.arbiter.unmapped(node.region)
     node.notes.wanted.clear()
-    node.engine.plan()
-    assert node.notes.wanted == [] and node.engine.arbiter.idle
+    node.coordinator.plan()
+    assert node.notes.wanted == [] and node.coordinator.arbiter.idle
     assert node.oracle.lost == []
-    node.engine.left(node.client)
+    node.coordinator.left(node.client)
     assert node.oracle.lost == [7]
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_is_mapped_piece_by_piece_has_one_reader() -> None:
     for number in (2, 3):
         del node.client.regions[node.region.id]
         node.region.reader.remove(node.region)
-        node.engine.arbiter.unmapped(node.region)
+        node.coordinator.arbiter.unmapped(node.region)
         node.region = node.maps(file, number)
         node.reads(8)
     (walk,) = node.region.reader.table.active()
@@ -238,11 +238,11 @@ def test_a_reader_that_was_touched_through_a_mapping_that_is_gone_is_asked_of_by
     node.oracle.sure = 0.9
     gone = node.maps(node.region.file, 2)
     seen = Observation(0, MIB, node.now)
-    node.engine.arbiter.observe(Batch(gone, node.now, [seen]))
+    node.coordinator.arbiter.observe(Batch(gone, node.now, [seen]))
     del node.client.regions[2]
     gone.reader.remove(gone)
-    node.engine.arbiter.unmapped(gone)
-    node.engine.plan()
+    node.coordinator.arbiter.unmapped(gone)
+    node.coordinator.plan()
     assert node.by() == {"FileConsumer"}
 
 
@@ -271,7 +271,7 @@ def test_walks_are_left_to_the_kernel_where_its_readahead_suffices() -> None:
     near(node, 8 * MIB)
     node.reads(64)
     assert not node.notes.wanted
-    (said,) = node.engine.ledger.degradations
+    (said,) = node.coordinator.ledger.degradations
     assert said == "/data: left to the kernel, whose readahead of 8 MiB suffices"
 
 
@@ -280,7 +280,7 @@ def test_and_not_where_it_does_not(readahead_bytes: int) -> None:
     node = Node()
     near(node, readahead_bytes)
     node.reads(64)
-    assert node.by() == {"Head"} and not node.engine.ledger.degradations
+    assert node.by() == {"Head"} and not node.coordinator.ledger.degradations
 
 
 def test_nor_where_the_user_has_chosen_windows() -> None:

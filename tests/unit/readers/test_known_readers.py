@@ -85,10 +85,10 @@ class Node:
         self.now = 10**9
         scheduler: Any = Notes()
         clock, ledger = Clock(lambda: self.now), Ledger()
-        self.engine = Coordinator(Config(), scheduler, ledger, clock=clock)
+        self.coordinator = Coordinator(Config(), scheduler, ledger, clock=clock)
         self.scheduler = scheduler
-        self.orders = Orders(scheduler, ledger, clock, begins=self.engine.arbiter.add)
-        self.engine.use_known_orders(self.orders)
+        self.orders = Orders(scheduler, ledger, clock, begins=self.coordinator.arbiter.add)
+        self.coordinator.use_known_orders(self.orders)
         self.orders.begin()
         file = file_of(SIZE, "/data/records")
         file.mappings.attached, file.there = 1, 0
@@ -107,7 +107,7 @@ class Node:
         )  # fmt: skip
         self.client.regions[1] = self.region
         self.reader.add(self.region)
-        self.engine.clients[1] = self.client
+        self.coordinator.clients[1] = self.client
 
     def walks(self, density: float, length: int = 16 * MIB, at: int = 0) -> Stream:
         """A walk of the reader has gone over so much, of which it has touched a part."""
@@ -115,15 +115,15 @@ class Node:
         touched = int(length * density)
         stream.saw(length, [(at, touched)])
         self.reader.table.streams = [stream]
-        self.engine.arbiter.observe(Batch(self.region, self.now, [], [(at, at + touched)]))
+        self.coordinator.arbiter.observe(Batch(self.region, self.now, [], [(at, at + touched)]))
         return stream
 
     def plan(self, pass_ns: int = 0) -> None:
         """What happens in a turn of the service after something was touched."""
         self.now += pass_ns
         for region in self.reader.regions.values():
-            self.engine.arbiter.due(region)
-        self.engine.plan()
+            self.coordinator.arbiter.due(region)
+        self.coordinator.plan()
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_its_touches_are_no_walks(node: Node) -> None:
     node.orders.known = known()
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
-    node.engine.on_events(node.client, [event])  # type: ignore[list-item]
+    node.coordinator.on_events(node.client, [event])  # type: ignore[list-item]
     assert node.reader.table.streams == [] and node.orders.touches == 1
     assert (2 * MIB, 2 * MIB + 4096) in list(node.region.scan.mapped)
 
@@ -217,13 +217,13 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
 ) -> None:
     page, mapped, told = 4096, [0, 64, 128], []
     monkeypatch.setattr(pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)])
-    monkeypatch.setattr(node.engine.arbiter, "observe", lambda batch: told.extend(batch.found))
+    monkeypatch.setattr(node.coordinator.arbiter, "observe", lambda batch: told.extend(batch.found))
     node.orders.known = known()
     node.plan()
     for more in ([], [32], [32]):
         mapped = sorted({*mapped, *more})
         node.now = node.region.scan.due_ns = node.now + 10**9
-        node.engine.look(node.now)
+        node.coordinator.look(node.now)
     assert [start // page for start, _ in told] == [0, 64, 128, 32]
 
 
@@ -240,8 +240,8 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)
     assert node.reader.access is Access.JUMPS
-    node.engine.ledger.note_streams(node.reader, lambda walk: 0)
-    told = [line for line in node.engine.ledger.degradations if "needs a plan" in line]
+    node.coordinator.ledger.note_streams(node.reader, lambda walk: 0)
+    told = [line for line in node.coordinator.ledger.degradations if "needs a plan" in line]
     assert len(told) == (not has_a_plan)
 
 
@@ -252,8 +252,8 @@ def test_who_ends_before_its_plan_was_of_use_is_not_told_to_need_one(node: Node)
     for place in range(64):
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)
-    node.engine.ledger.note_streams(node.reader, lambda walk: 0)
-    assert not [line for line in node.engine.ledger.degradations if "needs a plan" in line]
+    node.coordinator.ledger.note_streams(node.reader, lambda walk: 0)
+    assert not [line for line in node.coordinator.ledger.degradations if "needs a plan" in line]
 
 
 @pytest.mark.parametrize("dropped", [None, "of 16 MiB that were read 16 were not to come"])
@@ -267,7 +267,7 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
         node.now += 10**6
         page = source.randrange(SIZE // 4096)
         event = SimpleNamespace(region=1, page=page, time_ns=node.now, handle_ns=1, tid=100)
-        node.engine.on_events(node.client, [event])  # type: ignore[list-item]
+        node.coordinator.on_events(node.client, [event])  # type: ignore[list-item]
     node.orders.known, order.dropped = None, dropped
     node.plan(PLAN_NS)
     assert (node.reader.access is Access.JUMPS) == (dropped is not None)
@@ -277,7 +277,7 @@ def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) ->
     node.orders.known = known(inferred=True)
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
-    node.engine.on_events(node.client, [event])  # type: ignore[list-item]
+    node.coordinator.on_events(node.client, [event])  # type: ignore[list-item]
     assert len(node.reader.table.streams) == 1
 
 
@@ -288,18 +288,18 @@ def test_a_known_order_is_looked_at_now_and_then_and_the_last_touch_is_not_lost(
     node.plan()
     node.plan(PLAN_NS - 1)
     assert node.orders.planned == 1
-    assert node.engine.due_ns == node.now + 1, "the service has to wake up by itself"
+    assert node.coordinator.due_ns == node.now + 1, "the service has to wake up by itself"
     node.now += 1
-    node.engine.plan()
-    assert node.orders.planned == 2 and node.engine.due_ns is None
+    node.coordinator.plan()
+    assert node.orders.planned == 2 and node.coordinator.due_ns is None
 
 
 def test_an_order_that_has_come_is_asked_for_at_once(node: Node) -> None:
     """A file of many small ones is read in less than PLAN_NS."""
     node.orders.known = known()
     node.plan()
-    node.engine.arbiter.orders_came()
-    node.engine.plan()
+    node.coordinator.arbiter.orders_came()
+    node.coordinator.plan()
     assert node.orders.planned == 2
 
 
@@ -312,7 +312,7 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
     node.orders.known.progress_ns = node.now if heard else 0
     node.plan(PLAN_NS)
     node.region.scan.due_ns = node.now
-    node.engine.look(node.now)
+    node.coordinator.look(node.now)
     assert node.region.scan.due_ns == node.now + every
 
 
@@ -322,6 +322,6 @@ def test_walks_near_each_other_share_one_window(node: Node, apart_bytes: int, pl
     one = node.walks(1.0)
     at = one.position_bytes + apart_bytes
     node.reader.table.streams.append(Stream(2, 0, 100, 0, at, node.now, node.now, active=True))
-    node.engine.arbiter.due(node.region)
-    node.engine.plan()
-    assert node.engine.windows.places == places
+    node.coordinator.arbiter.due(node.region)
+    node.coordinator.plan()
+    assert node.coordinator.windows.places == places
