@@ -146,8 +146,9 @@ def test_installed_without_a_compiler_it_serves_a_job(
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     data = tmp_path / "data"
     data.write_bytes(os.urandom(48 << 20))
-    reader = "import mmap, sys; f = open(sys.argv[1], 'rb');"
-    reader += "print(sum(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[::4096]))"
+    reader = "import mmap, sys, time; f = open(sys.argv[1], 'rb');"
+    reader += "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ);"
+    reader += "print(sum(m[::4096])); time.sleep(0.5)"  # else it is over before a look
     python = str(home / "bin" / "python")
     words = [python, "-m", "uffdprefetch", "wrap", "--strict", "-o", "run", "--",
              python, "-c", reader, str(data)]  # fmt: skip

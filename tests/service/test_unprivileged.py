@@ -123,7 +123,7 @@ def shut() -> bool:
 
 
 @pytest.mark.parametrize("options", [(), FIXED], ids=["auto", "fixed"])
-def test_without_userfaultfd_right_bytes_are_read_and_prefetched(
+def test_without_userfaultfd_right_bytes_are_read_and_the_reader_is_followed(
     nobody: Nobody, env: dict[str, str], data: Path, options: tuple[str, ...]
 ) -> None:
     """Nothing is said of it, unless it was wanted."""
@@ -132,9 +132,10 @@ def test_without_userfaultfd_right_bytes_are_read_and_prefetched(
     assert summary["rung"] == 2
     assert summary["files"][0]["served_by"] == "page_tables"
     assert summary["totals"]["checkpoints"]["laid"] == 0
-    # how much depends on the disk: its own readahead is 8 MiB here and comes first
-    assert summary["totals"]["prefetched_bytes"] >= MIB
-    reasons = [line for line in summary["degradations"] if "userfaultfd" in line]
+    file, reasons = summary["files"][0], [n for n in summary["degradations"] if "userfaultfd" in n]
+    # how much is prefetched depends on the disk, whose own readahead of 8 MiB may suffice
+    seen = file["demand_used_blocks_bytes"] + file["prefetched_used_blocks_bytes"]
+    assert (summary["totals"]["prefetched_bytes"] if options else seen) >= MIB
     if options:
         assert len(reasons) == 1 and "doctor" in reasons[0]
     else:
