@@ -106,7 +106,7 @@ def test_a_huge_sparse_file_stays_within_a_quarter_of_the_mappings(
         most = max(most, open("/proc/self/maps").read().count("\\n"))
     say(most=most)
     """
-    work = job(python(code, path), options=("--policy", "none"))
+    work = job(python(code, path))
     line = work.line()
     work.finish().good()
     limit = int(Path("/proc/sys/vm/max_map_count").read_text())

@@ -506,7 +506,8 @@ def decision_lines(summary: Mapping[str, Any]) -> list[str]:
             f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {_numbers(ranks)}: {pattern}"
             for pattern, ranks in patterns.get(path, {}).items()
         ]
-        how = _SERVED_BY.get(str(file.get("served_by")), str(file.get("served_by")))
+        by = file.get("served_by")
+        how = "nobody" if by is None else _SERVED_BY.get(by, by)
         why = f", warmed by {file['warmed_by']}" if file.get("warmed_by") else ""
         found.append(f"{path}: followed by {how}{why}{''.join(f'; {one}' for one in readers)}")
     served = {file["path"] for file in summary.get("files") or []}

@@ -81,7 +81,10 @@ def totals(
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
     read_files = ledger.jobs.files()
-    mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:  # no descriptor is left: kinds of file systems are not worth the summary
+        mountinfo = ""
     paths = [*(file["path"] for file in read_files), *ledger.unserved]
     kinds = {*(f["file_system"] for f in files), *(type_at(path, mountinfo) for path in paths)}
     storage, storage_reason = storage_bytes(watched, kinds, ledger.jobs.storage)

@@ -234,7 +234,7 @@ class Ledger:
             self.serving.note_coarse(file, reason)
             # there are hundreds of them
             path = "" if coarse in (Coarse.MANY, Coarse.BRIEF) else file.path
-            what = f"{'' if path else 'some files: '}progress comes from page tables: {reason}"
+            what = f"{'' if path else 'some files: '}followed less closely: {reason}"
             self.degrade(what, path, is_mendable=False)
         self.serving.reached(rung, reason, coarse)
 

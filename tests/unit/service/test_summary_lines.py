@@ -125,6 +125,8 @@ def test_with_v_each_decision_is_explained() -> None:
         "/data/b: followed by the pool's faults, warmed by the pool",
         "/data/w: not served: shared",
     ]
+    (nobody,) = decision_lines(changed(files=[{**files[0], "served_by": None}], streams=[]))
+    assert nobody == "/data/a: followed by nobody, warmed by readahead"
     many = changed(files=[{**files[0], "path": f"/{i}"} for i in range(30)])
     assert len(decision_lines(many)) == 21 and decision_lines(many)[-1] == "and 10 files more"
 

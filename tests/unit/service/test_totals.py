@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from figures import RATIOS
 
 from uffdprefetch.base.mounts import type_at
+from uffdprefetch.base.units import MIB
 from uffdprefetch.service import summary
 from uffdprefetch.service.gained import Gained
 from uffdprefetch.state.ledger import Ledger
@@ -77,6 +80,14 @@ def test_of_a_file_in_memory_there_is_nothing_to_cover() -> None:
     assert totals_of([cached], [0])["coverage"] is None
     partly = {**cached, "prefetched_bytes": 10 * BLOCK, "prefetched_used_blocks_bytes": 10 * BLOCK}
     assert totals_of([partly], [0])["coverage"] == 1
+
+
+def test_without_a_descriptor_left_there_is_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(path: Path, **_: Any) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(Path, "read_text", none_left)
+    assert totals_of([file_of(prefetched_bytes=MIB)], [1])["prefetched_bytes"] == MIB
 
 
 def test_misses_are_never_covered_as_a_whole_and_cost_no_more_than_what_was_mapped() -> None:
