@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import sub
 
 
 class IntervalSet:
@@ -91,6 +92,14 @@ class IntervalSet:
             found.append((low, high - low))
             i += 1
         return found
+
+    def changed(self, start: int, end: int, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of ``ranges`` of [start, end), as (start, length), those that are not just so in the
+        set."""
+        first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        starts, ends = self._starts[first:last], self._ends[first:last]
+        known = set(zip(starts, map(sub, ends, starts), strict=True))
+        return [one for one in ranges if one not in known]
 
     def keep(self, others: IntervalSet) -> None:
         """Keep what is in ``others``, too."""

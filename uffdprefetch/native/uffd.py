@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import struct
 from typing import Any, NamedTuple
 
 from uffdprefetch import _uffd  # type: ignore[attr-defined]
@@ -176,6 +177,7 @@ def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
     return int(n), "cachestat" if sensor[0] == _lib.UP_CACHESTAT else "mincore"
 
 
+_RUN = struct.Struct("=QQ")
 _runs = _ffi.new("uint64_t[]", 2 * RUNS_AT_ONCE)
 _next = _ffi.new("uint64_t *")
 
@@ -190,7 +192,7 @@ def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple
         _lib.up_touched_runs(pagemap_fd, address, length, _runs, RUNS_AT_ONCE, _next),
         "page table",
     )
-    return [(int(_runs[2 * i]), int(_runs[2 * i + 1])) for i in range(n)], int(_next[0])
+    return list(_RUN.iter_unpack(_ffi.buffer(_runs, n * _RUN.size))), int(_next[0])
 
 
 class WarmResult(NamedTuple):

@@ -105,6 +105,13 @@ class Front:
         """How many it has a block."""
         return self.runs / max(1.0, self.over)
 
+    def gone_since(self, then_ns: int) -> int:
+        """About how far it has come since."""
+        if self.last_ns <= then_ns:
+            return 0
+        part = (self.last_ns - then_ns) / max(1, self.last_ns - self.born_ns)
+        return int(self.length * min(1.0, part))
+
     @property
     def ahead(self) -> int:
         """How far ahead of it was asked for."""
@@ -134,6 +141,8 @@ class FileFronts:
         self.fronts: list[Front] = []  # by position
         self._begun = 0
         self._asked = blocks, 0  # outside [start, end) nothing was asked for
+        self._seen_ns: int | None = None  # the process that is looked at, before this look ...
+        self._gone = 0  # ... and how far fronts have come since
 
     # ---- blocks ---------------------------------------------------------------------------------
 
@@ -195,6 +204,15 @@ class FileFronts:
 
     # ---- touches --------------------------------------------------------------------------------
 
+    def look(self, seen_ns: int | None) -> None:
+        """touch() tells of a process that was seen last then, None: never. Ranks beside it that
+        were seen since have brought a front on, and what it touches behind that is part of it."""
+        self._seen_ns = seen_ns
+        self._gone = max((self._gone_on(front) for front in self.fronts), default=0)
+
+    def _gone_on(self, front: Front) -> int:
+        return front.gone_since(self._seen_ns) if self._seen_ns is not None else 0
+
     def touch(self, pid: int, start: int, end: int, now_ns: int, link: Link) -> tuple[Front, bool]:
         """A run of blocks is touched: its front, and whether that begins here."""
         part = self.flags[start:end]
@@ -221,9 +239,11 @@ class FileFronts:
         for front in self._near(start, end, reach):
             ahead = start - front.position if front.direction > 0 else front.position - end
             length = front.length
-            behind, beyond = min(length, BEHIND_BLOCKS), max(NEAR_BLOCKS, length // 2)
+            behind = min(length, max(BEHIND_BLOCKS, self._gone_on(front)))
+            beyond = max(NEAR_BLOCKS, length // 2)
             if -behind <= ahead <= min(beyond, reach):
-                found.append((max(0, ahead), False, front.number, front))
+                apart = max(0, ahead, -ahead - BEHIND_BLOCKS)
+                found.append((apart, False, front.number, front))
             turns = front.direction > 0 and length <= reach and front.touched <= TURNS_BLOCKS
             # the block that it was in the middle of may be told of once more
             if turns and -1 <= front.start - end <= min(beyond, reach):
@@ -232,7 +252,8 @@ class FileFronts:
 
     def _near(self, start: int, end: int, reach: int) -> Iterator[Front]:
         """Those that a touch of [start, end) can bring on, and others."""
-        low, high = start - max(reach, BEHIND_BLOCKS), end + max(2 * reach, BEHIND_BLOCKS) + 1
+        low = start - max(reach, BEHIND_BLOCKS)
+        high = end + max(2 * reach, BEHIND_BLOCKS, self._gone) + 1
         first = bisect_left(self.fronts, low, key=_POSITION)
         return takewhile(lambda front: front.position <= high, self.fronts[first:])
 

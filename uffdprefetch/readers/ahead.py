@@ -149,6 +149,7 @@ class _Process:
     began: list[int] = field(default_factory=list)  # ... and since
     pending: list[tuple[int, int]] = field(default_factory=list)  # touched since, blocks ...
     pended_ns: int = 0  # ... and when that was seen
+    seen_ns: int | None = None  # when something was before
     places: dict[int, int] = field(default_factory=dict)  # asked for ahead of it: start -> end
 
 
@@ -356,6 +357,8 @@ class Ahead(Predictor):
         link, moved = self._link(reader), dict[Front, None]()
         if not pending:
             return []
+        of.fronts.look(process.seen_ns)
+        process.seen_ns = process.pended_ns
         if of.visited.stream is not None or of.visited.visits.is_over:
             of.visited.touched(now_ns)
         for start, end in pending:

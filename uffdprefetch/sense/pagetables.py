@@ -17,8 +17,6 @@ from uffdprefetch.state.reader import Region
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
 CLUSTER_BYTES = 1 << 20
-#: Of what was found before so many runs are remembered of a mapping.
-RUNS_KEPT = 4096
 
 
 def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
@@ -31,7 +29,8 @@ def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
     if start >= end:
         return []
     found = region.reader.client.touched_runs(region.address_of(start), end - start)
-    return [(region.offset_of(a), length) for a, length in found]
+    shift = region.offset_of(0)
+    return [(address + shift, length) for address, length in found]
 
 
 def note_used(region: Region, found: list[tuple[int, int]]) -> None:
@@ -89,12 +88,7 @@ def note_found(
 ) -> list[tuple[int, int]]:
     """Book what is mapped in [start, end), as (offset, bytes): the clusters of what was not at the
     last look. ``tell``: see new_touches()."""
-    scan, clusters = region.scan, list[tuple[int, int]]()
-    news = [run for run in found if run not in scan.runs]
-    if len(scan.runs) > RUNS_KEPT:  # to go through them costs more than to book what is known
-        scan.runs.clear()
-    scan.runs = {run for run in scan.runs if run[0] >= end or sum(run) <= start}
-    scan.runs.update(found)
+    clusters, news = list[tuple[int, int]](), region.scan.mapped.changed(start, end, found)
     note_used(region, news)
     starts = region.file.blocks.tensor_starts
     for offset, length in news:

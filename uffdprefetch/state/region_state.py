@@ -35,8 +35,6 @@ class ScanState:
     due_ns: int = 0
     news_ns: int = 0  # of the last touch, or when it was mapped
     mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges present at the last scan
-    #: The runs of it, as looks have found them: (offset, bytes).
-    runs: set[tuple[int, int]] = field(default_factory=set)
     resume_at: int = 0  # where a scan of the whole mapping continues; 0: none
     whole_ns: int = 0  # end of the last scan of the whole mapping
     elsewhere_ns: int = 0  # of the last touch that was not ahead of a walk

@@ -67,6 +67,23 @@ def test_the_parts_that_are_missing_fill_it_up() -> None:
     assert added == intervals.total_bytes()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_not_just_so_has_changed(seed: int) -> None:
+    draw, ranges = random.Random(seed), IntervalSet()
+    for _ in range(30):
+        at = draw.randrange(1000)
+        ranges.add(at, at + draw.randint(1, 30))
+    held = {(a, b - a) for a, b in ranges}
+    told = [
+        one if draw.random() < 0.5 else (one[0], one[1] + draw.choice((-1, 1)))
+        for one in sorted(held)
+    ]
+    assert ranges.changed(0, 2000, told) == [one for one in told if one not in held]
+    start, end = sorted(draw.sample(range(1000), 2))
+    inside = [one for one in told if start <= one[0] and sum(one) <= end]
+    assert ranges.changed(start, end, inside) == [one for one in inside if one not in held]
+
+
 def test_neighbours_become_one_range() -> None:
     intervals = IntervalSet()
     for start in (30, 10, 20):

@@ -57,6 +57,41 @@ def test_touches_in_order_are_one_front() -> None:
     assert first.direction == 1 and first.gaps == 0 and first.density == pytest.approx(1)
 
 
+def test_what_a_rank_is_behind_by_since_it_was_seen_is_no_walk_of_its_own() -> None:
+    file = File()
+    file.fronts.look(None)
+    first = file.touch(0)
+    file.fronts.look(None)
+    file.touch(1, pid=2)  # side by side; then it is not looked at
+    seen = file.now
+    for at in range(2, 1000):
+        file.touch(at)
+    file.fronts.look(seen)
+    assert file.touch(5, length=900, pid=2) is first
+    assert file.touch(905, pid=2) is first
+    assert first.position == 1000
+
+
+def test_who_comes_back_behind_a_walk_that_stands_begins_a_walk() -> None:
+    file = File()
+    first = [file.touch(at) for at in range(1000)][-1]
+    file.fronts.look(file.now)  # whoever touches next: all was seen
+    again = file.touch(5)
+    assert again is not first
+    file.now += 10_000  # nobody goes on meanwhile
+    file.fronts.look(file.now - 9_000)
+    assert file.touch(300) not in (first, again)
+
+
+def test_of_two_walks_the_one_that_is_near_goes_on() -> None:
+    file = File()
+    ahead = [file.touch(at) for at in range(1000)][-1]
+    behind = [file.touch(at, pid=2) for at in range(300, 350)][-1]
+    assert behind is not ahead
+    file.fronts.look(1)
+    assert file.touch(350, pid=2) is behind
+
+
 def test_a_walk_is_as_dense_as_it_was_of_late() -> None:
     """One that goes on in steps, after all in order."""
     file = File()
