@@ -80,10 +80,12 @@ RUNS_MAX = 8
 
 
 class Head:
-    """A front, as the scheduler sees it."""
+    """A front, as the scheduler sees it. ``depth_bytes``: how much may be under way for it now."""
 
-    def __init__(self, front: Front, reader: Reader, now_ns: int) -> None:
-        self.front = front
+    def __init__(
+        self, front: Front, reader: Reader, now_ns: int, depth_bytes: Callable[[Front], int]
+    ) -> None:
+        self.front, self._depth_bytes = front, depth_bytes
         self.rank, self.reader = reader.rank, reader.pid
         self.feedback = Feedback()
         self._rate = Rate(now_ns)
@@ -103,6 +105,11 @@ class Head:
     def rate_bytes_per_second(self) -> float:
         """See Consumer."""
         return self._rate.bytes_per_second
+
+    @property
+    def yield_bytes(self) -> int:
+        """See Consumer."""
+        return self._depth_bytes(self.front)
 
     @property
     def last_ns(self) -> int:
@@ -195,6 +202,10 @@ class Ahead(Predictor):
         self._probed: dict[int, int] = {}  # device: how many times
         #: When a process was last seen to have missed, and where.
         self._missed: dict[int, tuple[int, Front]] = {}
+        self._now_ns = (
+            0  # of this turn; and of the walks that go on then, the length of the longest
+        )
+        self._longest = 0
 
     # ---- what is known --------------------------------------------------------------------------
 
@@ -334,7 +345,7 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None or not process.pending:
             return
-        link = self._link(reader)
+        link, self._now_ns = self._link(reader), now_ns
         for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
             probe = PrefetchRange(
@@ -345,7 +356,7 @@ class Ahead(Predictor):
             if front.state is State.ALIVE:
                 yield from self._ahead_of(of, front, reader, link, now_ns)
         for start, end in self._places(of, reader, process, link):
-            for part in self._ranges(of, reader, start, end, link, now_ns):
+            for part in self._ranges(of, reader, start, end):
                 yield process.consumer, part
         if of.visit_came and now_ns >= of.visited.judge_ns:
             of.visit_came = False
@@ -381,13 +392,13 @@ class Ahead(Predictor):
         head = self._head(of, front, reader, now_ns)
         self._show(reader, head)
         if wanted is not None:
-            for part in self._ranges(of, reader, *wanted, link, now_ns, front):
+            for part in self._ranges(of, reader, *wanted, front):
                 yield head, part
         if beyond <= 0:
             return
         ahead_bytes = window * BLOCK_BYTES
         for consumer, more in self._next_shard.beyond(reader, head, ahead_bytes, least, now_ns):
-            depth = self._depth_bytes(link, now_ns, reader, front)
+            depth = self._depth_bytes(reader, front)
             yield consumer, replace(more, yield_bytes=depth, guess=True)
 
     def _touch(
@@ -426,7 +437,9 @@ class Ahead(Predictor):
     def _head(self, of: _File, front: Front, reader: Reader, now_ns: int) -> Head:
         head = of.heads.get(front)
         if head is None:
-            head = of.heads[front] = Head(front, reader, now_ns)
+            head = of.heads[front] = Head(
+                front, reader, now_ns, lambda front: self._depth_bytes(reader, front)
+            )
         return head
 
     def _show(self, reader: Reader, head: Head) -> None:
@@ -436,39 +449,39 @@ class Ahead(Predictor):
                 self._windows.asked(walk, head.front.wanted * BLOCK_BYTES, head.feedback)
 
     def _ranges(
-        self, of: _File, reader: Reader, start: int, end: int, link: Link, now_ns: int,
-        front: Front | None = None,
-    ) -> Iterator[PrefetchRange]:  # fmt: skip
+        self, of: _File, reader: Reader, start: int, end: int, front: Front | None = None
+    ) -> Iterator[PrefetchRange]:
         """[start, end) blocks, without what the job has said that it has no use for."""
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
-        # of requests that cost the same whatever they bring, one beside the one that is served
-        depth_bytes = self._depth_bytes(link, now_ns, reader, front)
-        depth_bytes = max(depth_bytes, 2 * of.file.call.unit_bytes)
+        depth_bytes = self._depth_bytes(reader, front)
         for low, high in reader.unneeded.ranges.missing(first, last):
-            self._tap.put(WINDOW, now_ns, reader.pid, of.file, low, high - low, 0)
+            self._tap.put(WINDOW, self._now_ns, reader.pid, of.file, low, high - low, 0)
             yield PrefetchRange(
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )
 
-    def _depth_bytes(
-        self, link: Link, now_ns: int, reader: Reader, front: Front | None = None
-    ) -> int:
+    def _depth_bytes(self, reader: Reader, front: Front | None = None) -> int:
         """How much of what is guessed for a reader, or a front of it, may be under way: what keeps
         the link busy. Where nobody else has missed just now, who would wait for it: until the next
-        is sent, and the more the longer the walk is. Who misses where the walk has been or is to
-        come, a rank beside it, waits for what is read ahead of it."""
-        since = now_ns - int(2 * LOOK_SECONDS * 1e9)
+        is sent, and the more the longer walks are; of several the one that is nearest goes first.
+        Who misses where the walk has been or is to come, a rank beside it, waits for what is read
+        ahead of it."""
+        link, since = self._link(reader), self._now_ns - int(2 * LOOK_SECONDS * 1e9)
         missed = [(pid, at) for pid, (at_ns, at) in self._missed.items() if at_ns > since]
+        # of requests that cost the same whatever they bring, one beside the one that is served
+        least, length = 2 * reader.file.call.unit_bytes, self._longest
         if front is None:
-            others, long_bytes = any(pid != reader.pid for pid, _ in missed), 0
-        else:
+            others, length = any(pid != reader.pid for pid, _ in missed), 0
+        elif missed:
             low, high = sorted((front.start, front.wanted))
-            others = any(not low <= at.position <= high for _, at in missed)
-            long_bytes = front.length * BLOCK_BYTES // LONG_PART
+            others, length = any(not low <= at.position <= high for _, at in missed), front.length
+        else:
+            others = False
         if others:
-            return link.busy_bytes(0.0) + PIECE_BYTES
+            return max(least, link.busy_bytes(0.0) + PIECE_BYTES)
         most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
-        return max(link.busy_bytes(RESPONSE_SECONDS) + PIECE_BYTES, min(long_bytes, most))
+        long_bytes = min(length * BLOCK_BYTES // LONG_PART, most)
+        return max(least, link.busy_bytes(RESPONSE_SECONDS) + PIECE_BYTES, long_bytes)
 
     def _window(
         self, of: _File, front: Front, reader: Reader, link: Link
@@ -638,6 +651,10 @@ class Ahead(Predictor):
 
     def step(self, now_ns: int) -> None:
         """Once a turn: files that are read whole go on."""
+        self._now_ns = now_ns
+        fronts = chain.from_iterable(of.heads for of in self._files.values())
+        moving = (front.length for front in fronts if now_ns - front.last_ns < QUIET_NS)
+        self._longest = max(moving, default=0)
         if self._whole.running:
             self._whole.step(now_ns)
 

@@ -90,6 +90,11 @@ class Beyond:
         """See Consumer."""
         return self.walk.rate_bytes_per_second
 
+    @property
+    def yield_bytes(self) -> int:
+        """See Consumer."""
+        return self.walk.yield_bytes
+
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """See Consumer."""
         return self.walk.expected_bytes(now_ns, most_bytes) - self.length_bytes

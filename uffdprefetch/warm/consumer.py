@@ -47,6 +47,10 @@ class Consumer(Protocol):
     def feedback(self) -> Feedback:
         """Whether what was read for it was there in time."""
 
+    @property
+    def yield_bytes(self) -> int:
+        """See PrefetchRange: as it is now; 0: as each range says."""
+
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """Where it probably is: on from its last touch at its rate, by at most ``most_bytes``."""
 
@@ -81,6 +85,7 @@ class OrderConsumer:
     position_bytes: int = 0
     direction: int = 1
     reader: int = 0
+    yield_bytes: int = 0
     rate: Rate = field(init=False)
     feedback: Feedback = field(default_factory=Feedback)
 
@@ -114,6 +119,7 @@ class FileConsumer:
     position_bytes: int = 0
     direction: int = 1
     rate_bytes_per_second: float = 0.0
+    yield_bytes: int = 0
     feedback: Feedback = field(default_factory=Feedback)
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:

@@ -475,7 +475,9 @@ class Scheduler:
         """Whether a reader's miss would stand behind more of what is only guessed than it yields
         to."""
         under_way = self.device_of(extent.file).under_way_bytes
-        return under_way > 0 and under_way + extent.asked_bytes > extent.yield_bytes
+        now_bytes = extent.consumer.yield_bytes if extent.consumer is not None else 0
+        most = now_bytes or extent.yield_bytes
+        return under_way > 0 and under_way + extent.asked_bytes > most
 
     def _send(self, extent: Extent) -> bool:
         file, device = extent.file, self.device_of(extent.file)

@@ -10,11 +10,13 @@ import pytest
 from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
-from uffdprefetch.predict.fronts import AROUND_BLOCKS
+from uffdprefetch.predict.fronts import AROUND_BLOCKS, Front
 from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.ahead import LOOK_SECONDS
+from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.depth import MAX_SECONDS
 from uffdprefetch.warm.scheduler import RESPONSE_SECONDS
 
@@ -132,34 +134,56 @@ def test_it_is_measured_by_one_read_at_a_time(
     assert len(bed.sent) == 1
 
 
+def depth_at(bed: Bed, region: Region, front: Front | None = None, now_ns: int = 0) -> int:
+    """How much may be under way for it in a turn that begins now, or then."""
+    bed.ahead.step(now_ns or bed.now)
+    return bed.ahead._depth_bytes(region.reader, front)
+
+
 def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileState) -> None:
     walker, other = bed.region(file), bed.region(file, 1, 8)
     bed.walk(walker, 0, 32 * MIB)
-    link, depth = bed.ahead._measured(), bed.ahead._depth_bytes
-    alone = depth(link, bed.now, walker.reader)
+    alone = depth_at(bed, walker)
     bed.touch(other, 200 * MIB)
     missed_ns, _ = bed.ahead._missed[8]
-    beside = depth(link, missed_ns, walker.reader)
+    beside = depth_at(bed, walker, now_ns=missed_ns)
+    link = bed.ahead._measured()
     assert alone - beside == pytest.approx(
         link.bandwidth_bytes_per_second * RESPONSE_SECONDS, abs=1
     )
     later_ns = missed_ns + int(2 * LOOK_SECONDS * 1e9)
-    assert depth(link, later_ns, walker.reader) == alone
-    assert depth(link, missed_ns, other.reader) == alone, "of itself"
+    assert depth_at(bed, walker, now_ns=later_ns) == alone
+    assert depth_at(bed, other, now_ns=missed_ns) == alone, "of itself"
 
 
 def test_a_long_walk_may_have_more_under_way(bed: Bed, file: FileState) -> None:
     walker = bed.region(file)
     bed.walk(walker, 0, 64 * MIB)
     (head,) = bed.ahead._of(file).heads.values()
-    link, depth = bed.ahead._measured(), bed.ahead._depth_bytes
-    assert depth(link, bed.now, walker.reader, head.front) == 8 * MIB
+    assert depth_at(bed, walker, head.front) == 8 * MIB
     head.front.start = head.front.position - 8 * MIB // BLOCK
-    young = depth(link, bed.now, walker.reader, head.front)
-    assert young == depth(link, bed.now, walker.reader), "what lasts until the next is sent"
+    young = depth_at(bed, walker, head.front)
+    assert young == depth_at(bed, walker), "what lasts until the next is sent"
     head.front.start = head.front.position - (4 << 30) // BLOCK
-    most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
-    assert depth(link, bed.now, walker.reader, head.front) == most
+    most = int(MAX_SECONDS * bed.ahead._measured().bandwidth_bytes_per_second)
+    assert depth_at(bed, walker, head.front) == most
+    bed.now += QUIET_NS
+    assert depth_at(bed, walker, head.front) == young, "nobody goes on there"
+
+
+def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(
+    bed: Bed, file: FileState
+) -> None:
+    """Which of them is sent is told by who is nearest: else who is late falls further behind."""
+    first, second = bed.region(file), bed.region(file, 1, 8)
+    bed.walk(first, 0, 64 * MIB)
+    bed.walk(second, 128 * MIB, 132 * MIB)
+    long, short = sorted(bed.ahead._of(file).heads.values(), key=lambda head: -head.front.length)
+    bed.ahead._missed.clear()
+    bed.ahead.step(bed.now)
+    assert short.yield_bytes == long.yield_bytes == 8 * MIB
+    bed.ahead._missed[second.reader.pid] = bed.now, short.front
+    assert short.yield_bytes > long.yield_bytes, "but beside its miss"
 
 
 def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
@@ -168,14 +192,14 @@ def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
     walker, beside, elsewhere = (bed.region(file, rank, 7 + rank) for rank in range(3))
     bed.walk(walker, 32 * MIB, 64 * MIB)
     front = next(iter(bed.ahead._of(file).heads))
-    link, depth = bed.ahead._measured(), bed.ahead._depth_bytes
-    alone = depth(link, bed.now, walker.reader, front)
+    alone = depth_at(bed, walker, front)
     at = bed.ahead._of(file).fronts._begin(beside.reader.pid, 40 * MIB // BLOCK, 641, bed.now)
     bed.ahead._missed[beside.reader.pid] = bed.now, at
-    assert depth(link, bed.now, walker.reader, front) == alone
+    assert depth_at(bed, walker, front) == alone
     far = bed.ahead._of(file).fronts._begin(elsewhere.reader.pid, 16 * MIB // BLOCK, 257, bed.now)
     bed.ahead._missed[elsewhere.reader.pid] = bed.now, far
-    assert depth(link, bed.now, walker.reader, front) == link.busy_bytes(0.0) + PIECE_BYTES
+    link = bed.ahead._measured()
+    assert depth_at(bed, walker, front) == link.busy_bytes(0.0) + PIECE_BYTES
 
 
 def test_the_next_look_is_due_when_half_of_what_is_ahead_may_be_gone(

@@ -438,6 +438,19 @@ def test_no_more_of_guesses_is_under_way_than_they_may_delay_a_miss_by(
     assert max(length for _, length in notes.sent) <= GUESSED_EXTENT_BYTES
 
 
+def test_what_its_consumer_says_by_now_counts_more_than_what_a_range_said(file: FileState) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    one = reader(0, 100 * MIB, 1e8)
+    scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, 4 * MIB))
+    one.yield_bytes = MIB
+    scheduler.pump(NOW)
+    assert scheduler.under_way_bytes == MIB
+    one.yield_bytes = 8 * MIB
+    scheduler.pump(NOW)
+    assert scheduler.under_way_bytes == min(8 * MIB, scheduler.target_bytes)
+
+
 def test_a_guess_that_its_reader_has_passed_is_not_read(file: FileState) -> None:
     notes = Notes()
     scheduler = scheduler_of(notes)
