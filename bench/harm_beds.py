@@ -93,6 +93,10 @@ class LoopDisk:
         )
         return {"requests": requests, "bytes": count}
 
+    def set_read_ahead(self, kilobytes: int) -> None:
+        """The kernel's own, in order. Root."""
+        (self._block / "queue/read_ahead_kb").write_text(str(kilobytes))
+
     def settings(self) -> dict[str, int]:
         """For a report."""
         return {"read_ahead_kb": int((self._block / "queue/read_ahead_kb").read_text())}
