@@ -21,6 +21,7 @@ from watched import Watched, watched
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.protocol import wire
+from uffdprefetch.service.agents import Agents
 from uffdprefetch.service.peers import Peers
 from uffdprefetch.service.watchers import ASKS_MAX, WATCHERS_MAX, Watchers
 from uffdprefetch.state.publisher import EventPublisher
@@ -269,7 +270,8 @@ def test_answers_that_nobody_takes_do_not_pile_up() -> None:
 
 def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
     """A service that waits for its first client waits on, and no job is counted."""
-    engine = types.SimpleNamespace(clients={}, tap=EventPublisher(), resolver=None, pool=None)
+    publisher, nobody = EventPublisher(), types.SimpleNamespace()
+    agents = Agents({}, nobody, nobody, nobody, publisher, -1)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer,
@@ -278,7 +280,7 @@ def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         listener.setblocking(False)
-        parts: Any = (listener, epoll, -1, engine, None, dict, 7)
+        parts: Any = (listener, epoll, agents, publisher, None, dict, 7)
         peers = Peers(*parts, Watchers(lambda now: {"at": now}))
         assert peers.none
         peer.connect(str(tmp_path / "s"))

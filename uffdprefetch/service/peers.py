@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is connected to the service, and what they say: agents, launchers, and who says nothing yet.
+"""Who is connected to the service: agents (agents.py), launchers, and who says nothing yet.
 
 Peers are processes of our own user (SO_PEERCRED), messages fixed-size and versioned (wire.py): a
 peer that says what cannot be is dropped, and none keeps the others waiting.
@@ -22,10 +22,11 @@ from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import encode
 from uffdprefetch.readers.order_sources import Announcements
-from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.agents import Agents
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.client import Client, Launcher
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.unserved import Reason, Refusal
 
 if TYPE_CHECKING:
@@ -33,14 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("uffdprefetch.serve")
 
-#: Mappings of one process: UP_REGIONS of csrc/job/job.h.
-REGIONS_MAX = 1024
 #: Who has connected and not said hello by then is no agent and no launcher: they do it at once.
 HELLO_NS = 2000 * MS
 #: How long a launcher's end waits for processes that its job has left.
 PART_NS = 100 * MS
-#: Addresses of a process end before this on every 64-bit Linux (five page-table levels).
-ADDRESS_END = 1 << 56
 
 
 class Peers:
@@ -50,8 +47,8 @@ class Peers:
         self,
         listener: socket.socket,
         poll: select.epoll,
-        wake_fd: int,
-        coordinator: Coordinator,
+        agents: Agents,
+        publisher: EventPublisher,
         ledger: Ledger,
         summary: Callable[[], dict[str, Any]],
         options: int,
@@ -59,12 +56,12 @@ class Peers:
         announcements: Announcements | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        """``wake_fd`` goes to the agents: an event that they write to wake the service; ``options``
-        is the fingerprint of the service's, for launchers that were given other ones."""
+        """``options`` is the fingerprint of the service's, for launchers that were given other
+        ones."""
         self._listener = listener
         self._epoll = poll
-        self._wake_fd = wake_fd
-        self._coordinator = coordinator
+        self._agents = agents
+        self._publisher = publisher
         self._ledger = ledger
         self._summary = summary
         self._options = options
@@ -84,14 +81,13 @@ class Peers:
     @property
     def none(self) -> bool:
         """Whether nobody is connected."""
-        orphans = self._coordinator.pool.orphans if self._coordinator.pool else {}
-        return not (self._coordinator.clients or self.launchers or self._unknown or orphans)
+        return not (self._agents.any or self.launchers or self._unknown or self._agents.any_orphan)
 
     @property
     def over(self) -> bool:
         """Whether the last launcher has told how its job ended and waits for our own end."""
-        orphans = self._coordinator.pool.orphans if self._coordinator.pool else {}
-        return bool(self.parting) and not (self._coordinator.clients or self.launchers or orphans)
+        reading = self._agents.any or self._agents.any_orphan
+        return bool(self.parting) and not (self.launchers or reading)
 
     def part(self, now: bool = False) -> None:
         """Hang up on launchers that wait for it. Not at once where none is left but processes of
@@ -103,7 +99,7 @@ class Peers:
     @property
     def only_strangers(self) -> bool:
         """Whether nobody is connected but who has not yet said who it is."""
-        return not (self._coordinator.clients or self.launchers)
+        return not (self._agents.any or self.launchers)
 
     def jobs(self) -> list[int]:
         """The pids of the commands that the connected launchers run."""
@@ -189,8 +185,8 @@ class Peers:
                     uffd.close_file(number)
 
     def _socket(self, fd: int) -> socket.socket | None:
-        peer: Any = self._coordinator.clients.get(fd) or self.launchers.get(fd)
-        recorder = self._coordinator.tap.socket_of(fd) or self._watchers.socket_of(fd)
+        peer: Any = self._agents.get(fd) or self.launchers.get(fd)
+        recorder = self._publisher.socket_of(fd) or self._watchers.socket_of(fd)
         if recorder is not None:
             return recorder
         if self._cluster is not None and self._cluster.is_transport(fd):
@@ -200,14 +196,15 @@ class Peers:
         return self._unknown.get(fd) if peer is None else peer.sock
 
     def _message(self, fd: int, kind: wire.Type, body: bytes, received: list[int]) -> None:
+        agent = self._agents.get(fd)
         if fd in self._unknown:
             if kind != wire.Type.HELLO:
                 raise wire.WireError(f"{kind.name} before HELLO")
             self._hello(fd, wire.hello(body), received)
         elif fd in self.launchers:
             self._from_launcher(self.launchers[fd], kind, body)
-        elif fd in self._coordinator.clients:
-            self._from_agent(self._coordinator.clients[fd], kind, body, received)
+        elif agent is not None:
+            self._agents.message(agent, kind, body, received)
         elif self._watchers.socket_of(fd) is not None:
             self._watchers.message(fd, kind, CLOCK.now_ns())
         elif fd in self._planners:
@@ -222,7 +219,7 @@ class Peers:
             launcher = Launcher(sock, hello, pid)
             del self._unknown[fd]
             self.launchers[fd] = launcher
-            self._coordinator.tap.launcher(pid)
+            self._publisher.launcher(pid)
             self.launcher_pids.add(pid)
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
         elif hello.role == wire.Role.AGENT and hello.flags == wire.HELLO_LEFT_ALONE:
@@ -230,24 +227,11 @@ class Peers:
             self._ledger.refuse(f"program {hello.command}", Refusal(Reason.PROGRAM, why))
             return  # that was all: it closes
         elif hello.role == wire.Role.AGENT:
-            client = Client(sock, hello, pid)
-            self._ledger.processes.hello(client)
-            self._coordinator.tap.process(client)
+            self._agents.join(sock, hello, pid, received)
             del self._unknown[fd]
-            self._coordinator.clients[fd] = client
-            client.send(
-                wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0)),
-                [client.ring.fd, self._wake_fd],
-            )
-            os.close(client.ring.fd)
-            pool = self._coordinator.pool if hello.flags & wire.HELLO_SENDS_POOL else None
-            if pool and received and uffd.is_uffd(received[0]):
-                with contextlib.suppress(OSError):  # without it: checkpoints
-                    pool.join(client, received[0])
-                    received.pop(0)  # the pool's from now on
         elif hello.role == wire.Role.RECORDER:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-            if not self._coordinator.tap.join(sock):
+            if not self._publisher.join(sock):
                 raise wire.WireError("a recorder too many")
             del self._unknown[fd]
             self._accepted_ns.pop(fd, None)
@@ -271,65 +255,6 @@ class Peers:
         else:
             raise wire.WireError(f"role {hello.role}")
         self._accepted_ns.pop(fd, None)
-
-    def _from_agent(
-        self, client: Client, kind: wire.Type, body: bytes, received: list[int]
-    ) -> None:
-        if kind == wire.Type.ATTACH:
-            offered = wire.attach(body)
-            self._check_attach(client, offered)
-            if offered.region % REGIONS_MAX == REGIONS_MAX - 1:  # its last slot: the first is free
-                self._ledger.degrade(
-                    f"pid {client.pid} ({client.hello.command}) has {REGIONS_MAX} mappings at a "
-                    "time: more are left alone"
-                )
-            self._coordinator.look_for_writer(offered)
-            self._coordinator.attach(client, offered, received.pop(0) if received else None)
-        elif kind == wire.Type.GONE:
-            self._coordinator.on_events(client, client.ring.drain())  # its touches before that
-            self._coordinator.on_pool_events()
-            number, reason = wire.GONE.unpack_from(body)
-            self._coordinator.gone(client, number, reason)
-        elif kind == wire.Type.ACK:
-            self._coordinator.laid(client, wire.ack(body))
-        elif kind == wire.Type.STATED:
-            self._coordinator.heard(client, wire.statement(body))
-        elif kind == wire.Type.TOUCHED:
-            self._coordinator.seen_last(client, *wire.touched(body))
-        elif kind == wire.Type.BYPASS:
-            self._coordinator.bypassed(client, wire.BYPASS.unpack_from(body)[0])
-        elif kind == wire.Type.BYE:
-            self._coordinator.on_events(client, client.ring.drain())
-            self._coordinator.on_pool_events()
-            self._coordinator.account_all(client)
-            self._coordinator.sample(client.watched)
-            # Nothing is read for it any more, so that what it alone has mapped can be closed as
-            # soon as it is gone. (The pool's mappings need us until then.)
-            for region in list(client.regions.values()):
-                if region.verdict != wire.ServingMode.POOL:
-                    self._coordinator.detached(client, region.id)
-            self._coordinator.table.ended(client.pid)
-            self._coordinator.table.look(CLOCK.now_ns())
-            client.send(wire.pack(wire.Type.BYE_OK))
-        else:
-            raise wire.WireError(f"{kind.name} from an agent")
-
-    def _check_attach(self, client: Client, a: wire.Attach) -> None:
-        if (
-            a.address + a.length_bytes > ADDRESS_END
-            or a.size_bytes >= 1 << 63
-            or a.offset_bytes >= a.size_bytes
-            # up to the last page of the file (job.h): so the file bounds all that we do for it
-            or a.length_bytes >= a.size_bytes - a.offset_bytes + uffd.PAGE_BYTES
-            or not a.length_bytes
-            or a.address % uffd.PAGE_BYTES
-            or a.length_bytes % uffd.PAGE_BYTES
-            or a.offset_bytes % uffd.PAGE_BYTES
-            or a.region in client.regions
-            or a.region in client.opening
-            or len(client.regions) + len(client.opening) >= REGIONS_MAX
-        ):
-            raise wire.WireError("an ATTACH that cannot be")
 
     def _from_launcher(self, launcher: Launcher, kind: wire.Type, body: bytes) -> None:
         if kind == wire.Type.JOB:
@@ -359,7 +284,7 @@ class Peers:
         others = [x for x in self.launchers.values() if not x.finished]
         text = encode(self._summary()).encode()
         if not others:
-            self._coordinator.tap.finished()
+            self._publisher.finished()
         memfd = os.memfd_create("uffdprefetch-summary", os.MFD_CLOEXEC)
         try:
             os.write(memfd, text)
@@ -372,15 +297,15 @@ class Peers:
             os.close(memfd)
 
     def _hang_up(self, fd: int) -> None:
-        if fd in self._coordinator.clients:
-            self.drop_client(fd)
+        if (agent := self._agents.get(fd)) is not None:
+            self.drop_client(fd, agent)
             return
         if self._cluster is not None and self._cluster.is_transport(fd):
             self._epoll.unregister(fd)
             self._cluster.left()
             return
         peer: Any = self.launchers.pop(fd, None) or self._unknown.pop(fd, None)
-        peer = peer or self._coordinator.tap.leave(fd) or self._watchers.leave(fd)
+        peer = peer or self._publisher.leave(fd) or self._watchers.leave(fd)
         if fd in self._planners:
             peer = self._planners.pop(fd)[0]
         self._accepted_ns.pop(fd, None)
@@ -392,23 +317,13 @@ class Peers:
             else:
                 peer.close()
 
-    def drop_client(self, fd: int) -> None:
-        """An agent has gone: read what it left in its ring, forget its regions."""
-        client = self._coordinator.clients[fd]
-        self._coordinator.on_events(client, client.ring.drain())
-        self._coordinator.sample(client.watched)
-        client.watched.ended = True
-        self._ledger.checkpoints.dropped_events += client.ring.counts().dropped
-        if self._coordinator.pool:
-            self._coordinator.on_pool_events()
-            self._coordinator.pool.leave(client)
-        for region in list(client.regions):
-            self._coordinator.detached(client, region)
-        self._coordinator.table.ended(client.pid)
-        self._coordinator.left(client)
+    def drop_client(self, fd: int, client: Client) -> None:
+        """An agent has gone."""
+        self._agents.drop(client)
         if self._announcements is not None:
             self._announcements.forget_process(client.pid)
-        del self._coordinator.clients[fd]
+        self._unknown.pop(fd, None)
+        self._accepted_ns.pop(fd, None)
         self._epoll.unregister(fd)
         client.close()
 

@@ -32,6 +32,7 @@ from uffdprefetch.native.memory import Pressure
 from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.service import door
+from uffdprefetch.service.agents import Agents
 from uffdprefetch.service.coordinator import OPENED_FOR_WRITING
 from uffdprefetch.service.freshness import Freshness, reads_allowed
 from uffdprefetch.service.known_orders import OrderService
@@ -138,11 +139,15 @@ class Service:
         self._limit = Limit.BUDGET
         self._standstill = Standstill()
         self._asked_bytes = 0  # the scheduler's when it was asked what may lie ahead
+        agents = Agents(
+            self.coordinator.clients, self.coordinator, self.coordinator.table, self._ledger,
+            self._tap, self._wake_fd, pool,
+        )  # fmt: skip
         self._peers = Peers(
             listener,
             self._epoll,
-            self._wake_fd,
-            self.coordinator,
+            agents,
+            self._tap,
             self._ledger,
             self._summary,
             config.fingerprint(),
@@ -366,7 +371,7 @@ class Service:
             if client.waiting:
                 client.flush()
             if client.gone:
-                self._peers.drop_client(fd)
+                self._peers.drop_client(fd, client)
 
     def _reading_cpu_seconds(self) -> float:
         pool = self.coordinator.pool
