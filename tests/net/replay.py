@@ -199,16 +199,19 @@ class Core:
         opener: Any = SimpleNamespace(
             open=lambda fd, then: os.close(fd), run=lambda work, then: False, step=lambda: None
         )
-        engine = build(self.config, Workers(), self.ledger, opener=opener, clock=self.clock)
-        self.scheduler = engine.scheduler
+        core = build(self.config, Workers(), self.ledger, opener=opener, clock=self.clock)
+        self.scheduler = core.scheduler
         if self.pool is not None:
-            engine.use_pool(self.pool)
+            core.use_pool(self.pool)
         if self.config.policy != "none":
             poll: Any = None
             self.order_service = OrderService(
-                f"{self._directory}/socket", self.config, engine, poll
-            )
-        return engine
+                f"{self._directory}/socket", self.config, poll, core.scheduler, self.ledger,
+                self.clock, core.arbiter, core.clients, core.room_bytes,
+                core.allowed_bytes,
+            )  # fmt: skip
+            core.use_known_orders(self.order_service.known_orders)
+        return core
 
     def take(self, kind: str, args: list[Any]) -> None:
         """One input of the tape."""

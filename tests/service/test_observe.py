@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from conftest import require, wait_until
@@ -18,7 +18,9 @@ from harness import Start, snapshot, write_records
 from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, file_readers
 from uffdprefetch.report.summary import short_lines
 from uffdprefetch.service import observe
+from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.observe import Observer
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.unserved import Coarse
 
@@ -79,20 +81,22 @@ def met_after(
     looks: int, everybody: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
     """The processes that an Observer takes for its own after so many looks at this one."""
-    table = SimpleNamespace(has_changed=lambda *_: False)
-    opener = SimpleNamespace(open=lambda *_: None)
-    engine = SimpleNamespace(clients={}, opener=opener, table=table)
+    table: Any = SimpleNamespace(has_changed=lambda *_: False)
+    opener: Any = SimpleNamespace(open=lambda *_: None)
+    clients: dict[int, Client] = {}
+    mappings: Any = None
     met: list[int] = []
     ledger = Ledger()
     monkeypatch.setattr(ledger.processes, "hello", lambda client: met.append(client.pid))
-    watcher = Observer(cast(Any, engine), ledger, MIB, everybody)
+    found = FoundMappings(clients, mappings, table, opener, ledger)
+    watcher = Observer(clients, found, ledger, MIB, everybody)
     path.write_bytes(bytes(2 * MIB))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         for _ in range(looks):
             now_ns = watcher.due_ns + observe.LOOK_ALL_NS
             while watcher.due_ns <= now_ns:  # process by process
                 watcher.look([os.getpid()], now_ns)
-    for client in engine.clients.values():
+    for client in clients.values():
         client.close()
     return met
 
@@ -101,8 +105,9 @@ def test_of_a_round_one_process_is_looked_at_in_a_turn(monkeypatch: pytest.Monke
     read: list[int] = []
     monkeypatch.setattr(observe, "descendants", lambda _: [11, 12, 13])
     monkeypatch.setattr(observe, "maps_text", lambda pid: read.append(pid))
-    engine = SimpleNamespace(clients={}, opener=None)
-    watcher = Observer(cast(Any, engine), Ledger(), MIB, everybody=True)
+    nothing: Any = None
+    found = FoundMappings({}, nothing, nothing, nothing, Ledger())
+    watcher = Observer({}, found, Ledger(), MIB, everybody=True)
     for turn in range(3):
         watcher.look([11], 10**12)
         assert len(read) == turn + 1

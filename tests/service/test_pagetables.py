@@ -20,6 +20,7 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import MIB
 from uffdprefetch.sense import pagetables
 from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
@@ -70,7 +71,10 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     coordinator = Coordinator(config, scheduler, ledger, opener=Opener(wake))
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    observer = Observer(coordinator, ledger, 512 * MIB, everybody=True)
+    found = FoundMappings(
+        coordinator.clients, coordinator, coordinator.table, coordinator.opener, ledger
+    )
+    observer = Observer(coordinator.clients, found, ledger, 512 * MIB, everybody=True)
 
     def mapping() -> object:
         observer.look([os.getpid()], CLOCK.now_ns())  # one process a turn

@@ -27,7 +27,7 @@ REGIONS_MAX = 1024
 ADDRESS_END = 1 << 56
 
 
-class Mappings(Protocol):
+class AgentHandler(Protocol):
     """Who manages them (coordinator.py), as far as agents have something to say."""
 
     def look_for_writer(self, a: wire.Attach) -> None:
@@ -74,7 +74,7 @@ class Agents:
     """Those that are connected. The service's thread calls everything here."""
 
     def __init__(
-        self, clients: dict[int, Client], mappings: Mappings, table: FileTable, ledger: Ledger,
+        self, clients: dict[int, Client], mappings: AgentHandler, table: FileTable, ledger: Ledger,
         publisher: EventPublisher, wake_fd: int, pool: NodePool | None = None,
     ) -> None:  # fmt: skip
         """``clients``: by their sockets' descriptors. ``wake_fd`` goes to the agents: an event that

@@ -155,13 +155,8 @@ class Coordinator:
         return self._table.files
 
     @property
-    def known_files(self) -> list[FileState]:
-        """Those, and the ones that nobody maps now, which are closed."""
-        return [*self._table.files.values(), *self._table.parked.values()]
-
-    @property
     def table(self) -> FileTable:
-        """For who closes files that nobody maps."""
+        """All of them, and those that nobody maps now."""
         return self._table
 
     def readers(self) -> list[Reader]:

@@ -4,52 +4,52 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.orders.indexer_client import IndexerClient
 from uffdprefetch.orders.indices import Indices
+from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import Announcements, PlanFile
 from uffdprefetch.readers.strides import Strides
-
-if TYPE_CHECKING:
-    from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import readers_of
+from uffdprefetch.warm.scheduler import Scheduler
 
 
 class OrderService:
     """The helper process, the plan file, what is announced, and the readers that follow them."""
 
     def __init__(
-        self, socket_path: str, config: Config, coordinator: Coordinator, poll: select.epoll
-    ) -> None:
-        """Raises OSError when there is no place for the helper's files."""
+        self, socket_path: str, config: Config, poll: select.epoll, scheduler: Scheduler,
+        ledger: Ledger, clock: Clock, arbiter: Arbiter, clients: Mapping[int, Client],
+        room_bytes: Callable[[FileState], int], allowed_bytes: Callable[[bool], int],
+    ) -> None:  # fmt: skip
+        """``room_bytes``, ``allowed_bytes``: see KnownOrders. Raises OSError when there is no place
+        for the helper's files."""
+        came = arbiter.orders_came
         self.resolver = IndexerClient(socket_path, config.plan, poll)
         self.known_orders = KnownOrders(
-            coordinator.scheduler, coordinator.ledger, coordinator.clock,
-            coordinator.room_bytes, coordinator.allowed_bytes, coordinator.arbiter.add,
-        )  # fmt: skip
+            scheduler, ledger, clock, room_bytes, allowed_bytes, arbiter.add
+        )
         self.announcements = Announcements(
-            self.resolver, self.known_orders, coordinator.ledger,
-            lambda: list(coordinator.clients.values()), coordinator.arbiter.orders_came,
-        )  # fmt: skip
-        coordinator.use_known_orders(self.known_orders)
+            self.resolver, self.known_orders, ledger, lambda: list(clients.values()), came
+        )
         self.known_orders.sources.append(self.announcements)
         if config.plan is not None:
-            plan = PlanFile(
-                self.resolver,
-                self.known_orders,
-                coordinator.ledger,
-                coordinator.arbiter.orders_came,
-            )
+            plan = PlanFile(self.resolver, self.known_orders, ledger, came)
             self.known_orders.sources.insert(0, plan)
         if config.policy in ("auto", "stride"):
             strides = Strides(
-                Indices(self.resolver, coordinator.arbiter.orders_came), self.known_orders,
-                coordinator.ledger, coordinator.readers, always=config.policy == "stride",
+                Indices(self.resolver, came), self.known_orders, ledger,
+                lambda: readers_of(clients), always=config.policy == "stride",
             )  # fmt: skip
             self.known_orders.sources.append(strides)
-            coordinator.arbiter.add(strides)
+            arbiter.add(strides)
         if config.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
 

@@ -11,14 +11,9 @@ epochs are only seen where the kernel has unmapped what it reclaimed.
 from __future__ import annotations
 
 import time
-from functools import partial
-from pathlib import Path
 
-from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import MS
-from uffdprefetch.base.identity import identify
 from uffdprefetch.base.procfs import (
-    Mapping,
     descendants,
     file_readers,
     is_static,
@@ -26,14 +21,9 @@ from uffdprefetch.base.procfs import (
     read_files,
     unserved_files,
 )
-from uffdprefetch.protocol import wire
-from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.state.admission import in_memory
+from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.opening import Opened
-from uffdprefetch.state.reader import FIRST_OBSERVED
-from uffdprefetch.state.unserved import Reason, Refusal
 
 LOOK_NS = 250 * MS
 #: Those of which agents tell: what was mapped past them is found.
@@ -43,19 +33,20 @@ LOOK_COST = 100
 
 
 class Observer:
-    """Keeps the coordinator's clients equal to what /proc shows of the job's processes."""
+    """Looks from time to time at what /proc shows of the job's processes."""
 
     def __init__(
-        self, coordinator: Coordinator, ledger: Ledger, min_bytes: int, everybody: bool
-    ) -> None:
+        self, clients: dict[int, Client], found: FoundMappings, ledger: Ledger, min_bytes: int,
+        everybody: bool,
+    ) -> None:  # fmt: skip
         """``everybody``: `--engine off`, nobody else tells of mappings."""
-        self._coordinator = coordinator
+        self._clients = clients
+        self._found = found
         self._ledger = ledger
         self._min_bytes = min_bytes
         self._everybody = everybody
         self._next_ns = 0
         self._next_all_ns = 0
-        self._regions = FIRST_OBSERVED
         #: Without an agent at the last look. That of a forked child may be starting.
         self._strangers: set[int] = set()
         self._before: set[int] = set()  # at the look before that
@@ -76,7 +67,7 @@ class Observer:
         if now_ns < self._next_ns:
             return
         began = time.thread_time_ns()
-        agents = {c.pid: c for c in self._coordinator.clients.values() if not c.observed}
+        agents = {c.pid: c for c in self._clients.values() if not c.observed}
         if not self._round:
             self._begin(jobs, now_ns, agents)
         if self._round:
@@ -94,7 +85,7 @@ class Observer:
         self._every = self._everybody or now_ns >= self._next_all_ns
         pids = {pid for job in jobs for pid in descendants(job)} if self._every else set()
         if self._every:
-            self._forget(pids - agents.keys())
+            self._found.forget(pids - agents.keys())
             self._before, self._strangers = self._strangers, set()
         self._round = [pid for pid in pids | agents.keys() if self._every or agents[pid].bypasses]
 
@@ -106,24 +97,14 @@ class Observer:
             for path, position in read_files(pid, self._min_bytes):
                 self._ledger.jobs.by_calls(pid, path, position)
 
-    def _forget(self, pids: set[int]) -> None:
-        """All that are not these: they have ended, or have an agent now."""
-        clients = self._coordinator.clients
-        for key in [k for k, c in clients.items() if c.observed and c.pid not in pids]:
-            client = clients.pop(key)
-            for region in list(client.regions):
-                self._coordinator.detached(client, region)
-            self._coordinator.left(client)
-            client.close()
-
     def _look_at(self, pid: int, client: Client | None, stranger: bool) -> None:
         """``stranger``: no agent will tell of this process."""
         maps = maps_text(pid)
         if maps is None:
             return
-        self._name_unserved(pid, maps)
+        self._found.name_unserved(pid, unserved_files(maps, self._min_bytes))
         mappings = file_readers(maps, self._min_bytes)
-        client = client or self._coordinator.clients.get(-pid)
+        client = client or self._clients.get(-pid)
         if client is None:
             if not mappings:
                 return
@@ -131,121 +112,7 @@ class Observer:
             if not stranger:
                 return
             try:
-                client = self._coordinator.clients[-pid] = self._meet(pid, is_static(maps))
+                client = self._found.meet(pid, is_static(maps))
             except OSError:  # out of descriptors
                 return
-        self._reconcile(client, mappings)
-
-    def _name_unserved(self, pid: int, maps: str) -> None:
-        """For the summary, once a file: no agent tells of these."""
-        for path, mapped_bytes, deleted in unserved_files(maps, self._min_bytes):
-            if path in self._ledger.unserved:
-                continue
-            if deleted:
-                why = Refusal(Reason.DELETED, "deleted while it was mapped")
-                self._ledger.refuse(path, why, mapped_bytes)
-                continue
-            why = Refusal(Reason.SHARED_WRITABLE, "mapped shared and writable")
-            self._ledger.refuse(path, why, mapped_bytes)
-            self._coordinator.opener.open(
-                f"/proc/{pid}/root{path}", partial(self._is_in_memory, path, mapped_bytes)
-            )
-
-    def _is_in_memory(self, path: str, mapped_bytes: int, opened: Opened | OSError) -> None:
-        if isinstance(opened, OSError):
-            return
-        file_system = file_systems.known(opened.f_type)
-        opened.close()
-        if file_system.in_memory:
-            self._ledger.refuse(path, in_memory(file_system.name), mapped_bytes)
-
-    def _reconcile(self, client: Client, mappings: list[Mapping]) -> None:
-        told = [r for r in client.regions.values() if r.id < FIRST_OBSERVED]
-        at = {m.start: m for m in mappings}
-        for region in list(client.regions.values()):
-            mapping = at.get(region.address)
-            key = mapping and (mapping.inode, mapping.offset)
-            if key == (region.file.key[1], region.offset_bytes):
-                client.missed.discard(region.id)
-            elif region.id >= FIRST_OBSERVED or region.id in client.missed:
-                self._coordinator.detached(client, region.id)  # gone, or another file's
-            elif region.verdict != wire.ServingMode.POOL:
-                client.missed.add(region.id)  # its agent tells, if it knows
-        known = {r.address for r in client.regions.values()}
-        # Ours, not the job's; a child of fork(2) whose agent has said nothing yet has its parent's.
-        known |= {
-            r.agent.anchor for c in self._coordinator.clients.values() for r in c.regions.values()
-        }
-        client.refused &= at.keys()
-        eager = client.observed or client.bypasses
-        sighted = set()
-        if any(number < FIRST_OBSERVED for number in client.opening):
-            mappings = []  # one that an agent told of is not among the regions yet
-        for mapping in mappings:
-            if mapping.start in known or mapping.start in client.refused:
-                continue
-            if any(r.address <= mapping.start < r.address + r.length_bytes for r in told):
-                continue
-            # An agent may be about to tell of it.
-            if eager or mapping.start in client.sighted:
-                self._offer(client, mapping)
-            else:
-                sighted.add(mapping.start)
-        client.sighted = sighted
-
-    def _meet(self, pid: int, static: bool) -> Client:
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-        except OSError:
-            environ, command = [], "?"
-        pairs = (entry.decode(errors="replace").partition("=") for entry in environ)
-        who = identify({name: value for name, _, value in pairs})
-        rank, local, world = (-1 if n is None else n for n in (who.rank, who.local_rank, who.world))
-        hello = wire.Hello(
-            wire.Role.AGENT, pid, 0, rank, local, world, 0, 0, 0, 0, 0, 0, command[:15]
-        )
-        client = Client(None, hello, pid)
-        client.static = static
-        self._ledger.processes.hello(client)
-        return client
-
-    def _offer(self, client: Client, mapping: Mapping) -> None:
-        """Open it by its name, and serve it if it is still what is mapped."""
-        client.refused.add(mapping.start)  # until it is served
-        if self._coordinator.table.has_changed(mapping.path):
-            return  # not even opened: that alone may drop what the job has in memory of it
-        self._coordinator.opener.open(
-            f"/proc/{client.pid}/root{mapping.path}",
-            lambda opened: self._opened(client, mapping, opened),
-        )
-
-    def _opened(self, client: Client, mapping: Mapping, opened: Opened | OSError) -> None:
-        if isinstance(opened, OSError):
-            return
-        st = opened.status
-        number = st.st_dev, st.st_ino
-        key = -client.pid if client.observed else client.fd
-        gone = self._coordinator.clients.get(key) is not client
-        another = st.st_ino != mapping.inode or mapping.offset >= st.st_size
-        if gone or another or self._coordinator.table.has_changed(mapping.path, number):
-            opened.close()
-            return
-        self._regions += 1
-        length = min(mapping.end - mapping.start, st.st_size - mapping.offset)
-        offered = wire.Attach(
-            region=self._regions,
-            flags=wire.ATTACH_COPIES if mapping.copies else 0,
-            address=mapping.start,
-            length_bytes=length,
-            offset_bytes=mapping.offset,
-            device=st.st_dev,
-            inode=st.st_ino,
-            size_bytes=st.st_size,
-            mtime_ns=st.st_mtime_ns,
-            map_flags=1 if mapping.shared else 2,
-            advice=0,
-        )
-        self._coordinator.observed(client, offered, opened)
-        if offered.region in client.regions:
-            client.refused.discard(mapping.start)
+        self._found.reconcile(client, mappings)

@@ -29,6 +29,7 @@ from uffdprefetch.warm.scheduler import Scheduler
 if TYPE_CHECKING:  # a service without a pool does without numpy
     from uffdprefetch.native.pool import PoolCounts
     from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.state.pool_file import PoolFile
 
 #: One a second: three minutes of it are kept.
 HISTORY_TICKS = 180
@@ -110,6 +111,10 @@ class PoolTrack:
     def tick(self, now: int) -> None:
         """Once a second."""
         self._ticks.append((now, self._pool.pool.counts()))
+
+    def resident_bytes(self, part: PoolFile) -> int:
+        """Of a file, what is in the pool now."""
+        return self._pool.pool.file_counts(part.number).resident_bytes
 
     def snapshot(self, now: int) -> PoolActivity:
         """The ``pool`` of the snapshot."""

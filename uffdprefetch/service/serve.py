@@ -34,12 +34,13 @@ from uffdprefetch.protocol import leftovers
 from uffdprefetch.service import door
 from uffdprefetch.service.agents import Agents
 from uffdprefetch.service.coordinator import OPENED_FOR_WRITING
+from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.freshness import Freshness, reads_allowed
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
 from uffdprefetch.service.standstill import Standstill
-from uffdprefetch.service.summary import summary
+from uffdprefetch.service.summary import read_so_far, summary
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.files import FileState
@@ -123,15 +124,18 @@ class Service:
             waiting=lambda: self._waits.side_by_side,
         )  # fmt: skip
         self._scheduler = self.coordinator.scheduler
+        core = self.coordinator
+        found = FoundMappings(core.clients, core, core.table, self._opener, self._ledger)
         self._observer = Observer(
-            self.coordinator, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
-        )
+            core.clients, found, self._ledger, config.min_size_bytes,
+            everybody=config.engine == "off",
+        )  # fmt: skip
         self._freshness = Freshness(
-            self.coordinator.files, self.coordinator.clients, self._ledger,
-            self.coordinator.give_up, self._reads_allowed, self._wake_fd, pool,
+            core.files, core.clients, self._ledger, core.give_up, self._reads_allowed,
+            self._wake_fd, pool,
         )  # fmt: skip
         if pool is not None:
-            self.coordinator.use_pool(pool)
+            core.use_pool(pool)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
@@ -140,8 +144,7 @@ class Service:
         self._standstill = Standstill()
         self._asked_bytes = 0  # the scheduler's when it was asked what may lie ahead
         agents = Agents(
-            self.coordinator.clients, self.coordinator, self.coordinator.table, self._ledger,
-            self._tap, self._wake_fd, pool,
+            core.clients, core, core.table, self._ledger, self._tap, self._wake_fd, pool
         )  # fmt: skip
         self._peers = Peers(
             listener,
@@ -230,10 +233,16 @@ class Service:
         if self.config.policy == "none":
             return None
         try:
-            return OrderService(socket_path, self.config, self.coordinator, self._epoll)
+            core = self.coordinator
+            service = OrderService(
+                socket_path, self.config, self._epoll, self._scheduler, self._ledger, core.clock,
+                core.arbiter, core.clients, core.room_bytes, core.allowed_bytes,
+            )  # fmt: skip
         except OSError as error:
             self._ledger.degrade(f"no order can be told: {error}")
             return None
+        core.use_known_orders(service.known_orders)
+        return service
 
     def _heed_signals(self) -> None:
         """Two signals mean something to us. SIGIO tells that somebody wants to write a leased file.
@@ -381,13 +390,26 @@ class Service:
         """What watchers are told of, and its history: made when the first one asks, or in the run's
         second second, as it takes longer to load than all that a short job needs of the service."""
         if self._live is None:
-            from uffdprefetch.service.live import Live
+            from uffdprefetch.service.live import Live, LiveNode
+            from uffdprefetch.service.live_ranks import LiveRanks
+            from uffdprefetch.service.sampling import PoolTrack, Sampling
 
-            self._live = Live(
-                self.config, self.run_key, self.coordinator, self._scheduler, self._peers.jobs,
-                self._reading_cpu_seconds, self._described,
+            core, ledger, scheduler = self.coordinator, self._ledger, self._scheduler
+            sampling = Sampling(core.files, core.clients, scheduler, ledger)
+            ranks = LiveRanks(
+                ledger.processes, core.readers, core.windows, core.window_bytes, scheduler,
+                sampling.ranks,
             )  # fmt: skip
-            self._live.tick(CLOCK.now_ns(), self._limit)
+            node = LiveNode(
+                self.config, ledger, scheduler, lambda: (core.windows.allowed_bytes, self._limit),
+                sampling.history, self._reading_cpu_seconds,
+            )  # fmt: skip
+            self._live = Live(
+                self.config, self.run_key, ledger, scheduler, core.table, sampling, ranks, node,
+                self._peers.jobs, PoolTrack(core.pool) if core.pool else None, core.known_orders,
+                self._described,
+            )  # fmt: skip
+            self._live.tick(CLOCK.now_ns())
         return self._live
 
     def _snapshot(self, now: int) -> Snapshot:
@@ -438,8 +460,13 @@ class Service:
     def _summary(self) -> dict[str, Any]:
         self._note(CLOCK.now_ns())
         self._sample()
+        core = self.coordinator
+        read = read_so_far(
+            self._ledger, core.table, core.clients, core.windows, core.ahead, core.stated,
+            core.known_orders, core.pool,
+        )  # fmt: skip
         return summary(
-            self.config, self.run_key, self.coordinator, self._scheduler,
+            self.config, self.run_key, self._ledger, self._scheduler, read,
             self._reading_cpu_seconds(), self._waits, self._described(), self._standstill.ns,
         )  # fmt: skip
 
@@ -462,7 +489,7 @@ class Service:
             self._cluster.housekeep()
             self._tell_what_went(self._cluster, now)
         if self._live is not None:
-            self._live.tick(now, self._limit)
+            self._live.tick(now)
         elif not is_first:
             with contextlib.suppress(OSError):  # no descriptor is free to load it by: later, then
                 self._with_live()
@@ -513,7 +540,7 @@ class Service:
             self._pressure.stop()
         if self.coordinator.pool and none_waits:
             self.coordinator.pool.close()
-        for file in self.coordinator.known_files:
+        for file in self.coordinator.table.all:
             file.close()
 
 

@@ -5,23 +5,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.config import PAGE_BYTES, Config
 from uffdprefetch.base.file_systems import mounted
 from uffdprefetch.base.mounts import type_at
 from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
-from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.readers.ahead import Ahead
+from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
-from uffdprefetch.state.closed_book import describe_file, describe_stream, reads_of
+from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.closed_book import FileReads, describe_file, describe_stream, reads_of
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.notes import Note
 from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
+
+if TYPE_CHECKING:  # they bring numpy, which a service without orders and pool spares
+    from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.readers.known_order import KnownOrders
 
 USED_SENSOR = (
     "page tables of the readers at 64 KiB (fault-around maps cached neighbours: an upper bound)"
@@ -156,30 +165,63 @@ def _used_bytes(file: dict[str, Any]) -> int:
     return round(file["prefetched_bytes"] * share)
 
 
+@dataclass(frozen=True)
+class Read:
+    """What a run has read, and how, as the summary's rows; ``reads``: the requests of each file
+    that the kernel would have made; ``quickest_fills``: see NodePool."""
+
+    files: list[dict[str, Any]]
+    streams: list[dict[str, Any]]
+    plans: list[dict[str, Any]]
+    pool: dict[str, Any] | None
+    reads: list[FileReads]
+    quickest_fills: list[tuple[int, float]]
+
+
+def read_so_far(
+    ledger: Ledger, table: FileTable, clients: Mapping[int, Client], windows: Windows,
+    ahead: Ahead, stated: StatedRanges, orders: KnownOrders | None, pool: NodePool | None,
+) -> Read:  # fmt: skip
+    """By now, of the files that are closed as well."""
+    in_pool = pool.summary() if pool else None  # takes the files' counts as well
+    files = [describe_file(file, ledger.serving.verdicts) for file in table.all]
+    readers = [one for client in clients.values() for one in client.readers.values()]
+    return Read(
+        [
+            {**file, "whole": ahead.describe(file["path"]), "stated": stated.describe(file["path"])}
+            for file in [*files, *ledger.closed.files]
+        ],
+        [
+            *ledger.closed.streams,
+            *(
+                describe_stream(reader, stream, windows.late_extents(stream))
+                for reader in readers
+                for stream in reader.table.active()
+            ),
+        ],
+        orders.describe() if orders else [],
+        in_pool,
+        [*ledger.closed.reads, *map(reads_of, table.all)],
+        pool.quickest_fills() if pool else [],
+    )
+
+
 def _gained(
-    coordinator: Coordinator,
-    files: list[dict[str, Any]],
-    figures: dict[str, Any],
-    pool: dict[str, Any] | None,
-    waits: Waits,
+    ledger: Ledger, scheduler: Scheduler, read: Read, waits: Waits, figures: dict[str, Any]
 ) -> Gained:
     """What came of it in seconds (service/gained.py)."""
-    touched = 0
+    touched, pool = 0, read.pool
     if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
-        touched = sum(file["demand_used_blocks_bytes"] for file in files)
+        touched = sum(file["demand_used_blocks_bytes"] for file in read.files)
     return gained(
-        [*coordinator.ledger.closed.reads, *map(reads_of, coordinator.known_files)],
+        read.reads,
         figures["used_bytes"],
         figures["wasted_bytes"],
         max(figures["already_resident_bytes"], touched),
         figures["demand_misses"] or 0,
-        max(
-            0, (figures["job_storage_bytes"] or 0) - (_sum_known(coordinator.ledger.jobs.read) or 0)
-        ),
+        max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(ledger.jobs.read) or 0)),
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
-        coordinator.scheduler.meter.cost(
-            coordinator.pool.quickest_fills() if coordinator.pool else ()
-        ),
+        scheduler.meter.cost(read.quickest_fills),
     )
 
 
@@ -228,37 +270,15 @@ def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
 def summary(
     config: Config,
     run: str,
-    coordinator: Coordinator,
+    ledger: Ledger,
     scheduler: Scheduler,
+    read: Read,
     workers_cpu: float,
     waits: Waits,
     cluster: dict[str, Any] | None = None,
     stood_still_ns: int = 0,
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
-    ledger = coordinator.ledger
-    pool = (
-        coordinator.pool.summary() if coordinator.pool else None
-    )  # takes the files' counts as well
-    files = [describe_file(f, ledger.serving.verdicts) for f in coordinator.known_files]
-    files += ledger.closed.files
-    files = [
-        {
-            **f,
-            "whole": coordinator.ahead.describe(path),
-            "stated": coordinator.stated.describe(path),
-        }
-        for f in files
-        for path in [f["path"]]
-    ]
-    streams = list(ledger.closed.streams)
-    for reader in [
-        one for client in coordinator.clients.values() for one in client.readers.values()
-    ]:
-        streams += [
-            describe_stream(reader, s, coordinator.windows.late_extents(s))
-            for s in reader.table.active()
-        ]
     wall = ledger.seconds()
     service_cpu = max(0.0, time.process_time() - workers_cpu)
     ranks: dict[int, dict[str, Any]] = {}
@@ -280,7 +300,7 @@ def summary(
         entry["demand_misses"] += one.watched.misses
     storage = scheduler.meter.storage
     figures = totals(
-        ledger, files, pool, lambda found: _gained(coordinator, files, found, pool, waits)
+        ledger, read.files, read.pool, lambda found: _gained(ledger, scheduler, read, waits, found)
     )
     return vars(
         doc.Summary(
@@ -289,7 +309,7 @@ def summary(
             engine=config.engine,
             engine_asked=config.engine_asked or config.engine,
             policy=config.policy,
-            pool=pool,
+            pool=read.pool,
             cluster=cluster,
             rung=ledger.serving.rung,
             rung_reason=ledger.serving.reason,
@@ -297,9 +317,9 @@ def summary(
             rung_remedy=ledger.serving.remedy,
             wall_seconds=round(wall, 3),
             ranks=[ranks[rank] for rank in sorted(ranks)],
-            files=files,
-            streams=streams,
-            plans=coordinator.known_orders.describe() if coordinator.known_orders else [],
+            files=read.files,
+            streams=read.streams,
+            plans=read.plans,
             refused=ledger.refused,
             coarse=ledger.serving.coarse,
             unserved=[

@@ -77,6 +77,11 @@ class FileTable:
         self._changed: set[tuple[int, int] | str] = set()
         self.pool: FilePool | None = None
 
+    @property
+    def all(self) -> list[FileState]:
+        """Those, and the ones that nobody maps now, which are closed."""
+        return [*self.files.values(), *self.parked.values()]
+
     def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
         """The file of a mapping, if it is managed; ``fd``: the mapped description."""
         file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))

@@ -16,7 +16,7 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Window
 from uffdprefetch.service import sampling
-from uffdprefetch.service.live import Live, _hit
+from uffdprefetch.service.live_ranks import LiveRanks, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.job_processes import JobProcess, JobProcesses
@@ -229,8 +229,8 @@ def test_what_ranks_that_skip_read_adds_up_to_what_is_read(run: Run, file: FileS
     streams = [run.reader(rank, file) for rank in range(4)]
     samples, now = sample(run), SECOND
     windows = SimpleNamespace(of=lambda _: Window(0, 0, 4 * MIB))
-    live = Live.__new__(Live)
-    live._engine = SimpleNamespace(windows=windows)  # type: ignore[assignment]
+    live = LiveRanks.__new__(LiveRanks)
+    live._windows = windows  # type: ignore[assignment]
     samples.tick(now)
     for _ in range(4):
         for stream in streams:
