@@ -181,7 +181,7 @@ class Ahead(Predictor):
     policies = frozenset({"auto", "stride"})
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher, room: Room,
+        self, scheduler: Scheduler, ledger: Ledger, publisher: EventPublisher, room: Room,
         room_bytes: Callable[[FileState], tuple[int, int]], next_shard: NextShard,
         in_charge: Callable[[Reader], Predictor | None], want: Want, windows: Windows,
         waiting: Callable[[], float] = lambda: 1.0,
@@ -190,7 +190,7 @@ class Ahead(Predictor):
         together. ``in_charge``, ``want``: see Arbiter. ``waiting``: how many readers wait at one
         time, side by side."""
         self._scheduler, self._ledger, self._rooms = scheduler, ledger, room_bytes
-        self._tap, self._in_charge, self._windows = tap, in_charge, windows
+        self._publisher, self._in_charge, self._windows = publisher, in_charge, windows
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
         self._whole = WholeFiles(scheduler, want, ledger, room, self._measured)
@@ -455,7 +455,7 @@ class Ahead(Predictor):
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
         depth_bytes = self._depth_bytes(reader, front)
         for low, high in reader.unneeded.ranges.missing(first, last):
-            self._tap.put(WINDOW, self._now_ns, reader.pid, of.file, low, high - low, 0)
+            self._publisher.put(WINDOW, self._now_ns, reader.pid, of.file, low, high - low, 0)
             yield PrefetchRange(
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )

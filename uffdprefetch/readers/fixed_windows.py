@@ -59,9 +59,9 @@ class FixedWindows(Predictor):
     policies = frozenset({"fixed"})
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, tap: EventPublisher, windows: Windows
+        self, config: Config, scheduler: Scheduler, publisher: EventPublisher, windows: Windows
     ) -> None:
-        self._config, self._scheduler, self._tap = config, scheduler, tap
+        self._config, self._scheduler, self._publisher = config, scheduler, publisher
         self._windows = windows
         self._followed: WeakKeyDictionary[Stream, FollowedWalk] = WeakKeyDictionary()
 
@@ -85,7 +85,7 @@ class FixedWindows(Predictor):
             self._windows.asked(walk, wanted.end_bytes, one.feedback)
             for start, end in reader.unneeded.ranges.missing(wanted.start_bytes, wanted.end_bytes):
                 found.append((one, PrefetchRange(reader.file, start, end, pooled=pooled)))
-                self._tap.put(WINDOW, now_ns, walk.reader, reader.file, start, end - start, 0)
+                self._publisher.put(WINDOW, now_ns, walk.reader, reader.file, start, end - start, 0)
         return found
 
     def take_back(self, reader: Reader, start: int, end: int) -> None:

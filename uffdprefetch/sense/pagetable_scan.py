@@ -55,10 +55,10 @@ def _at_the_end(stream: Stream, region: Region) -> bool:
     return stream.position_bytes >= region.span.end_bytes - NEXT_TO_BYTES
 
 
-def tell_seen(tap: EventPublisher, region: Region, start: int, end: int, now: int) -> None:
+def tell_seen(publisher: EventPublisher, region: Region, start: int, end: int, now: int) -> None:
     """[start, end) was found mapped: some time since the last look."""
     since = now - region.scan.last_end_ns if region.scan.last_end_ns else 0
-    tap.put(SEEN, now, region.reader.pid, region.file, start, end - start, since)
+    publisher.put(SEEN, now, region.reader.pid, region.file, start, end - start, since)
 
 
 class PagetableScanner:
@@ -67,7 +67,7 @@ class PagetableScanner:
     def __init__(
         self,
         windows: Windows,
-        tap: EventPublisher,
+        publisher: EventPublisher,
         observe: Callable[[Batch], None],
         clock: Clock = CLOCK,
         pace: Callable[[Region, int], int | None] | None = None,
@@ -77,7 +77,7 @@ class PagetableScanner:
         mapping at a time in how many ns something more may be wanted, None: nothing is ahead."""
         self._clock, self._pace = clock, pace
         self._credit_ns, self._credited_ns = LOOK_CREDIT_NS, 0
-        self._windows, self._tap, self._observe = windows, tap, observe
+        self._windows, self._publisher, self._observe = windows, publisher, observe
 
     def look(self, region: Region, now: int, share: int, crowd: int = 1) -> None:
         """Tell what has been touched since the last look, and say when the next is due, which may
@@ -251,8 +251,8 @@ class PagetableScanner:
     def _teller(self, batch: Batch) -> Callable[[int, int], None]:
         def tell(a: int, b: int) -> None:
             batch.found.append((a, b))
-            if self._tap.active:
-                tell_seen(self._tap, batch.region, a, b, self._clock.now_ns())
+            if self._publisher.active:
+                tell_seen(self._publisher, batch.region, a, b, self._clock.now_ns())
 
         return tell
 

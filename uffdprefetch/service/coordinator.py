@@ -95,7 +95,7 @@ class Coordinator:
         config: Config,
         scheduler: Scheduler,
         ledger: Ledger,
-        tap: EventPublisher | None = None,
+        publisher: EventPublisher | None = None,
         opener: Opener | None = None,
         clock: Clock = CLOCK,
         limits: Limits | None = None,
@@ -109,7 +109,7 @@ class Coordinator:
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
-        self.tap = tap or EventPublisher()
+        self.publisher = publisher or EventPublisher()
         guesses = config.policy in Ahead.policies
         self.windows = Windows(config, scheduler)
         self.layout = CheckpointPlacer(self.windows, ledger, clock)
@@ -127,9 +127,9 @@ class Coordinator:
         self._brief = BriefKinds()
         self.next_shard = NextShard(self._table, self.opener, scheduler)
         self.advice = Advice(config.policy, self.arbiter, self.stated, clock)
-        self.arbiter.add(FixedWindows(config, scheduler, self.tap, self.windows))
+        self.arbiter.add(FixedWindows(config, scheduler, self.publisher, self.windows))
         self.ahead = Ahead(
-            scheduler, ledger, self.tap, self.room, self._share_bytes, self.next_shard,
+            scheduler, ledger, self.publisher, self.room, self._share_bytes, self.next_shard,
             self.arbiter.in_charge, want, self.windows, waiting,
         )  # fmt: skip
         if guesses:
@@ -139,7 +139,7 @@ class Coordinator:
             config.policy, want, self.walks, self.windows, self.opener, self.ahead.room_bytes
         )
         self._looks = PagetableScanner(
-            self.windows, self.tap, self._seen, clock,
+            self.windows, self.publisher, self._seen, clock,
             pace=self.ahead.look_ns if guesses else None,
         )  # fmt: skip
         self.clients: dict[int, Client] = {}
@@ -166,7 +166,9 @@ class Coordinator:
     def use_pool(self, pool: NodePool) -> None:
         """`--engine pool`: mappings that can be are served from there."""
         self.pool = self._table.pool = pool
-        self._bridge = PoolBridge(pool, self, self.arbiter, self.windows, self.ledger, self.tap)
+        self._bridge = PoolBridge(
+            pool, self, self.arbiter, self.windows, self.ledger, self.publisher
+        )
         self.scheduler.pool = pool.pool
         self.windows.pool = pool
 
@@ -272,7 +274,7 @@ class Coordinator:
             self.advice.populated(region)
         for said in client.early.pop(a.region, ()):
             self._said(region, said)
-        self.tap.region(client, region)
+        self.publisher.region(client, region)
         self.ledger.attached(file, serving.mode, serving.reason, serving.coarse)
 
     def _serving_of(
@@ -519,7 +521,7 @@ class Coordinator:
                 region.checkpoints.fired[event.page] = at_ns
             region.scan.due_ns = min(region.scan.due_ns, now)
             region.scan.news_ns = now
-            self.tap.put(
+            self.publisher.put(
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
@@ -647,7 +649,7 @@ class Coordinator:
         watched.sample()
         more = watched.now.major_faults - before
         if more > 0:
-            self.tap.put(MAJORS, self.clock.now_ns(), watched.pid, None, 0, 0, more)
+            self.publisher.put(MAJORS, self.clock.now_ns(), watched.pid, None, 0, 0, more)
 
     def account_all(self, client: Client) -> None:
         """Read all page tables of a process while they are there: what was used."""

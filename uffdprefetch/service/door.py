@@ -39,8 +39,9 @@ __all__ = [
 
 
 def build(
-    config: Config, workers: uffd.Workers, ledger: Ledger, *, tap: EventPublisher | None = None,
-    opener: Opener | None = None, clock: Clock = CLOCK, limits: Limits | None = None,
+    config: Config, workers: uffd.Workers, ledger: Ledger, *,
+    publisher: EventPublisher | None = None, opener: Opener | None = None, clock: Clock = CLOCK,
+    limits: Limits | None = None,
     on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
     defer: Callable[[int, int, int, int], int | None] | None = None,
     waiting: Callable[[], float] = lambda: 1.0,
@@ -50,7 +51,7 @@ def build(
     bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
     grid = config.distance_bytes or DISTANCE_MIN_BYTES
     scheduler = Scheduler(workers, bucket, grid, on_warmed, ledger.degrade, defer)
-    return Coordinator(config, scheduler, ledger, tap, opener, clock, limits, waiting)
+    return Coordinator(config, scheduler, ledger, publisher, opener, clock, limits, waiting)
 
 
 def make_pool(

@@ -51,10 +51,10 @@ class PoolBridge:
 
     def __init__(
         self, pool: NodePool, mappings: MappingsOwner, arbiter: Arbiter, windows: Windows,
-        ledger: Ledger, tap: EventPublisher,
+        ledger: Ledger, publisher: EventPublisher,
     ) -> None:  # fmt: skip
         self._pool, self._mappings, self._arbiter = pool, mappings, arbiter
-        self._windows, self._ledger, self._tap = windows, ledger, tap
+        self._windows, self._ledger, self._publisher = windows, ledger, publisher
 
     def accept(self, client: Client, file: FileState) -> tuple[list[int], str]:
         """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
@@ -82,7 +82,7 @@ class PoolBridge:
                 self._mappings.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
                 self._pool.detached += 1
             elif event.kind == uffd_pool.EVICTED:
-                self._tap.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
+                self._publisher.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
             elif event.kind == uffd_pool.STUCK:
                 self._give_back(event)
             else:
@@ -135,7 +135,7 @@ class PoolBridge:
                 how |= POOL_BACKWARD if step.walk.direction < 0 else 0
                 if event.refault and not step.goes_on:
                     self._pool.refaulted(file, event.offset, event.refault)
-            self._tap.put(
+            self._publisher.put(
                 TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
             )  # fmt: skip
 

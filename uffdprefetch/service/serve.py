@@ -112,14 +112,14 @@ class Service:
         self._ledger = Ledger()
         config, pool = self._with_a_pool(config)
         self.config = config
-        self._tap = EventPublisher()
+        self._publisher = EventPublisher()
         self._opener = Opener(self._wake_fd)
         self._pressure = self._with_an_eye_on_memory(pool)
         self._epoll = select.epoll()
         self._cluster = cluster = self._with_others(config, pool, listener.getsockname())
         self._waits = Waits()
         self.coordinator = door.build(
-            config, self._workers, self._ledger, tap=self._tap, opener=self._opener,
+            config, self._workers, self._ledger, publisher=self._publisher, opener=self._opener,
             on_warmed=self._warmed, defer=cluster.defer if cluster is not None else None,
             waiting=lambda: self._waits.side_by_side,
         )  # fmt: skip
@@ -144,13 +144,13 @@ class Service:
         self._standstill = Standstill()
         self._asked_bytes = 0  # the scheduler's when it was asked what may lie ahead
         agents = Agents(
-            core.clients, core, core.table, self._ledger, self._tap, self._wake_fd, pool
+            core.clients, core, core.table, self._ledger, self._publisher, self._wake_fd, pool
         )  # fmt: skip
         self._peers = Peers(
             listener,
             self._epoll,
             agents,
-            self._tap,
+            self._publisher,
             self._ledger,
             self._summary,
             config.fingerprint(),
@@ -373,7 +373,7 @@ class Service:
         self._next_pump_ns = CLOCK.now_ns() + wait if wait else 0
         if now - self._noted_ns >= NOTE_NS:
             self._note(now)
-        self._tap.flush()
+        self._publisher.flush()
         if self._live is not None and self._live.sampling.slow.due_ns:
             self._live.sampling.slow.step(CLOCK.now_ns())
         for fd, client in list(self.coordinator.clients.items()):
@@ -417,19 +417,19 @@ class Service:
 
     def _warmed(self, extent: Extent, result: uffd.WarmResult) -> None:
         consumer, took = extent.consumer, result.done_ns - result.submit_ns
-        self._tap.put(
+        self._publisher.put(
             WARM, result.submit_ns, consumer.reader if consumer else 0, extent.file, extent.start,
             extent.end - extent.start, took, result.resident_bytes >> 10, os.getpid(),
         )  # fmt: skip
 
     def _tell_what_went(self, cluster: Cluster, now: int) -> None:
         pool = self.coordinator.pool
-        if pool is None or not self._tap.active:
+        if pool is None or not self._publisher.active:
             return
         for number, file in pool.files.items():
             if cluster.is_shared(number):
                 counts = pool.pool.file_counts(number)
-                self._tap.put(
+                self._publisher.put(
                     NODES, now, 0, file, counts.others_bytes, counts.given_bytes, counts.read_bytes
                 )
 

@@ -54,12 +54,12 @@ class Node:
             span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
         )  # fmt: skip
         windows: Any = SimpleNamespace(of=lambda _: Window(16 * MIB, self.frontier, 4 * MIB))
-        tap: Any = SimpleNamespace(active=False)
+        publisher: Any = SimpleNamespace(active=False)
         clock = Clock(lambda: NOW, lambda: self.cpu)
         self.batches: list[Batch] = []
-        self.scanner = PagetableScanner(windows, tap, self.batches.append, clock)
+        self.scanner = PagetableScanner(windows, publisher, self.batches.append, clock)
         self.everywhere = PagetableScanner(
-            windows, tap, self.batches.append, clock, lambda *_: self.pace
+            windows, publisher, self.batches.append, clock, lambda *_: self.pace
         )
         self.pace: int | None = None
 
