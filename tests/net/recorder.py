@@ -20,7 +20,12 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.orders import indexer_client
 from uffdprefetch.pool import node_pool
 from uffdprefetch.readers import order_sources
+from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.checkpoint_events import CheckpointEvents
+from uffdprefetch.service.attachments import Attachments
 from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.mappings import ManagedMappings
+from uffdprefetch.service.pool_bridge import PoolBridge
 from uffdprefetch.service.serve import Service
 from uffdprefetch.state import admission, client, files, job_processes
 from uffdprefetch.state.opening import Opened
@@ -88,7 +93,9 @@ class Recorder:
 
     def number(self, one: client.Client) -> int:
         """Give a process its number."""
-        return int(one.__dict__.setdefault("net_number", self._next_client()))
+        number = int(one.__dict__.setdefault("net_number", self._next_client()))
+        one.agent.__dict__["net_number"] = number
+        return number
 
     def _next_client(self) -> int:
         self._clients += 1
@@ -154,7 +161,7 @@ def install(path: str) -> None:
                 return original(self, *args)
             world.begin(kind, arguments(self, *args))
             try:
-                if kind in ("look", "pump", "files", "announcements"):  # with the time
+                if kind in ("look", "pump", "files", "announcements", "evictions"):  # with the time
                     args = (world.now(),)
                 return original(self, *args)
             finally:
@@ -180,25 +187,29 @@ def install(path: str) -> None:
         "hello",
         lambda self, c: [world.number(c), list(c.hello), c.pid],
     )
-    item(core, "attach", "attach", lambda self, c, a, fd: [number(c), attach(a), fd is not None])
-    item(core, "_opened", "opened", lambda self, c, a, o: [number(c), attach(a), of_opened(o)])
-    item(core, "detached", "detached", lambda self, c, region: [number(c), region])
-    item(core, "laid", "laid", lambda self, c, ack: [number(c), list(ack)])
-    item(core, "bypassed", "bypassed", lambda self, c, why: [number(c), why])
-    item(core, "give_up", "give_up", lambda self, file, why: [world.file(file.opened.fd), why])
-    item(core, "account_all", "account_all", lambda self, c: [number(c)])
-    item(core, "on_pool_events", "on_pool_events", lambda self: [])
+    offered, managed = Attachments, ManagedMappings
+    item(offered, "attach", "attach", lambda self, c, a, fd: [number(c), attach(a), fd is not None])
+    item(offered, "_opened", "opened", lambda self, c, a, o: [number(c), attach(a), of_opened(o)])
+    item(managed, "detached", "detached", lambda self, c, region: [number(c), region])
+    item(offered, "laid", "laid", lambda self, c, ack: [number(c), list(ack)])
+    item(managed, "bypassed", "bypassed", lambda self, c, why: [number(c), why])
+    item(managed, "give_up", "give_up", lambda self, file, why: [world.file(file.opened.fd), why])
+    item(pagetables, "note_all_used", "account_all", lambda c: [number(c)])
+    item(PoolBridge, "take_events", "on_pool_events", lambda self: [])
     item(core, "look", "look", lambda self, now: [])
     item(core, "plan", "plan", lambda self: [])
-    item(core, "plan_evictions", "evictions", lambda self: [])
+    item(core, "plan_evictions", "evictions", lambda self, now: [])
     item(core, "refresh_all", "refresh_all", lambda self: [self.windows.allowed_bytes])
-    item(core, "on_events", "on_events", lambda self, c, e: [number(c), [list(x) for x in e]])
+    item(
+        CheckpointEvents, "take", "on_events",
+        lambda self, c, e: [number(c), [list(x) for x in e]],
+    )  # fmt: skip
     item(client.Client, "close", "close", lambda self: [number(self)])
     item(scheduler.Scheduler, "reap", "reap", lambda self: [])
     item(scheduler.Scheduler, "pump", "pump", lambda self, now: [])
     item(admission.FileTable, "look", "files", lambda self, now: [])
     item(admission.FileTable, "ended", "ended", lambda self, pid: [pid])
-    item(core, "left", "left", lambda self, c: [number(c)])
+    item(managed, "left", "left", lambda self, c: [number(c)])
     item(node_pool.NodePool, "join", "join", lambda self, c, fd: [number(c)])
     item(node_pool.NodePool, "leave", "leave", lambda self, c: [number(c)])
     item(node_pool.NodePool, "housekeep", "pool_housekeep", lambda self: [])

@@ -34,9 +34,10 @@ from uffdprefetch.orders import indexer_client
 from uffdprefetch.pool import node_pool
 from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.protocol import wire
+from uffdprefetch.sense import pagetables
 from uffdprefetch.service.door import Coordinator, build
 from uffdprefetch.service.known_orders import OrderService
-from uffdprefetch.state import client, copies, files, processes
+from uffdprefetch.state import agent_link, client, copies, files, processes
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
 
@@ -199,16 +200,17 @@ class Core:
         opener: Any = SimpleNamespace(
             open=lambda fd, then: os.close(fd), run=lambda work, then: False, step=lambda: None
         )
-        core = build(self.config, Workers(), self.ledger, opener=opener, clock=self.clock)
+        core = build(
+            self.config, Workers(), self.ledger, opener=opener, clock=self.clock, pool=self.pool
+        )
         self.scheduler = core.scheduler
-        if self.pool is not None:
-            core.use_pool(self.pool)
         if self.config.policy != "none":
             poll: Any = None
+            windows, clients = core.windows, core.mappings.clients
             self.order_service = OrderService(
                 f"{self._directory}/socket", self.config, poll, core.scheduler, self.ledger,
-                self.clock, core.arbiter, core.clients, core.room_bytes,
-                core.allowed_bytes,
+                self.clock, core.arbiter, clients, windows.room_bytes,
+                lambda pooled: windows.reader_bytes(pooled, len(clients)),
             )  # fmt: skip
             core.use_known_orders(self.order_service.known_orders)
         return core
@@ -234,14 +236,15 @@ class Core:
         )
         one = client.Client(sock, wire.Hello(*hello), os.getpid())
         one.__dict__["net_number"], one.pid = number, pid
+        one.agent.__dict__["net_number"] = number
         os.close(one.ring.fd)
-        self.clients[number] = self.coordinator.clients[number] = one
+        self.clients[number] = self.coordinator.mappings.clients[number] = one
         self.ledger.processes.hello(one)
 
     def _close(self, kind: str, number: int) -> None:
         assert self.coordinator is not None
         one = self.clients.pop(number)
-        del self.coordinator.clients[number]
+        del self.coordinator.mappings.clients[number]
         one.close()
 
     def _opens(self, size_bytes: int) -> int:
@@ -254,7 +257,7 @@ class Core:
         assert self.coordinator is not None
         one = wire.Attach(*a)
         fd = self._opens(one.size_bytes) if with_fd else None
-        self.coordinator.attach(self.clients[number], one, fd)
+        self.coordinator.attachments.attach(self.clients[number], one, fd)
 
     def _opened(self, kind: str, number: int, a: list[Any], told: Any) -> None:
         assert self.coordinator is not None
@@ -265,27 +268,26 @@ class Core:
             fds = [self._opens(one.size_bytes) for _ in range(3)]
             status: Any = SimpleNamespace(**told[0])
             found = Opened(*fds, status, *told[1:])
-        self.coordinator._opened(self.clients[number], one, found)
+        self.coordinator.attachments._opened(self.clients[number], one, found)
 
     def _detached(self, kind: str, number: int, region: int) -> None:
         assert self.coordinator is not None
-        self.coordinator.detached(self.clients[number], region)
+        self.coordinator.mappings.detached(self.clients[number], region)
 
     def _laid(self, kind: str, number: int, ack: list[Any]) -> None:
         assert self.coordinator is not None
-        self.coordinator.laid(self.clients[number], wire.Ack(*ack))
+        self.coordinator.attachments.laid(self.clients[number], wire.Ack(*ack))
 
     def _bypassed(self, kind: str, number: int, why: int) -> None:
         assert self.coordinator is not None
-        self.coordinator.bypassed(self.clients[number], why)
+        self.coordinator.mappings.bypassed(self.clients[number], why)
 
     def _give_up(self, kind: str, file: int, why: str) -> None:
         assert self.coordinator is not None
-        self.coordinator.give_up(self.world.of(file), why)
+        self.coordinator.mappings.give_up(self.world.of(file), why)
 
     def _account_all(self, kind: str, number: int) -> None:
-        assert self.coordinator is not None
-        self.coordinator.account_all(self.clients[number])
+        pagetables.note_all_used(self.clients[number])
 
     def _files(self, kind: str) -> None:
         assert self.coordinator is not None
@@ -297,7 +299,7 @@ class Core:
 
     def _left(self, kind: str, number: int) -> None:
         assert self.coordinator is not None
-        self.coordinator.left(self.clients[number])
+        self.coordinator.mappings.left(self.clients[number])
 
     def _join(self, kind: str, number: int) -> None:
         assert self.pool is not None
@@ -315,7 +317,12 @@ class Core:
 
     def _on_events(self, kind: str, number: int, events: list[Any]) -> None:
         assert self.coordinator is not None
-        self.coordinator.on_events(self.clients[number], [uffd.Event(*event) for event in events])
+        self.coordinator.events.take(self.clients[number], [uffd.Event(*event) for event in events])
+
+    def _on_pool_events(self, kind: str) -> None:
+        assert self.coordinator is not None
+        if self.coordinator.bridge is not None:
+            self.coordinator.bridge.take_events()
 
     def _look(self, kind: str) -> None:
         assert self.coordinator is not None
@@ -323,7 +330,7 @@ class Core:
 
     def _evictions(self, kind: str) -> None:
         assert self.coordinator is not None
-        self.coordinator.plan_evictions()
+        self.coordinator.plan_evictions(self.world.now())
 
     def _refresh_all(self, kind: str, allowed_bytes: int) -> None:
         assert self.coordinator is not None
@@ -358,7 +365,7 @@ class Core:
 def without_kernel(put: seams.Put) -> None:
     """What a replay never does: start a helper, open another process, end the pool's threads."""
     put(processes, "read", lambda pid: None)
-    put(client, "rights", lambda pid: None)
+    put(agent_link, "rights", lambda pid: None)
     put(indexer_client.IndexerClient, "start", lambda self: setattr(self, "_starts", 1) or True)
     put(indexer_client.IndexerClient, "ready", lambda self: None)
     put(indexer_client.IndexerClient, "fd", property(lambda self: 0 if self._starts else -1))

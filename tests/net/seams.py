@@ -27,7 +27,7 @@ from uffdprefetch.pool import node_pool
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers import ahead, order_sources
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state import admission, client, files, guard, ledger, notes
+from uffdprefetch.state import admission, agent_link, client, files, guard, ledger, notes
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.guard import Guard
 from uffdprefetch.warm import scheduler
@@ -35,14 +35,16 @@ from uffdprefetch.warm.consumer import PrefetchRange
 
 #: Of all that the core is made of, also what it imports late.
 MODULES = [
-    "state.admission", "state.client", "state.files", "state.ledger", "state.opening",
+    *("state." + name for name in (
+        "admission", "agent_link", "client", "files", "ledger", "opening",
+    )),
     *("predict." + name for name in (
         "fronts", "price", "randomness", "steps", "streams", "stride", "survival", "visits",
         "window",
     )),
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
     "native.memory_limits", "warm.token_bucket", "warm.meter", "warm.placement", "warm.scheduler",
-    "sense.pagetable_scan", "sense.pagetables",
+    "sense.checkpoint_events", "sense.pagetable_scan", "sense.pagetables",
     "state.reader", "pool.walkers", "pool.node_pool", "pool.order_eviction", "pool.residents",
     *("orders." + name for name in (
         "announcement", "extents_file", "indexer_client", "indices",
@@ -51,7 +53,9 @@ MODULES = [
         "advice", "ahead", "arbiter", "file_stream", "fixed_windows", "known_order", "next_shard",
         "order_sources", "stated", "stride_order", "strides", "walks", "whole_files",
     )),
-    "service.coordinator", "service.known_orders", "service.pool_bridge",
+    *("service." + name for name in (
+        "attachments", "coordinator", "known_orders", "mappings", "pool_bridge", "pooled",
+    )),
 ]  # fmt: skip
 #: What looking into a page table costs, of our own CPU time: a call, and each run that it finds.
 SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
@@ -99,7 +103,7 @@ class World(Protocol):
         """The pool's books of a file of the pool: as the core is to see them."""
 
 
-def number(client_: client.Client) -> int:
+def number(client_: client.Client | agent_link.AgentLink) -> int:
     """Of a process, in the order of arrival."""
     return int(client_.__dict__["net_number"])
 
@@ -340,7 +344,7 @@ def _of_the_pool(world: World, put: Put) -> None:
 
 
 def _decisions(world: World, put: Put) -> None:
-    want, send, degrade = scheduler.Scheduler.want, client.Client.send, ledger.Ledger.degrade
+    want, send, degrade = scheduler.Scheduler.want, agent_link.AgentLink.send, ledger.Ledger.degrade
     ask = indexer_client.IndexerClient.ask
 
     def wanted(self: scheduler.Scheduler, by: Any, what: PrefetchRange) -> int:
@@ -350,7 +354,7 @@ def _decisions(world: World, put: Put) -> None:
         )  # fmt: skip
         return want(self, by, what)
 
-    def sent(self: client.Client, message: bytes, fds: list[int] | None = None) -> None:
+    def sent(self: agent_link.AgentLink, message: bytes, fds: list[int] | None = None) -> None:
         world.decide("tell", number(self), *told(message))
         send(self, message, fds)
 
@@ -364,7 +368,7 @@ def _decisions(world: World, put: Put) -> None:
         ask(self, question, done)
 
     put(scheduler.Scheduler, "want", wanted)
-    put(client.Client, "send", sent)
+    put(agent_link.AgentLink, "send", sent)
     put(ledger.Ledger, "degrade", degraded)
     put(indexer_client.IndexerClient, "ask", asks)
 

@@ -88,7 +88,7 @@ def met_after(
     met: list[int] = []
     ledger = Ledger()
     monkeypatch.setattr(ledger.processes, "hello", lambda client: met.append(client.pid))
-    found = FoundMappings(clients, mappings, table, opener, ledger)
+    found = FoundMappings(clients, mappings, mappings, table, opener, ledger)
     watcher = Observer(clients, found, ledger, MIB, everybody)
     path.write_bytes(bytes(2 * MIB))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
@@ -106,7 +106,7 @@ def test_of_a_round_one_process_is_looked_at_in_a_turn(monkeypatch: pytest.Monke
     monkeypatch.setattr(observe, "descendants", lambda _: [11, 12, 13])
     monkeypatch.setattr(observe, "maps_text", lambda pid: read.append(pid))
     nothing: Any = None
-    found = FoundMappings({}, nothing, nothing, nothing, Ledger())
+    found = FoundMappings({}, nothing, nothing, nothing, nothing, Ledger())
     watcher = Observer({}, found, Ledger(), MIB, everybody=True)
     for turn in range(3):
         watcher.look([11], 10**12)

@@ -68,28 +68,35 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         pass
 
     scheduler = Scheduler(pool, TokenBucket(0, 4 * MIB), 4 * MIB)
-    coordinator = Coordinator(config, scheduler, ledger, opener=Opener(wake))
+    opener = Opener(wake)
+    coordinator = Coordinator(config, scheduler, ledger, opener=opener)
+    clients = coordinator.mappings.clients
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     found = FoundMappings(
-        coordinator.clients, coordinator, coordinator.table, coordinator.opener, ledger
+        clients,
+        coordinator.mappings,
+        coordinator.attachments.observed,
+        coordinator.table,
+        opener,
+        ledger,
     )
-    observer = Observer(coordinator.clients, found, ledger, 512 * MIB, everybody=True)
+    observer = Observer(clients, found, ledger, 512 * MIB, everybody=True)
 
     def mapping() -> object:
         observer.look([os.getpid()], CLOCK.now_ns())  # one process a turn
-        coordinator.opener.step()
-        client = coordinator.clients.get(-os.getpid())
+        opener.step()
+        client = clients.get(-os.getpid())
         return client and client.regions
 
     wait_until(mapping, "the mapping")
-    client = coordinator.clients[-os.getpid()]
+    client = clients[-os.getpid()]
     (region,) = client.regions.values()
     yield Watched(view, coordinator, client, region)
     view.close()
     client.close()
     pool.close()
-    for file_state in coordinator.files.values():
+    for file_state in coordinator.table.files.values():
         file_state.close()
     os.close(wake)
 

@@ -271,7 +271,9 @@ def test_answers_that_nobody_takes_do_not_pile_up() -> None:
 def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
     """A service that waits for its first client waits on, and no job is counted."""
     publisher, nobody = EventPublisher(), types.SimpleNamespace()
-    agents = Agents({}, nobody, nobody, nobody, publisher, -1)
+    nobody.clients = {}
+    parts_of_core: Any = [nobody] * 6
+    agents = Agents(*parts_of_core, publisher, -1)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer,

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,13 +18,17 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.native.memory_limits import Limits
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.ahead import Ahead
+from uffdprefetch.readers.predictor import Predictor, RangeSource
+from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
+from uffdprefetch.state.pending import PendingMappings
 from uffdprefetch.state.reader import Reader, Region, reader_of
 from uffdprefetch.warm.scheduler import Scheduler
 from uffdprefetch.warm.token_bucket import TokenBucket
@@ -37,6 +41,15 @@ SIZE = 256 * MIB
 AROUND = 128 << 10
 #: One read, and 300 MB/s.
 LATENCY_NS, NS_A_BYTE = 1 * MS, 1e9 / 300e6
+
+
+S = TypeVar("S", bound=RangeSource)
+
+
+def source(core: Coordinator, kind: type[S]) -> S:
+    """Of who has ranges read in a core, the one of this kind; nothing, where --policy has none."""
+    found: Any = [one for one in core.arbiter._listeners.steps if isinstance(one, kind)]
+    return found[0] if found else SimpleNamespace()  # type: ignore[no-any-return]
 
 
 class Followed(Predictor):
@@ -70,15 +83,15 @@ class Bed:
         self.ledger, self.scheduler = Ledger(), Scheduler(workers, TokenBucket(None, MIB), 4 * MIB)
         opener: Any = SimpleNamespace(open=self._open, run=lambda *_: False)
         settings, clock = Config(**config), Clock(lambda: self.now)
-        self.core = Coordinator(settings, self.scheduler, self.ledger, opener=opener, clock=clock)
-        self.ahead, self.stated, self.advice = self.core.ahead, self.core.stated, self.core.advice
-        self.limits, self.windows, self.arbiter = (
-            self.core.limits,
-            self.core.windows,
-            self.core.arbiter,
+        self.limits = Limits(settings.budget_bytes)
+        self.core = Coordinator(
+            settings, self.scheduler, self.ledger, opener=opener, clock=clock, limits=self.limits
         )
+        self.ahead, self.stated = source(self.core, Ahead), source(self.core, StatedRanges)
+        self.advice = self.core.attachments._advice
+        self.windows, self.arbiter = self.core.windows, self.core.arbiter
         self.arbiter.add(Followed())
-        self.clients: Any = self.core.clients
+        self.clients: Any = self.core.mappings.clients
         monkeypatch.setattr(
             FileState, "resident_bytes", lambda file, *part: self._resident(file, *part)
         )
@@ -137,11 +150,12 @@ class Bed:
         """A mapping of a process, with nothing in its page table."""
         client = self.clients.setdefault(
             pid, SimpleNamespace(
-                rank=rank, pid=pid, readers={}, regions={}, opening=set(), early={}, pagemap_fd=0
+                rank=rank, pid=pid, readers={}, regions={}, pending=PendingMappings(),
+                page_table=SimpleNamespace(is_readable=True),
             ),
         )  # fmt: skip
         mapped = client.mapped = getattr(client, "mapped", IntervalSet())
-        client.touched_runs = lambda address, length: [
+        client.page_table.runs = lambda address, length: [
             (max(a, address), min(b, address + length) - max(a, address))
             for a, b in mapped
             if a < address + length and b > address
@@ -160,7 +174,7 @@ class Bed:
         """What a process has mapped of a file is gone from its page table, too."""
         client: Any = region.reader.client
         client.mapped.remove(region.address, region.address + region.length_bytes)
-        self.core.detached(client, region.id)
+        self.core.mappings.detached(client, region.id)
 
     def touch(self, region: Region, at: int, length: int = BLOCK) -> None:
         """[at, at + length) is read, 2 ms later, and brings what the kernel reads around a miss."""
@@ -226,7 +240,7 @@ class Bed:
 
     def said(self, file: FileState) -> dict[str, Any]:
         """Of one that is read here and there."""
-        found = self.ahead.describe(file.path)
+        found = self.arbiter.describe_file(file.path)["whole"]
         assert found is not None
         return found
 
@@ -260,10 +274,10 @@ def streaming(bed: Bed, file: FileState, rank: int = 0, pid: int = 7) -> Region:
     region = bed.region(file, rank, pid)
     for _ in range(3000):
         bed.visits(region, 1)
-        found = bed.ahead.describe(file.path)
+        found = bed.arbiter.describe_file(file.path)["whole"]
         if found is not None and found["state"] == "streamed":
             return region
-    raise AssertionError(f"never streamed: {bed.ahead.describe(file.path)}")
+    raise AssertionError(f"never streamed: {bed.arbiter.describe_file(file.path)}")
 
 
 def ended(bed: Bed, file: FileState) -> None:

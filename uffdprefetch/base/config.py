@@ -24,6 +24,8 @@ EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
 TORCH = ("auto", "off", "debug")
 POLICIES = ("auto", "fixed", "stride", "plan", "none")
+#: Under which something is read ahead on a guess.
+GUESSING = ("auto", "stride")
 #: Default distance of `--policy fixed`: a checkpoint per 8 MiB ([Haderbache] section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
 #: Least size of a pool, sixteen chunks: with less, a few threads at different positions keep
@@ -107,6 +109,11 @@ class Config:
 
     def _values(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "origins"}
+
+    @property
+    def guesses(self) -> bool:
+        """Whether something is read ahead on a guess."""
+        return self.policy in GUESSING
 
     @property
     def lays_checkpoints(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.units import PAGE_BYTES, format_size
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
@@ -178,18 +179,17 @@ class Ahead(Predictor):
     """See readers/predictor.py. The service's thread calls all of it."""
 
     name = "ahead"
-    policies = frozenset({"auto", "stride"})
+    policies = frozenset(GUESSING)
 
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, publisher: EventPublisher, room: Room,
-        room_bytes: Callable[[FileState], tuple[int, int]], next_shard: NextShard,
+        next_shard: NextShard,
         in_charge: Callable[[Reader], Predictor | None], want: Want, windows: Windows,
         waiting: Callable[[], float] = lambda: 1.0,
     ) -> None:  # fmt: skip
-        """``room_bytes``: how much may lie ahead of one place at which a file is read, and of all
-        together. ``in_charge``, ``want``: see Arbiter. ``waiting``: how many readers wait at one
+        """``in_charge``, ``want``: see Arbiter. ``waiting``: how many readers wait at one
         time, side by side."""
-        self._scheduler, self._ledger, self._rooms = scheduler, ledger, room_bytes
+        self._scheduler, self._ledger = scheduler, ledger
         self._publisher, self._in_charge, self._windows = publisher, in_charge, windows
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
@@ -494,7 +494,7 @@ class Ahead(Predictor):
         gain = walk_gain(density, runs, front.direction < 0, link)
         self._leave_alone(of, front, reader, link)
         least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
-        each, together = self._rooms(of.file)
+        each, together = self._windows.share_bytes(of.file)
         room = min(self._room_of(reader, link), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
         window = fronts.walks.window(length, least, most)
@@ -658,12 +658,10 @@ class Ahead(Predictor):
         if self._whole.running:
             self._whole.step(now_ns)
 
-    def describe(self, path: str) -> dict[str, Any] | None:
-        """What the summary says of a file that is read here and there; None: this one is not."""
-        for of in self._files.values():
-            if of.file.path == path:
-                return describe(of.visited)
-        return None
+    def describe_file(self, path: str) -> dict[str, dict[str, Any] | None]:
+        """See RangeSource: of a file that is read here and there; None: this one is not."""
+        of = next((one for one in self._files.values() if one.file.path == path), None)
+        return {"whole": describe(of.visited) if of is not None else None}
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

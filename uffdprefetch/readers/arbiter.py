@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.units import MAX_BYTES
-from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.predictor import Predictor, RangeSource
 from uffdprefetch.readers.walks import Step, Walks
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState
@@ -43,6 +44,31 @@ class _Charge:
         return self.asked_ns + (self.by.every_ns if self.by is not None else 0)
 
 
+class _Listeners:
+    """Of those who have ranges read, who wants to hear of what."""
+
+    def __init__(self) -> None:
+        self.attached: list[RangeSource] = []
+        self.steps: list[RangeSource] = []
+        self.seen: list[Predictor] = []
+        self.keep_back: list[Predictor] = []  # they may have more
+
+    def add(self, source: RangeSource) -> None:
+        """One more."""
+        if type(source).attached is not RangeSource.attached and source not in self.attached:
+            self.attached.append(source)
+        if type(source).step is not RangeSource.step and source not in self.steps:
+            self.steps.append(source)
+
+    def add_predictor(self, predictor: Predictor) -> None:
+        """... who is told of what is seen."""
+        self.add(predictor)
+        if type(predictor).observe is not Predictor.observe:
+            self.seen.insert(0, predictor)
+        if type(predictor).has_more is not Predictor.has_more:
+            self.keep_back.append(predictor)
+
+
 class Arbiter:
     """The predictors of one service. Its thread calls everything here."""
 
@@ -53,8 +79,7 @@ class Arbiter:
         self._scheduler, self._layout, self._walks = scheduler, layout, walks
         self._policy, self._clock, self._readers = policy, clock, readers
         self._predictors: list[Predictor] = []
-        self._told: list[Predictor] = []  # those of them that want to hear of what is seen
-        self._keeps_back: list[Predictor] = []  # those of them that may have more
+        self._listeners = _Listeners()
         self._due: dict[int, _Due] = {}  # by reader
         self._charges: dict[Reader, _Charge] = {}
 
@@ -62,12 +87,25 @@ class Arbiter:
         """Ask it, too: before those that have been there, and of the equally sure the first is
         taken."""
         self._predictors.insert(0, predictor)
-        if type(predictor).observe is not Predictor.observe:
-            self._told.insert(0, predictor)
-        if type(predictor).has_more is not Predictor.has_more:
-            self._keeps_back.append(predictor)
+        self._listeners.add_predictor(predictor)
+
+    def listen(self, source: RangeSource) -> None:
+        """Tell it of mappings, and of turns, before it is asked or without that."""
+        self._listeners.add(source)
 
     # -------------------------------------------------------------- what is told
+
+    def attached(self, region: Region) -> None:
+        """It is managed from now on."""
+        for source in self._listeners.attached:
+            if source.attached(region):
+                self.due(region)
+
+    def step(self, now_ns: int) -> None:
+        """Once a turn, before plan()."""
+        for source in self._listeners.steps:
+            if source.busy:
+                source.step(now_ns)
 
     def observe(self, batch: Batch) -> list[Step | None]:
         """Something was seen of a reader; of each touch the walk that went on by it, if any."""
@@ -79,7 +117,7 @@ class Arbiter:
             if step is not None:
                 for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
                     self.take_back(reader, low, high)
-        for predictor in self._told:
+        for predictor in self._listeners.seen:
             if predictor.trait is None or predictor.trait in reader.traits:
                 asks = predictor.observe(batch, walks) or asks
         if asks:
@@ -98,6 +136,15 @@ class Arbiter:
         if ended:
             for predictor in self._predictors:
                 predictor.ended(ended)
+
+    def refresh(self, reader: Reader) -> None:
+        """Once a second: its walks of long ago end, and what has fired long ago is armed again even
+        where nothing moves."""
+        reader.table.expire(self._clock.now_ns())
+        self.end_walks(reader)
+        for region in reader.regions.values():
+            if not region.agent.detaching:
+                self._layout.refresh(region)
 
     def due(self, region: Region) -> None:
         """Ask of its reader in the next turn."""
@@ -189,11 +236,18 @@ class Arbiter:
             if chosen is not None:
                 for consumer, wanted in list(chosen.demand(reader, now)):
                     self.want(consumer, wanted)
-                if chosen in self._keeps_back and chosen.has_more(reader):
+                if chosen in self._listeners.keep_back and chosen.has_more(reader):
                     self._due[key] = one
             for region in one.regions.values():
                 if region.checkpoints.fired and not region.agent.detaching:
                     self._layout.refresh(region)
+
+    def describe_file(self, path: str) -> dict[str, dict[str, Any] | None]:
+        """For the summary (docs/summary-schema.md): what was made of a file by each key there."""
+        found: dict[str, dict[str, Any] | None] = {"whole": None, "stated": None}
+        for source in self._listeners.steps:
+            found |= source.describe_file(path)
+        return found
 
     def _surest(self, reader: Reader, now: int) -> Predictor | None:
         """Of those that it concerns and the run's policy allows; None: of none of them."""

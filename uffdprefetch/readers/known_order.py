@@ -20,10 +20,9 @@ from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, Region
+from uffdprefetch.state.reader import Process, Reader, Region
 from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -212,7 +211,7 @@ class OrderSource(Protocol):
     def pending(self, reader: Reader) -> bool:
         """Whether one may still come."""
 
-    def mapped(self, client: Client) -> None:
+    def mapped(self, client: Process) -> None:
         """A process has mapped a file."""
 
 
@@ -278,7 +277,12 @@ class KnownOrders(Predictor):
         """Whether a reader's order may become known soon."""
         return any(source.pending(reader) for source in self.sources)
 
-    def mapped(self, client: Client) -> None:
+    def attached(self, region: Region) -> bool:
+        """See RangeSource: an order begins before the first touch."""
+        self.mapped(region.reader.client)
+        return True
+
+    def mapped(self, client: Process) -> None:
         """A process has mapped a file."""
         for source in self.sources:
             source.mapped(client)

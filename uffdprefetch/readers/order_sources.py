@@ -22,7 +22,7 @@ from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_o
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader
+from uffdprefetch.state.reader import Process, Reader
 
 if TYPE_CHECKING:
     from uffdprefetch.orders.announcement import StoredAnnouncement
@@ -81,7 +81,7 @@ class PlanFile:
         order.file = reader.file  # it may have been closed, and opened again
         return [order]
 
-    def mapped(self, client: Client) -> None:
+    def mapped(self, client: Process) -> None:
         """See known_order.OrderSource."""
 
     def pending(self, reader: Reader) -> bool:
@@ -387,7 +387,7 @@ class Announcements:
             self._known_orders.remove(reader)
         heard.said.remove()
 
-    def mapped(self, client: Client) -> None:
+    def mapped(self, client: Process) -> None:
         """A process has mapped a file: perhaps the one that was missing. Where orders are to be
         expected, its index is made meanwhile."""
         for region in client.regions.values() if self._resolver.fd >= 0 else ():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.sense.observation import Batch
@@ -24,7 +24,27 @@ FILES_MAX = 4096
 GUESS_CONFIDENCE = 0.1
 
 
-class Predictor(ABC):
+class RangeSource:
+    """Who has ranges read (Arbiter.want()): a predictor, or who adds some whoever is in charge."""
+
+    #: Whether step() has something to do: else it is not called.
+    busy: bool = True
+
+    def attached(self, region: Region) -> bool:
+        """A mapping is managed from now on; whether to ask of its reader before it has touched
+        anything."""
+        return False
+
+    def step(self, now_ns: int) -> None:
+        """Once a turn, when all is known of what was touched."""
+
+    def describe_file(self, path: str) -> dict[str, dict[str, Any] | None]:
+        """For the summary (docs/summary-schema.md): what it has made of a file, by the key under
+        which that stands there."""
+        return {}
+
+
+class Predictor(RangeSource, ABC):
     """Tells what a reader (a process that reads a file) will need."""
 
     #: For people.
@@ -59,20 +79,20 @@ class Predictor(ABC):
         ``every_ns`` allows."""
         return False
 
-    def take_back(self, reader: Reader, start: int, end: int) -> None:  # noqa: B027
+    def take_back(self, reader: Reader, start: int, end: int) -> None:
         """What waits to be read for a reader, of what was asked for in [start, end), is not to be
         read: should it go on there, it is asked for again."""
 
-    def ended(self, walks: Sequence[Stream]) -> None:  # noqa: B027
+    def ended(self, walks: Sequence[Stream]) -> None:
         """These walks were another's, or none: nothing is read for them any more."""
 
-    def dismissed(self, reader: Reader) -> None:  # noqa: B027
+    def dismissed(self, reader: Reader) -> None:
         """Another predictor is in charge from now on: what waits to be read for this one's reader
         is to be taken back (Scheduler.forget), and asked for again should it be in charge again."""
 
-    def unmapped(self, region: Region) -> None:  # noqa: B027
+    def unmapped(self, region: Region) -> None:
         """A mapping has gone; its reader stays."""
 
-    def left(self, reader: Reader) -> None:  # noqa: B027
+    def left(self, reader: Reader) -> None:
         """The process is gone, or has mapped too many other files since it mapped this one: what is
         kept of the reader goes."""

@@ -22,7 +22,7 @@ from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import AGAIN_NS, MEMORY_NS, FileStream, Room, Stage, Want
-from uffdprefetch.readers.predictor import FILES_MAX
+from uffdprefetch.readers.predictor import FILES_MAX, RangeSource
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region
@@ -87,7 +87,7 @@ class StatedFile:
         return self.counted_bytes
 
 
-class StatedRanges:
+class StatedRanges(RangeSource):
     """What was said of the files of a service, whose thread calls everything here."""
 
     def __init__(
@@ -100,15 +100,17 @@ class StatedRanges:
         self._ledger, self._room, self._clock = ledger, room, clock
         self.books: dict[Key, StatedFile] = {}
         self._bound = bound
+        self.busy = False  # until something is said
         self._place = 0
         room.holders.append(self._held)
 
     # -------------------------------------------------------------- what is said
 
-    def mapped(self, region: Region) -> None:
-        """A file is mapped, of which the user may have said that all of it will be needed."""
+    def attached(self, region: Region) -> bool:
+        """See RangeSource: a file of which the user may have said that all of it will be needed."""
         if self._config.policy != "none" and self._config.wants_whole(region.file.path):
             self._say(region, 0, region.file.size_bytes, Sayer.USER, False)
+        return False
 
     def needed(self, region: Region, start: int, end: int, is_populated: bool = False) -> None:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
@@ -154,6 +156,7 @@ class StatedRanges:
                 book.stream.end()
             book = StatedFile(file, self._place, reader.rank, reader.pid, by)
             self.books[file.key] = book
+            self.busy = True
             self._place += file.size_bytes
             if len(self.books) > FILES_MAX:
                 idle = (key for key, one in self.books.items() if not one.file.mappings.attached)
@@ -162,21 +165,21 @@ class StatedRanges:
 
     # -------------------------------------------------------------- steps
 
-    def step(self, now: int) -> None:
-        """Once a turn: decide of what was said, go on with what is streamed."""
+    def step(self, now_ns: int) -> None:
+        """See RangeSource: decide of what was said, go on with what is streamed."""
         for book in self.books.values():
             if book.file.mappings.resting:
                 continue
             if book.pending and not book.file.guard.changed:
-                self._decide(book, now)
-            if book.stream is not None and not self._ends(book, book.stream, now):
+                self._decide(book, now_ns)
+            if book.stream is not None and not self._ends(book, book.stream, now_ns):
                 book.stream.in_pool = book.in_pool
                 book.readers = {pid: one for pid, one in book.readers.items() if one.regions}
                 walks = [
                     walk
                     for reader in book.readers.values()
                     for walk in reader.table.streams
-                    if now - walk.last_ns < PASSING_NS
+                    if now_ns - walk.last_ns < PASSING_NS
                 ]
                 if book.stream.guess and self._bound is not None:
                     book.stream.most_bytes, depth = self._bound(book.stream)
@@ -184,8 +187,8 @@ class StatedRanges:
                 else:
                     ahead = max((w.position_bytes for w in walks), default=0)
                     book.stream.lets_pass(ahead, Priority.STATED)
-                if book.stream.go_on(now):
-                    self._end(book, Stage.DONE, book.why, now)
+                if book.stream.go_on(now_ns):
+                    self._end(book, Stage.DONE, book.why, now_ns)
 
     def _decide(self, book: StatedFile, now: int) -> None:
         """Stream what fits of what was said, range by range."""
@@ -273,8 +276,11 @@ class StatedRanges:
             if book.file.mappings.attached and book.file.opened.fd >= 0:
                 yield book.file, book.held_bytes(now)
 
-    def describe(self, path: str) -> dict[str, Any] | None:
-        """For the summary (docs/summary-schema.md), of a file; None: nothing was said of it."""
+    def describe_file(self, path: str) -> dict[str, dict[str, Any] | None]:
+        """See RangeSource; None: nothing was said of it."""
+        return {"stated": self._describe(path)}
+
+    def _describe(self, path: str) -> dict[str, Any] | None:
         for book in self.books.values():
             if book.file.path == path and book.stage is not Stage.WATCHED:
                 streamed = book.stream.absent_bytes if book.stream is not None else 0

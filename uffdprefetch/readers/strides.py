@@ -27,10 +27,9 @@ from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import CPU_PART
-from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, Trait
+from uffdprefetch.state.reader import Process, Reader, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
@@ -125,7 +124,7 @@ class Strides(Predictor):
         """See known_order.OrderSource: nobody has said that there is one."""
         return False
 
-    def mapped(self, client: Client) -> None:
+    def mapped(self, client: Process) -> None:
         """See OrderSource: `--policy stride` asks at once, as the helper takes a while."""
         for region in client.regions.values() if self._always else ():
             self._indices.get(region.file)

@@ -24,7 +24,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.readers.file_stream import Want
-from uffdprefetch.readers.predictor import FILES_MAX
+from uffdprefetch.readers.predictor import FILES_MAX, RangeSource
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
@@ -53,7 +53,7 @@ class _FileStarts:
     begun: bool = False
 
 
-class TensorStarts:
+class TensorStarts(RangeSource):
     """Of all files of a service, whose thread calls everything here."""
 
     def __init__(
@@ -67,8 +67,8 @@ class TensorStarts:
         self._files: dict[Key, _FileStarts] = {}
         self._place = 0
 
-    def mapped(self, region: Region) -> None:
-        """A file is mapped. Once for each that is opened, and not where a request costs more than
+    def attached(self, region: Region) -> bool:
+        """See RangeSource. Once for each that is opened, and not where a request costs more than
         its bytes, nor for the pool, which reads what lies around a touch with it."""
         file, reader = region.file, region.reader
         if (
@@ -77,11 +77,11 @@ class TensorStarts:
             or file.call.unit_bytes
             or reader.reads_pool
         ):
-            return
+            return False
         try:
             fd = os.dup(file.opened.page_fd)
         except OSError:  # out of descriptors
-            return
+            return False
         file.blocks.tensor_starts = IntervalSet()
         consumer = FileConsumer(reader.rank, reader.pid)
 
@@ -91,6 +91,7 @@ class TensorStarts:
 
         if not self._opener.run(lambda: tensor_starts_of(fd, file.size_bytes), told):
             uffd.close_file(fd)
+        return False
 
     def _read(self, consumer: FileConsumer, file: FileState, found: list[Range]) -> None:
         assert file.blocks.tensor_starts is not None

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch, Observation
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.windows import Windows
@@ -220,8 +222,23 @@ class PagetableScanner:
             return POLL_FASTEST_NS if moves else POLL_SLOWEST_NS
         return int(step_bytes / rate * 1e9)
 
-    def last_look(self, region: Region, found: list[tuple[int, int]], now: int) -> None:
-        """A mapping goes, and its agent has looked: (offset, bytes) in the order of the file."""
+    def seen_last(self, client: Client, region_id: int, runs: list[tuple[int, int]]) -> None:
+        """A mapping goes, and its agent has looked: these runs of its file were in the page
+        table."""
+        region = client.regions.get(region_id)
+        if region is None or region.verdict == wire.ServingMode.POOL:
+            return
+        low, high = region.offset_bytes, region.offset_bytes + region.length_bytes
+        touched = IntervalSet()
+        for start, end in runs:
+            if max(start, low) < min(end, high):
+                touched.add(max(start, low), min(end, high))
+        if touched:
+            found = [(start, end - start) for start, end in touched]
+            self._last_look(region, found, self._clock.now_ns())
+
+    def _last_look(self, region: Region, found: list[tuple[int, int]], now: int) -> None:
+        """What it has found, (offset, bytes) in the order of the file, is news."""
         cold, batch = region.file.account.cold, Batch(region, now)
         start, end = found[0][0], sum(found[-1])
         clusters = pagetables.note_found(region, start, end, found, self._teller(batch))

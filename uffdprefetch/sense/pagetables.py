@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.reader import Region
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
@@ -28,7 +29,7 @@ def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
     end = min(end, region.offset_bytes + region.length_bytes)
     if start >= end:
         return []
-    found = region.reader.client.touched_runs(region.address_of(start), end - start)
+    found = region.reader.client.page_table.runs(region.address_of(start), end - start)
     shift = region.offset_of(0)
     return [(address + shift, length) for address, length in found]
 
@@ -41,6 +42,20 @@ def note_used(region: Region, found: list[tuple[int, int]]) -> None:
         if by_tables:
             blocks.tell_used(offset, offset + length, *under_way)
         blocks.mark_used(offset, offset + length)
+
+
+def note_all_used(client: Client) -> None:
+    """Read all page tables of a process while they are there: what was used."""
+    for region in client.regions.values():
+        start = region.offset_bytes
+        if region.verdict == ServingMode.POOL:
+            continue
+        while start < region.span.end_bytes:
+            found = runs(region, start, region.span.end_bytes)
+            note_used(region, found)
+            if len(found) < uffd.RUNS_AT_ONCE:
+                break
+            start = found[-1][0] + found[-1][1]
 
 
 def note_told(region: Region, start: int, end: int, at_ns: int) -> None:

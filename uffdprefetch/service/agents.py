@@ -6,16 +6,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
+from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.checkpoint_events import CheckpointEvents
+from uffdprefetch.sense.pagetable_scan import PagetableScanner
+from uffdprefetch.service.attachments import Attachments
+from uffdprefetch.service.mappings import ManagedMappings
+from uffdprefetch.service.pool_bridge import PoolBridge
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import EventPublisher
 
 if TYPE_CHECKING:
@@ -27,66 +31,24 @@ REGIONS_MAX = 1024
 ADDRESS_END = 1 << 56
 
 
-class AgentHandler(Protocol):
-    """Who manages them (coordinator.py), as far as agents have something to say."""
-
-    def look_for_writer(self, a: wire.Attach) -> None:
-        """Somebody may have opened the file for writing before it is mapped."""
-
-    def attach(self, client: Client, a: wire.Attach, fd: int | None) -> None:
-        """A mapping is offered."""
-
-    def gone(self, client: Client, region_id: int, reason: int) -> None:
-        """An agent does not manage a mapping any more (wire.Gone)."""
-
-    def detached(self, client: Client, region_id: int) -> None:
-        """A mapping is gone."""
-
-    def laid(self, client: Client, ack: wire.Ack) -> None:
-        """How many of a mapping's checkpoints are laid."""
-
-    def heard(self, client: Client, said: wire.Statement) -> None:
-        """The job has said something of a mapping."""
-
-    def seen_last(self, client: Client, region_id: int, runs: list[tuple[int, int]]) -> None:
-        """A mapping goes, and these runs of its file were in the page table."""
-
-    def bypassed(self, client: Client, reason: int) -> None:
-        """A process changes its address space without the interposers."""
-
-    def on_events(self, client: Client, events: Iterable[uffd.Event]) -> None:
-        """Checkpoints that were touched."""
-
-    def on_pool_events(self) -> None:
-        """What has happened in the pool, if there is one."""
-
-    def account_all(self, client: Client) -> None:
-        """Read all page tables of a process while they are there."""
-
-    def sample(self, watched: Watched) -> None:
-        """Read the counters of a process."""
-
-    def left(self, client: Client) -> None:
-        """The process is gone, and its mappings are."""
-
-
 class Agents:
     """Those that are connected. The service's thread calls everything here."""
 
     def __init__(
-        self, clients: dict[int, Client], mappings: AgentHandler, table: FileTable, ledger: Ledger,
-        publisher: EventPublisher, wake_fd: int, pool: NodePool | None = None,
+        self, mappings: ManagedMappings, attachments: Attachments, scanner: PagetableScanner,
+        events: CheckpointEvents, table: FileTable, ledger: Ledger, publisher: EventPublisher,
+        wake_fd: int, bridge: PoolBridge | None = None, pool: NodePool | None = None,
     ) -> None:  # fmt: skip
-        """``clients``: by their sockets' descriptors. ``wake_fd`` goes to the agents: an event that
-        they write to wake the service."""
-        self._clients, self._mappings, self._table = clients, mappings, table
+        """``wake_fd`` goes to the agents: an event that they write to wake the service."""
+        self._mappings, self._attachments, self._table = mappings, attachments, table
+        self._scanner, self._events, self._bridge = scanner, events, bridge
         self._ledger, self._publisher = ledger, publisher
         self._wake_fd, self._pool = wake_fd, pool
 
     @property
     def any(self) -> bool:
         """Whether one is connected, or is only observed."""
-        return bool(self._clients)
+        return bool(self._mappings.clients)
 
     @property
     def any_orphan(self) -> bool:
@@ -95,7 +57,7 @@ class Agents:
 
     def get(self, fd: int) -> Client | None:
         """The one behind a socket."""
-        return self._clients.get(fd)
+        return self._mappings.clients.get(fd)
 
     def join(self, sock: socket.socket, hello: wire.Hello, pid: int, received: list[int]) -> None:
         """A process of the job says hello; of the descriptors that it has sent those are taken out
@@ -103,8 +65,8 @@ class Agents:
         client = Client(sock, hello, pid)
         self._ledger.processes.hello(client)
         self._publisher.process(client)
-        self._clients[client.fd] = client
-        client.send(
+        self._mappings.clients[client.agent.fd] = client
+        client.agent.send(
             wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0)), [client.ring.fd, self._wake_fd]
         )
         os.close(client.ring.fd)
@@ -116,21 +78,20 @@ class Agents:
 
     def message(self, client: Client, kind: wire.Type, body: bytes, received: list[int]) -> None:
         """See join() of ``received``. Raises WireError."""
-        mappings = self._mappings
         if kind == wire.Type.ATTACH:
             self._attach(client, wire.attach(body), received)
         elif kind == wire.Type.GONE:
             self._take_touches(client)  # those before that
             number, reason = wire.GONE.unpack_from(body)
-            mappings.gone(client, number, reason)
+            self._mappings.gone(client, number, reason)
         elif kind == wire.Type.ACK:
-            mappings.laid(client, wire.ack(body))
+            self._attachments.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:
-            mappings.heard(client, wire.statement(body))
+            self._attachments.heard(client, wire.statement(body))
         elif kind == wire.Type.TOUCHED:
-            mappings.seen_last(client, *wire.touched(body))
+            self._scanner.seen_last(client, *wire.touched(body))
         elif kind == wire.Type.BYPASS:
-            mappings.bypassed(client, wire.BYPASS.unpack_from(body)[0])
+            self._mappings.bypassed(client, wire.BYPASS.unpack_from(body)[0])
         elif kind == wire.Type.BYE:
             self._bye(client)
         else:
@@ -143,18 +104,19 @@ class Agents:
                 f"pid {client.pid} ({client.hello.command}) has {REGIONS_MAX} mappings at a "
                 "time: more are left alone"
             )
-        self._mappings.look_for_writer(a)
-        self._mappings.attach(client, a, received.pop(0) if received else None)
+        self._attachments.look_for_writer(a)
+        self._attachments.attach(client, a, received.pop(0) if received else None)
 
     def _take_touches(self, client: Client) -> None:
-        self._mappings.on_events(client, client.ring.drain())
-        self._mappings.on_pool_events()
+        self._events.take(client, client.ring.drain())
+        if self._bridge is not None:
+            self._bridge.take_events()
 
     def _bye(self, client: Client) -> None:
         """Its process ends, and waits for our answer."""
         self._take_touches(client)
-        self._mappings.account_all(client)
-        self._mappings.sample(client.watched)
+        pagetables.note_all_used(client)
+        self._publisher.sample(client.watched, CLOCK.now_ns())
         # Nothing is read for it any more, so that what it alone has mapped can be closed as soon as
         # it is gone. (The pool's mappings need us until then.)
         for region in list(client.regions.values()):
@@ -162,22 +124,21 @@ class Agents:
                 self._mappings.detached(client, region.id)
         self._table.ended(client.pid)
         self._table.look(CLOCK.now_ns())
-        client.send(wire.pack(wire.Type.BYE_OK))
+        client.agent.send(wire.pack(wire.Type.BYE_OK))
 
     def drop(self, client: Client) -> None:
         """One has gone: read what it left in its ring, forget its regions."""
-        self._mappings.on_events(client, client.ring.drain())
-        self._mappings.sample(client.watched)
+        self._take_touches(client)
+        self._publisher.sample(client.watched, CLOCK.now_ns())
         client.watched.ended = True
         self._ledger.checkpoints.dropped_events += client.ring.counts().dropped
         if self._pool is not None:
-            self._mappings.on_pool_events()
             self._pool.leave(client)
         for region in list(client.regions):
             self._mappings.detached(client, region)
         self._table.ended(client.pid)
         self._mappings.left(client)
-        del self._clients[client.fd]
+        del self._mappings.clients[client.agent.fd]
 
 
 def _check_attach(client: Client, a: wire.Attach) -> None:
@@ -192,7 +153,7 @@ def _check_attach(client: Client, a: wire.Attach) -> None:
         or a.length_bytes % uffd.PAGE_BYTES
         or a.offset_bytes % uffd.PAGE_BYTES
         or a.region in client.regions
-        or a.region in client.opening
-        or len(client.regions) + len(client.opening) >= REGIONS_MAX
+        or a.region in client.pending
+        or len(client.regions) + len(client.pending) >= REGIONS_MAX
     ):
         raise wire.WireError("an ATTACH that cannot be")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,10 +21,7 @@ from uffdprefetch.state.unserved import Reason, Refusal
 
 
 class FoundHandler(Protocol):
-    """Who manages them (coordinator.py), as far as what is found concerns it."""
-
-    def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
-        """A mapping was found of which no agent tells."""
+    """Who manages them (mappings.py), as far as what is found concerns it."""
 
     def detached(self, client: Client, region_id: int) -> None:
         """A mapping is gone."""
@@ -37,10 +34,13 @@ class FoundMappings:
     """Those of the job's processes; ``clients``: those without an agent by their negative pids."""
 
     def __init__(
-        self, clients: dict[int, Client], mappings: FoundHandler, table: FileTable, opener: Opener,
+        self, clients: dict[int, Client], mappings: FoundHandler,
+        observed: Callable[[Client, wire.Attach, Opened], None], table: FileTable, opener: Opener,
         ledger: Ledger,
     ) -> None:  # fmt: skip
-        self._clients, self._mappings, self._table = clients, mappings, table
+        """``observed``: told of a mapping of which no agent tells."""
+        self._clients, self._mappings, self._observed = clients, mappings, observed
+        self._table = table
         self._opener, self._ledger = opener, ledger
         self._regions = FIRST_OBSERVED
 
@@ -59,7 +59,7 @@ class FoundMappings:
             wire.Role.AGENT, pid, 0, rank, local, world, 0, 0, 0, 0, 0, 0, command[:15]
         )
         client = Client(None, hello, pid)
-        client.static = static
+        client.sightings.is_static = static
         self._ledger.processes.hello(client)
         self._clients[-pid] = client
         return client
@@ -81,34 +81,34 @@ class FoundMappings:
             mapping = at.get(region.address)
             key = mapping and (mapping.inode, mapping.offset)
             if key == (region.file.key[1], region.offset_bytes):
-                client.missed.discard(region.id)
-            elif region.id >= FIRST_OBSERVED or region.id in client.missed:
+                client.sightings.note_found(region.id)
+            elif region.id >= FIRST_OBSERVED or client.sightings.was_missing(region.id):
                 self._mappings.detached(client, region.id)  # gone, or another file's
             elif region.verdict != wire.ServingMode.POOL:
-                client.missed.add(region.id)  # its agent tells, if it knows
+                client.sightings.note_missing(region.id)
         known = {r.address for r in client.regions.values()}
         # Ours, not the job's; a child of fork(2) whose agent has said nothing yet has its parent's.
         known |= {r.agent.anchor for c in self._clients.values() for r in c.regions.values()}
-        client.refused &= at.keys()
-        eager = client.observed or client.bypasses
-        sighted = set()
-        if any(number < FIRST_OBSERVED for number in client.opening):
+        client.sightings.keep_only(at)
+        eager = client.observed or client.sightings.bypasses
+        new = set()
+        if client.pending.by_agent:
             mappings = []  # one that an agent told of is not among the regions yet
         for mapping in mappings:
-            if mapping.start in known or mapping.start in client.refused:
+            if mapping.start in known or mapping.start in client.sightings.refused:
                 continue
             if any(r.address <= mapping.start < r.address + r.length_bytes for r in told):
                 continue
             # An agent may be about to tell of it.
-            if eager or mapping.start in client.sighted:
+            if eager or client.sightings.was_new(mapping.start):
                 self._offer(client, mapping)
             else:
-                sighted.add(mapping.start)
-        client.sighted = sighted
+                new.add(mapping.start)
+        client.sightings.note_new(new)
 
     def _offer(self, client: Client, mapping: Mapping) -> None:
         """Open it by its name, and serve it if it is still what is mapped."""
-        client.refused.add(mapping.start)  # until it is served
+        client.sightings.refused.add(mapping.start)  # until it is served
         if self._table.has_changed(mapping.path):
             return  # not even opened: that alone may drop what the job has in memory of it
         self._opener.open(
@@ -121,7 +121,7 @@ class FoundMappings:
             return
         st = opened.status
         number = st.st_dev, st.st_ino
-        key = -client.pid if client.observed else client.fd
+        key = -client.pid if client.observed else client.agent.fd
         gone = self._clients.get(key) is not client
         another = st.st_ino != mapping.inode or mapping.offset >= st.st_size
         if gone or another or self._table.has_changed(mapping.path, number):
@@ -142,9 +142,9 @@ class FoundMappings:
             map_flags=1 if mapping.shared else 2,
             advice=0,
         )
-        self._mappings.observed(client, offered, opened)
+        self._observed(client, offered, opened)
         if offered.region in client.regions:
-            client.refused.discard(mapping.start)
+            client.sightings.refused.discard(mapping.start)
 
     def name_unserved(self, pid: int, unserved: Iterable[tuple[str, int, bool]]) -> None:
         """For the summary, once a file: (path, mapped bytes, whether it is deleted) of mappings of

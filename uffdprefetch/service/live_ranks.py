@@ -32,12 +32,12 @@ class LiveRanks:
 
     def __init__(
         self, processes: JobProcesses, readers: Callable[[], list[Reader]], windows: Windows,
-        window_bytes: Callable[[Stream], int], scheduler: Scheduler, tracks: dict[int, RankTrack],
+        scheduler: Scheduler, tracks: dict[int, RankTrack],
     ) -> None:  # fmt: skip
-        """``window_bytes``: what a walk has, or is to have, ahead of it; ``tracks``: of each rank
+        """``tracks``: of each rank
         over the last seconds."""
         self._processes, self._readers, self._windows = processes, readers, windows
-        self._window_bytes, self._scheduler, self._tracks = window_bytes, scheduler, tracks
+        self._scheduler, self._tracks = scheduler, tracks
 
     def snapshot(self, now: int) -> list[doc.Rank]:
         """All of them, in their order."""
@@ -86,7 +86,7 @@ class LiveRanks:
             quiet_seconds=None,
             rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
             read_bytes_per_second=round(sum(self._reads(s, now) for _, s in moving)),
-            window_bytes=sum(self._window_bytes(s) for _, s in moving),
+            window_bytes=sum(self._windows.shown_bytes(s) for _, s in moving),
             ahead_bytes=sum(self._windows.ahead_bytes(s) for _, s in moving),
             in_flight_bytes=in_flight_bytes,
             wasted_bytes=wasted,

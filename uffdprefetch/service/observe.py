@@ -3,7 +3,7 @@
 
 With `--engine off`, where nothing is interposed, all of the job's. Else what an LD_PRELOAD does
 not see: static programs, Go, raw system calls, and processes that change their address space
-without the interposers (Client.bypasses). Mappings that only read a file are found in
+without the interposers (Sightings.bypasses). Mappings that only read a file are found in
 /proc/PID/maps. Nothing in the job is changed, so pages that stay mapped do not show again: later
 epochs are only seen where the kernel has unmapped what it reclaimed.
 """
@@ -87,7 +87,9 @@ class Observer:
         if self._every:
             self._found.forget(pids - agents.keys())
             self._before, self._strangers = self._strangers, set()
-        self._round = [pid for pid in pids | agents.keys() if self._every or agents[pid].bypasses]
+        self._round = [
+            pid for pid in pids | agents.keys() if self._every or agents[pid].sightings.bypasses
+        ]
 
     def _look_at_next(self, agents: dict[int, Client]) -> None:
         """One of them a turn: its maps may have a thousand lines, and are locked while it forks."""

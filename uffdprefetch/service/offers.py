@@ -92,7 +92,7 @@ class Offers:
             region.checkpoints.offered = (
                 [] if file.guard.changed else [p for p in offer.pages if p in file.copies.written]
             )
-            offer.client.tell(
+            offer.client.agent.tell(
                 region.id, wire.ServingMode.CHECKPOINTS, [offer.memfd],
                 pages=region.checkpoints.offered, lease_fd=region.lease_fd,
             )  # fmt: skip

@@ -185,7 +185,11 @@ class Peers:
                     uffd.close_file(number)
 
     def _socket(self, fd: int) -> socket.socket | None:
-        peer: Any = self._agents.get(fd) or self.launchers.get(fd)
+        agent, launcher = self._agents.get(fd), self.launchers.get(fd)
+        if agent is not None:
+            return agent.agent.sock
+        if launcher is not None:
+            return launcher.sock
         recorder = self._publisher.socket_of(fd) or self._watchers.socket_of(fd)
         if recorder is not None:
             return recorder
@@ -193,7 +197,7 @@ class Peers:
             return self._cluster.transport_socket
         if fd in self._planners:
             return self._planners[fd][0]
-        return self._unknown.get(fd) if peer is None else peer.sock
+        return self._unknown.get(fd)
 
     def _message(self, fd: int, kind: wire.Type, body: bytes, received: list[int]) -> None:
         agent = self._agents.get(fd)

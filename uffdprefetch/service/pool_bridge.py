@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between mappings and the pool: which of them go there, what its faults say, what may go."""
+"""What the pool tells: its faults, which are progress of readers; and what may leave it."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
@@ -14,8 +14,8 @@ from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.sense.observation import Batch, Observation
+from uffdprefetch.service.mappings import ManagedMappings
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import (
     POOL_BACKWARD,
@@ -33,42 +33,16 @@ if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.readers.known_order import KnownOrders
 
 
-class MappingsOwner(Protocol):
-    """Who manages them (coordinator.py)."""
-
-    def readers(self) -> list[Reader]:
-        """Who has mapped what, now."""
-
-    def give_up(self, file: FileState, why: str) -> None:
-        """Every mapping of the file becomes the job's own again."""
-
-    def give_back(self, client: Client, region: Region) -> None:
-        """This one does."""
-
-
 class PoolBridge:
     """The pool of one service. Its thread calls everything here."""
 
     def __init__(
-        self, pool: NodePool, mappings: MappingsOwner, arbiter: Arbiter, windows: Windows,
-        ledger: Ledger, publisher: EventPublisher,
+        self, pool: NodePool, mappings: ManagedMappings, arbiter: Arbiter, windows: Windows,
+        ledger: Ledger, publisher: EventPublisher, next_shard: NextShard,
     ) -> None:  # fmt: skip
+        self._next_shard = next_shard
         self._pool, self._mappings, self._arbiter = pool, mappings, arbiter
         self._windows, self._ledger, self._publisher = windows, ledger, publisher
-
-    def accept(self, client: Client, file: FileState) -> tuple[list[int], str]:
-        """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
-        if client.pool_slot < 0:
-            why = "the process has no userfaultfd for it"
-        elif file.pooled is None and file.copies.rw >= 0:
-            why = "it has checkpoints"  # whose pages and the pool's are not compared at once
-        else:
-            try:
-                return [self._pool.open(file).memfd], "the pool's memory is mapped in its place"
-            except OSError as error:
-                why = str(error)
-        self._ledger.degrade(f"a mapping is not served by the pool: {why}", file.path)
-        return [], why
 
     def take_events(self) -> None:
         """What has happened in the pool: faults are progress, those of a mapping together; the rest
@@ -139,9 +113,7 @@ class PoolBridge:
                 TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
             )  # fmt: skip
 
-    def plan_evictions(
-        self, now: int, known_orders: KnownOrders | None, next_shard: NextShard
-    ) -> None:
+    def plan_evictions(self, now: int, known_orders: KnownOrders | None) -> None:
         """Have blocks ready to leave the pool when it is full."""
         if not self._pool.wants_victims():
             return
@@ -159,7 +131,7 @@ class PoolBridge:
                 if one.live and one.file.pooled is not None
             ],
             unneeded(readers),
-            next_shard.awaited(now),
+            self._next_shard.awaited(now),
         )  # fmt: skip
 
 

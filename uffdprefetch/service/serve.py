@@ -29,11 +29,10 @@ from uffdprefetch.base.rundir import is_of_node
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory import Pressure
-from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.service import door
 from uffdprefetch.service.agents import Agents
-from uffdprefetch.service.coordinator import OPENED_FOR_WRITING
+from uffdprefetch.service.attachments import OPENED_FOR_WRITING
 from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.freshness import Freshness, reads_allowed
 from uffdprefetch.service.known_orders import OrderService
@@ -121,30 +120,30 @@ class Service:
         self.coordinator = door.build(
             config, self._workers, self._ledger, publisher=self._publisher, opener=self._opener,
             on_warmed=self._warmed, defer=cluster.defer if cluster is not None else None,
-            waiting=lambda: self._waits.side_by_side,
+            waiting=lambda: self._waits.side_by_side, pool=pool,
         )  # fmt: skip
         self._scheduler = self.coordinator.scheduler
         core = self.coordinator
-        found = FoundMappings(core.clients, core, core.table, self._opener, self._ledger)
-        self._observer = Observer(
-            core.clients, found, self._ledger, config.min_size_bytes,
-            everybody=config.engine == "off",
+        clients = core.mappings.clients
+        found = FoundMappings(
+            clients, core.mappings, core.attachments.observed, core.table, self._opener,
+            self._ledger,
         )  # fmt: skip
+        self._observer = Observer(
+            clients, found, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
+        )
         self._freshness = Freshness(
-            core.files, core.clients, self._ledger, core.give_up, self._reads_allowed,
+            core.table.files, clients, self._ledger, core.mappings.give_up, self._reads_allowed,
             self._wake_fd, pool,
         )  # fmt: skip
-        if pool is not None:
-            core.use_pool(pool)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
         self._live: Live | None = None
-        self._limit = Limit.BUDGET
         self._standstill = Standstill()
-        self._asked_bytes = 0  # the scheduler's when it was asked what may lie ahead
         agents = Agents(
-            core.clients, core, core.table, self._ledger, self._publisher, self._wake_fd, pool
+            core.mappings, core.attachments, core.scanner, core.events, core.table, self._ledger,
+            self._publisher, self._wake_fd, core.bridge, pool,
         )  # fmt: skip
         self._peers = Peers(
             listener,
@@ -234,9 +233,11 @@ class Service:
             return None
         try:
             core = self.coordinator
+            windows, clients = core.windows, core.mappings.clients
             service = OrderService(
-                socket_path, self.config, self._epoll, self._scheduler, self._ledger, core.clock,
-                core.arbiter, core.clients, core.room_bytes, core.allowed_bytes,
+                socket_path, self.config, self._epoll, self._scheduler, self._ledger, CLOCK,
+                core.arbiter, clients, windows.room_bytes,
+                lambda pooled: windows.reader_bytes(pooled, len(clients)),
             )  # fmt: skip
         except OSError as error:
             self._ledger.degrade(f"no order can be told: {error}")
@@ -314,7 +315,7 @@ class Service:
             due = min(due, self._order_service.due_ns)
         if self._live is not None and self._live.sampling.slow.due_ns:
             due = min(due, self._live.sampling.slow.due_ns)
-        for client in self.coordinator.clients.values():
+        for client in self.coordinator.mappings.clients.values():
             for region in client.regions.values():
                 if not region.agent.detaching:
                     due = min(due, region.scan.due_ns, self._waits.due_ns)
@@ -343,18 +344,19 @@ class Service:
                 self._peers.receive(fd)
         if self._order_service is not None:  # what has ended first, then what was touched since
             self._order_service.announcements.look(CLOCK.now_ns())
-        for client in self.coordinator.clients.values():
-            self.coordinator.on_events(client, client.ring.drain())
+        for client in self.coordinator.mappings.clients.values():
+            self.coordinator.events.take(client, client.ring.drain())
         pool = self.coordinator.pool
         if pool:
             pool.pool.alive()
             if pool.orphans:
                 pool.look_for_orphans()
-            self.coordinator.on_pool_events()
+        if self.coordinator.bridge is not None:
+            self.coordinator.bridge.take_events()
         self._scheduler.reap()
-        read = self._scheduler.prefetched_bytes - self._asked_bytes
-        if read > ASK_SHARE * self.coordinator.windows.allowed_bytes:
-            self._update_allowed_bytes()
+        windows = self.coordinator.windows
+        if windows.read_since_bytes > ASK_SHARE * windows.allowed_bytes:
+            self._ask_memory()
         self._opener.step()
         now = CLOCK.now_ns()
         if self.coordinator.table.waits or 0 < self.coordinator.table.look_ns <= now:
@@ -362,13 +364,13 @@ class Service:
         self._observer.look(self._peers.jobs(), now)
         self.coordinator.look(now)
         self._freshness.step(now)
-        self._waits.step(self.coordinator.clients)
+        self._waits.step(self.coordinator.mappings.clients)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
         elif self._leaving:  # the last agent has perhaps just told: the writer waits
             self._look_for_writers()
         self.coordinator.plan()
-        self.coordinator.plan_evictions()
+        self.coordinator.plan_evictions(CLOCK.now_ns())
         wait = self._scheduler.pump(CLOCK.now_ns())
         self._next_pump_ns = CLOCK.now_ns() + wait if wait else 0
         if now - self._noted_ns >= NOTE_NS:
@@ -376,10 +378,10 @@ class Service:
         self._publisher.flush()
         if self._live is not None and self._live.sampling.slow.due_ns:
             self._live.sampling.slow.step(CLOCK.now_ns())
-        for fd, client in list(self.coordinator.clients.items()):
-            if client.waiting:
-                client.flush()
-            if client.gone:
+        for fd, client in list(self.coordinator.mappings.clients.items()):
+            if client.agent.waiting:
+                client.agent.flush()
+            if client.agent.gone:
                 self._peers.drop_client(fd, client)
 
     def _reading_cpu_seconds(self) -> float:
@@ -395,14 +397,14 @@ class Service:
             from uffdprefetch.service.sampling import PoolTrack, Sampling
 
             core, ledger, scheduler = self.coordinator, self._ledger, self._scheduler
-            sampling = Sampling(core.files, core.clients, scheduler, ledger)
+            sampling = Sampling(core.table.files, core.mappings.clients, scheduler, ledger)
             ranks = LiveRanks(
-                ledger.processes, core.readers, core.windows, core.window_bytes, scheduler,
-                sampling.ranks,
-            )  # fmt: skip
+                ledger.processes, core.mappings.readers, core.windows, scheduler, sampling.ranks
+            )
             node = LiveNode(
-                self.config, ledger, scheduler, lambda: (core.windows.allowed_bytes, self._limit),
-                sampling.history, self._reading_cpu_seconds,
+                self.config, ledger, scheduler,
+                lambda: (core.windows.allowed_bytes, core.windows.allowed_by), sampling.history,
+                self._reading_cpu_seconds,
             )  # fmt: skip
             self._live = Live(
                 self.config, self.run_key, ledger, scheduler, core.table, sampling, ranks, node,
@@ -435,7 +437,7 @@ class Service:
 
     def _sample(self) -> None:
         for process in self._ledger.processes.single:
-            self.coordinator.sample(process.watched)
+            self._publisher.sample(process.watched, CLOCK.now_ns())
 
     def _note(self, now: int) -> None:
         """Put what was read, windows and rates on the time line."""
@@ -445,14 +447,17 @@ class Service:
         if more:
             self._ledger.timeline.at(seconds).prefetched_bytes += more
             self._noted_bytes += more
-        streams = [s for reader in self.coordinator.readers() for s in reader.table.active()]
+        streams = [
+            s for reader in self.coordinator.mappings.readers() for s in reader.table.active()
+        ]
         if not streams:
             return
         streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
         bin_ = self._ledger.timeline.at(seconds)
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
-        bin_.window_bytes = self.coordinator.window_bytes(widest)
-        bin_.distance_bytes = self.coordinator.windows.of(widest).step_bytes
+        windows = self.coordinator.windows
+        bin_.window_bytes = windows.shown_bytes(widest)
+        bin_.distance_bytes = windows.of(widest).step_bytes
         bin_.under_way_bytes = self._scheduler.under_way_bytes
         bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)
         bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))
@@ -462,7 +467,7 @@ class Service:
         self._sample()
         core = self.coordinator
         read = read_so_far(
-            self._ledger, core.table, core.clients, core.windows, core.ahead, core.stated,
+            self._ledger, core.table, core.mappings.clients, core.windows, core.arbiter,
             core.known_orders, core.pool,
         )  # fmt: skip
         return summary(
@@ -479,10 +484,10 @@ class Service:
         is_first = not self._housekeeping_ns
         self._housekeeping_ns = now + HOUSEKEEPING_NS
         self._peers.housekeep(now)
-        for client in self.coordinator.clients.values():
-            client.look_for_lost_rights()
+        for client in self.coordinator.mappings.clients.values():
+            client.agent.look_for_lost_rights()
         self._sample()
-        self._update_allowed_bytes()
+        self._ask_memory()
         if self.coordinator.pool:
             self.coordinator.pool.housekeep()
         if self._cluster is not None:
@@ -496,24 +501,20 @@ class Service:
         self._look_for_writers()
         self.coordinator.refresh_all()
 
-    def _update_allowed_bytes(self) -> None:
+    def _ask_memory(self) -> None:
         windows = self.coordinator.windows
-        before = windows.allowed_bytes
-        windows.allowed_bytes, self._limit = self.coordinator.limits.ahead_bytes()
-        self._asked_bytes = self._scheduler.prefetched_bytes
-        if self._limit is not Limit.BUDGET and windows.allowed_bytes < before // 2:
-            self._ledger.degrade(
-                f"less is read ahead than --budget allows: {self._limit.words} leaves no more"
-            )
+        if windows.ask_memory():
+            limit = windows.allowed_by.words
+            self._ledger.degrade(f"less is read ahead than --budget allows: {limit} leaves no more")
 
     def _look_for_writers(self) -> None:
         """A broken lease: detach everywhere, then let the writer in."""
         now = CLOCK.now_ns()
-        for file in self.coordinator.files.values():
+        for file in self.coordinator.table.files.values():
             if not file.guard.leased or not file.guard.lease_breaking(file.opened.fd):
                 continue
             if file.guard.changed is None:
-                self.coordinator.give_up(file, OPENED_FOR_WRITING)
+                self.coordinator.mappings.give_up(file, OPENED_FOR_WRITING)
             self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.mappings.attached or now >= deadline:

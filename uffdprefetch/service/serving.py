@@ -33,8 +33,8 @@ def refused(refusal: Refusal) -> Serving:
 
 def by_page_tables(client: Client, coarse: Coarse | None, more: str = "") -> Serving:
     """Followed by page tables, where they can be seen."""
-    if client.pagemap_fd < 0:
-        hidden = f"its process hides its page tables ({client.pagemap_error})"
+    if not client.page_table.is_readable:
+        hidden = f"its process hides its page tables ({client.page_table.error})"
         return refused(Refusal(Reason.PAGE_TABLE, hidden))
     words = coarse.words if coarse is not None else "the job's page tables can be read"
     return Serving(wire.ServingMode.PAGE_TABLES, words + more, coarse)
@@ -71,9 +71,9 @@ def _found_late(client: Client, a: wire.Attach, engine: str) -> Coarse | None:
     if client.observed:
         if engine == "off":
             return Coarse.ENGINE_OFF
-        return Coarse.STATIC if client.static else Coarse.NOT_LOADED
+        return Coarse.STATIC if client.sightings.is_static else Coarse.NOT_LOADED
     if a.region >= FIRST_OBSERVED:
-        return Coarse.BYPASSES if client.bypasses else Coarse.PAST_LIBC
+        return Coarse.BYPASSES if client.sightings.bypasses else Coarse.PAST_LIBC
     return None
 
 

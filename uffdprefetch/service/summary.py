@@ -15,8 +15,7 @@ from uffdprefetch.base.file_systems import mounted
 from uffdprefetch.base.mounts import type_at
 from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
-from uffdprefetch.readers.ahead import Ahead
-from uffdprefetch.readers.stated import StatedRanges
+from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
@@ -180,7 +179,7 @@ class Read:
 
 def read_so_far(
     ledger: Ledger, table: FileTable, clients: Mapping[int, Client], windows: Windows,
-    ahead: Ahead, stated: StatedRanges, orders: KnownOrders | None, pool: NodePool | None,
+    arbiter: Arbiter, orders: KnownOrders | None, pool: NodePool | None,
 ) -> Read:  # fmt: skip
     """By now, of the files that are closed as well."""
     in_pool = pool.summary() if pool else None  # takes the files' counts as well
@@ -188,7 +187,7 @@ def read_so_far(
     readers = [one for client in clients.values() for one in client.readers.values()]
     return Read(
         [
-            {**file, "whole": ahead.describe(file["path"]), "stated": stated.describe(file["path"])}
+            {**file, **arbiter.describe_file(file["path"])}
             for file in [*files, *ledger.closed.files]
         ],
         [

@@ -63,8 +63,9 @@ class FileTable:
     """The files under management, by (device, inode, size, mtime)."""
 
     def __init__(
-        self, config: Config, scheduler: FileRequests, ledger: Ledger, clock: Clock = CLOCK
-    ) -> None:
+        self, config: Config, scheduler: FileRequests, ledger: Ledger, clock: Clock = CLOCK,
+        pool: FilePool | None = None,
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._config = config
         self._scheduler = scheduler
@@ -75,11 +76,11 @@ class FileTable:
         self._left: dict[Key, FileState] = {}  # since the last look
         self.waits = False  # call look() when a worker has ended
         self._changed: set[tuple[int, int] | str] = set()
-        self.pool: FilePool | None = None
+        self.pool = pool
 
     @property
     def all(self) -> list[FileState]:
-        """Those, and the ones that nobody maps now, which are closed."""
+        """Those under management, and the ones that nobody maps now, which are closed."""
         return [*self.files.values(), *self.parked.values()]
 
     def known(self, a: wire.Attach, fd: int | None) -> FileState | None:

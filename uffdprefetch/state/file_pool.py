@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from uffdprefetch.native import pool as uffd_pool
@@ -42,6 +43,9 @@ class FilePool(Protocol):
 
     def window_bytes(self, walk: bool = False) -> int:
         """What a reader may have ahead of it; ``walk``: at one place."""
+
+    def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
+        """Count the distinct positions at which files are read."""
 
     def come_over(
         self, part: PoolFile | None, stream: Stream, start: int, end: int, forward: int

@@ -16,6 +16,7 @@ from typing import Any
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Region
 
 #: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
@@ -119,6 +120,14 @@ class EventPublisher:
         self._batch += _EVENT.pack(
             time_ns, offset, length, value, pid, tid, kind, number, min(aux, 0xFFFFFFFF)
         )
+
+    def sample(self, watched: Watched, now: int) -> None:
+        """Read the counters of a process; recorders hear of its major faults."""
+        before = watched.now.major_faults
+        watched.sample()
+        more = watched.now.major_faults - before
+        if more > 0:
+            self.put(MAJORS, now, watched.pid, None, 0, 0, more)
 
     # -------------------------------------------------------------- sending
 

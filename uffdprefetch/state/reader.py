@@ -22,6 +22,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState, Key
+from uffdprefetch.state.page_table import PageTable
 from uffdprefetch.state.region_state import AgentState, CheckpointState, ScanState
 
 #: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
@@ -136,19 +137,25 @@ class Region:
         return self.address + offset - self.offset_bytes
 
 
+class AgentCommands(Protocol):
+    """What an agent can be asked for (agent_link.py)."""
+
+    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
+        """Do something with a mapping."""
+
+
 class Process(Protocol):
     """Whose reader it is (client.py), as far as the core asks it something."""
 
     rank: int
     pid: int
-    pagemap_fd: int  # -1: its page table cannot be read
+    page_table: PageTable
     readers: dict[Key, Reader]
+    regions: dict[int, Region]
 
-    def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
-        """Runs of pages present in its page table in [address, +length), as (address, bytes)."""
-
-    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
-        """Have its agent do something with a mapping."""
+    @property
+    def agent(self) -> AgentCommands:
+        """Its agent."""
 
     def descends_from(self, pid: int) -> bool:
         """Whether it is this process or one of its descendants."""

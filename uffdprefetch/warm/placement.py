@@ -40,7 +40,7 @@ class CheckpointPlacer:
             if not any(low <= offset <= high for low, high in kept):
                 pages.append(page)
         if pages:
-            region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
+            region.reader.client.agent.command(wire.Type.REARM, region.id, sorted(pages))
             self._ledger.checkpoints.rearmed += len(pages)
         for page in pages:
             del region.checkpoints.fired[page]
@@ -61,7 +61,7 @@ class CheckpointPlacer:
                 pages.append(page)
                 del region.checkpoints.fired[cell], region.checkpoints.armed[cell]
         if pages:
-            region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
+            region.reader.client.agent.command(wire.Type.REARM, region.id, sorted(pages))
             self._ledger.checkpoints.rearmed += len(pages)
 
     def _reach(self, stream: Stream) -> tuple[int, int]:

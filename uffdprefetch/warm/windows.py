@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead of a walk to be: one Window of each in a turn, for all who ask."""
+"""How far ahead of a walk to be: one Window of each in a turn, for all who ask; and of what memory
+leaves for all of them the share of each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Window
 from uffdprefetch.state.file_pool import FilePool
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.scheduler import Scheduler
+
+#: Counting the places at which files are read may take one part in this many of a core.
+PLACES_COST = 25
 
 
 @dataclass
@@ -26,13 +35,69 @@ class _Asked:
 class Windows:
     """Of the walks of one service, whose thread calls everything here."""
 
-    def __init__(self, config: Config, scheduler: Scheduler) -> None:
-        self._config, self._scheduler = config, scheduler
-        self.allowed_bytes = config.budget_bytes
+    def __init__(
+        self, config: Config, scheduler: Scheduler, limits: Limits | None = None,
+        pool: FilePool | None = None, clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
+        self._config, self._scheduler, self._clock = config, scheduler, clock
+        self._limits = limits or Limits(config.budget_bytes)
+        self.allowed_bytes, self.allowed_by = config.budget_bytes, Limit.BUDGET
+        self._noted_bytes = 0  # the scheduler's when that was asked
+        self.pool = pool
         self.places = 1  # at which files are read: readers near each other share a window
-        self.pool: FilePool | None = None
+        self._places_due_ns = 0
         self._asked: WeakKeyDictionary[Stream, _Asked] = WeakKeyDictionary()
         self._made: dict[tuple[Stream, bool], Window] = {}  # in this turn
+
+    # -------------------------------------------------------------- how much there is for all
+
+    def ask_memory(self) -> bool:
+        """What may lie ahead of all readers together is what memory leaves now; whether that is
+        less than half of what it was."""
+        before = self.allowed_bytes
+        self.allowed_bytes, self.allowed_by = self._limits.ahead_bytes()
+        self._noted_bytes = self._scheduler.prefetched_bytes
+        return self.allowed_by is not Limit.BUDGET and self.allowed_bytes < before // 2
+
+    @property
+    def read_since_bytes(self) -> int:
+        """What was read since memory was asked."""
+        return self._scheduler.prefetched_bytes - self._noted_bytes
+
+    def count_places(self, readers: Iterable[Reader]) -> None:
+        """At how many places files are read, which share what may be ahead of them: 12 ms of ten
+        thousand readers, so now and then only."""
+        if self._clock.now_ns() < self._places_due_ns:
+            return
+        began = self._clock.cpu_ns()
+        walks = [(reader, walk) for reader in readers for walk in reader.table.active()]
+        self.places = window.places((id(one.file), walk.position_bytes) for one, walk in walks)
+        if self.pool is not None:
+            self.pool.note_places((one.file, walk) for one, walk in walks if one.pooled)
+        cost_ns = self._clock.cpu_ns() - began
+        self._places_due_ns = self._clock.now_ns() + PLACES_COST * cost_ns
+
+    def room_bytes(self, file: FileState) -> int:
+        """How much of a file may be in memory."""
+        if self.pool is not None and file.pooled is not None:
+            return self.pool.budget_bytes
+        return self.allowed_bytes
+
+    def share_bytes(self, file: FileState) -> tuple[int, int]:
+        """How much of a file may lie ahead of one place at which it is read, and of all
+        together."""
+        room = self.room_bytes(file)
+        if self.pool is not None and file.pooled is not None:
+            return self.pool.window_bytes(walk=True), room
+        return room // max(1, self.places), room
+
+    def reader_bytes(self, pooled: bool, processes: int) -> int:
+        """How much may lie ahead of a reader, of the pool or not, where so many processes read."""
+        if self.pool is not None and pooled:
+            return self.pool.window_bytes()
+        return self.allowed_bytes // max(1, processes)
+
+    # -------------------------------------------------------------- of one walk
 
     def begin_turn(self) -> None:
         """What has been seen, and measured, since the last one counts from now on."""
@@ -76,6 +141,10 @@ class Windows:
         if asked is None:
             return 0
         return max(0, (asked.frontier_bytes - walk.position_bytes) * walk.direction)
+
+    def shown_bytes(self, walk: Stream) -> int:
+        """What it has, or is to have, ahead of it: who guesses has no window of a size."""
+        return self.ahead_bytes(walk) if self._config.guesses else self.of(walk).size_bytes
 
     def late_extents(self, walk: Stream) -> int:
         """Of what was read ahead of it, what came too late."""

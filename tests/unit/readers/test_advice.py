@@ -137,7 +137,7 @@ def test_of_what_is_said_a_little_is_read_and_then_as_much_again_as_is_used(
     for at in random.Random(1).sample(range(0, 12 * MIB, BLOCK), 12 * MIB // BLOCK):
         bed.touch(region, at)
     bed.rest(100)
-    found = bed.stated.describe(file.path)
+    found = bed.arbiter.describe_file(file.path)["stated"]
     assert found is not None and 28 * MIB < found["read_bytes"] < 48 * MIB
 
 
@@ -150,7 +150,7 @@ def test_what_is_used_of_other_guesses_is_no_use_of_what_was_said(
     bed.rest(600)
     bed.walk(region, 128 * MIB, 224 * MIB)
     bed.rest(100)
-    found = bed.stated.describe(file.path)
+    found = bed.arbiter.describe_file(file.path)["stated"]
     assert found is not None and found["read_bytes"] <= FREE
     assert bed.ahead.account.used > 64 * MIB
 

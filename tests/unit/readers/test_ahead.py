@@ -250,7 +250,7 @@ def test_one_that_nobody_comes_to_is_lost(bed: Bed, shards: list[FileState], end
     read = 32 * MIB - bed.missing(shards[1])
     bed.unmap(region)
     if ends:
-        bed.core.left(region.reader.client)
+        bed.core.mappings.left(region.reader.client)
     else:
         bed.walk(bed.region(shards[2]), 0, 32 * MIB)
     assert bed.ahead.account.lost >= read > 8 * MIB

@@ -25,9 +25,11 @@ def ahead() -> Ahead:
     )
     shards: Any = SimpleNamespace(beyond=lambda *_: iter(()))
     room: Any = SimpleNamespace(holders=[])
-    windows: Any = SimpleNamespace(asked=lambda *_: None)
+    windows: Any = SimpleNamespace(
+        asked=lambda *_: None, share_bytes=lambda file: (1 << 40, 1 << 40)
+    )
     return Ahead(
-        scheduler, Ledger(), EventPublisher(), room, lambda file: (1 << 40, 1 << 40), shards,
+        scheduler, Ledger(), EventPublisher(), room, shards,
         lambda reader: None, lambda *_: 0, windows,
     )  # fmt: skip
 
@@ -38,7 +40,7 @@ def mapped(number: int, size_bytes: int) -> Any:
     file.opened = file.opened._replace(fd=3)
     reader = SimpleNamespace(
         file=file, pid=7, rank=0, reads_pool=False, says_random=False,
-        regions={}, client=SimpleNamespace(pagemap_fd=3), access=Access.UNKNOWN,
+        regions={}, access=Access.UNKNOWN,
         unneeded=Unneeded(),
         table=SimpleNamespace(streams=[]), span=SimpleNamespace(start_bytes=0, end_bytes=1 << 30),
     )  # fmt: skip

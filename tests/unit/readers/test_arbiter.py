@@ -90,14 +90,13 @@ class Node:
         file = file_of(SIZE)
         file.mappings.attached, file.there = 1, 0
         self.client: Any = SimpleNamespace(
-            pagemap_fd=0,
+            page_table=SimpleNamespace(is_readable=True, runs=lambda address, length: []),
             rank=0,
             pid=7,
             regions={},
             readers={},
-            touched_runs=lambda address, length: [],
         )
-        self.coordinator.clients[1] = self.client
+        self.coordinator.mappings.clients[1] = self.client
         self.region = self.maps(file, 1)
         self.at = 0
 
@@ -209,7 +208,7 @@ def test_a_mapping_that_is_gone_is_nobodys() -> None:
     node.coordinator.plan()
     assert node.notes.wanted == [] and node.coordinator.arbiter.idle
     assert node.oracle.lost == []
-    node.coordinator.left(node.client)
+    node.coordinator.mappings.left(node.client)
     assert node.oracle.lost == [7]
 
 
@@ -260,7 +259,7 @@ def test_of_files_that_are_not_mapped_the_one_mapped_longest_ago_is_forgotten() 
 def near(node: Node, readahead_bytes: int) -> None:
     """Its file lies on a disk at hand, of which the kernel reads so much ahead."""
     node.region.file.call.ahead_bytes = readahead_bytes
-    node.client.touched_runs = lambda address, length: [(address, length)]
+    node.client.page_table.runs = lambda address, length: [(address, length)]
     for latency_ns in (900_000, 250_000):
         took: Any = SimpleNamespace(start_ns=0, done_ns=latency_ns)
         node.notes.meter.note_pages(took, 1)
@@ -305,7 +304,7 @@ def test_nor_a_walk_that_leaves_something_out() -> None:
     near(node, 8 * MIB)
     node.reads(4)
     assert not node.notes.wanted
-    node.client.touched_runs = lambda address, length: [(address + length - MIB, MIB)]
+    node.client.page_table.runs = lambda address, length: [(address + length - MIB, MIB)]
     for _ in range(8):
         node.at += MIB
         node.reads(1)

@@ -97,8 +97,7 @@ class Node:
             pid=100,
             regions={},
             readers={},
-            pagemap_fd=-1,
-            touched_runs=lambda address, length: [],
+            page_table=SimpleNamespace(is_readable=False, runs=lambda address, length: []),
         )
         self.reader = reader_of(self.client, file)
         self.region = Region(
@@ -107,7 +106,7 @@ class Node:
         )  # fmt: skip
         self.client.regions[1] = self.region
         self.reader.add(self.region)
-        self.coordinator.clients[1] = self.client
+        self.coordinator.mappings.clients[1] = self.client
 
     def walks(self, density: float, length: int = 16 * MIB, at: int = 0) -> Stream:
         """A walk of the reader has gone over so much, of which it has touched a part."""
@@ -207,7 +206,7 @@ def test_its_touches_are_no_walks(node: Node) -> None:
     node.orders.known = known()
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
-    node.coordinator.on_events(node.client, [event])  # type: ignore[list-item]
+    node.coordinator.events.take(node.client, [event])  # type: ignore[list-item]
     assert node.reader.table.streams == [] and node.orders.touches == 1
     assert (2 * MIB, 2 * MIB + 4096) in list(node.region.scan.mapped)
 
@@ -267,7 +266,7 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
         node.now += 10**6
         page = source.randrange(SIZE // 4096)
         event = SimpleNamespace(region=1, page=page, time_ns=node.now, handle_ns=1, tid=100)
-        node.coordinator.on_events(node.client, [event])  # type: ignore[list-item]
+        node.coordinator.events.take(node.client, [event])  # type: ignore[list-item]
     node.orders.known, order.dropped = None, dropped
     node.plan(PLAN_NS)
     assert (node.reader.access is Access.JUMPS) == (dropped is not None)
@@ -277,7 +276,7 @@ def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) ->
     node.orders.known = known(inferred=True)
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
-    node.coordinator.on_events(node.client, [event])  # type: ignore[list-item]
+    node.coordinator.events.take(node.client, [event])  # type: ignore[list-item]
     assert len(node.reader.table.streams) == 1
 
 

@@ -50,7 +50,7 @@ def read(bed: Bed) -> IntervalSet:
 
 
 def said(bed: Bed, file: FileState) -> tuple[str, int]:
-    found = bed.stated.describe(file.path)
+    found = bed.arbiter.describe_file(file.path)["stated"]
     assert found is not None
     return found["state"], found["read_bytes"]
 
@@ -138,7 +138,7 @@ def test_a_reader_that_goes_on_before_the_stream_stands_behind_what_keeps_the_st
         bed.scheduler.meter.note_pages(page, 1)
     bed.scheduler.meter.bandwidth = bandwidth
     region = bed.region(file)
-    bed.stated.mapped(region)
+    bed.stated.attached(region)
     bed.touch(region, 0)  # where the stream is, too
     assert bed.scheduler.under_way_bytes >= 4 * MIB
     for at in range(96 * MIB, SIZE, 64 * MIB):  # faster than it comes
@@ -155,7 +155,7 @@ def test_of_a_reader_whose_order_is_known_what_the_user_has_said_counts_alone(
 ) -> None:
     bed = believing(monkeypatch, whole=whole)
     region = bed.region(file)
-    bed.stated.mapped(region)
+    bed.stated.attached(region)
     bed.stated.needed(region, 0, SIZE)
     bed.turn()
     bed.order(region, True)
@@ -248,7 +248,7 @@ def test_the_users_own_policies(
     bed.stated.needed(region, 0, 8 * MIB)
     bed.rest(20)
     assert bed.sent == []
-    bed.stated.mapped(region)
+    bed.stated.attached(region)
     bed.rest(200)
     assert bool(bed.sent) == whole
 
@@ -286,7 +286,7 @@ def test_what_the_user_says_and_what_is_populated_is_none(
     elif how == "populated":
         bed.advice.populated(region)
     else:
-        bed.stated.mapped(region)
+        bed.stated.attached(region)
     bed.rest(turns)
     bed.stated.needed(region, 0, MIB)
     if how == "populated later":
@@ -300,14 +300,14 @@ def test_whole_reads_what_matches_from_its_first_mapping_on_once(
 ) -> None:
     bed = believing(monkeypatch, whole=("tokens.*",))
     for one in (file, other, file):
-        bed.stated.mapped(bed.region(one))
+        bed.stated.attached(bed.region(one))
         bed.turn()
     assert bed.sent, "before any touch"
     bed.rest(200)
     assert list(read(bed)) == [(0, SIZE)]
-    found = bed.stated.describe(file.path)
+    found = bed.arbiter.describe_file(file.path)["stated"]
     assert found is not None and "--whole" in found["why"]
-    assert bed.stated.describe(other.path) is None
+    assert bed.arbiter.describe_file(other.path)["stated"] is None
 
 
 def test_whole_that_does_not_fit_is_one_finding(
@@ -315,7 +315,7 @@ def test_whole_that_does_not_fit_is_one_finding(
 ) -> None:
     bed = believing(monkeypatch, whole=("tokens.*",), budget_bytes=SIZE - 1)
     for _ in range(3):
-        bed.stated.mapped(bed.region(file))
+        bed.stated.attached(bed.region(file))
         bed.now += 2 * module.AGAIN_NS
         bed.turn()
     (finding,) = bed.ledger.degradations
@@ -356,7 +356,7 @@ def test_of_many_files_one_that_nobody_maps_is_forgotten(
         bed.stated.needed(region, 0, MIB)
         bed.rest(20, 100 * MS)
         bed.unmap(region)
-    assert [bed.stated.describe(file.path) is not None for file in many] == [
+    assert [bed.arbiter.describe_file(file.path)["stated"] is not None for file in many] == [
         False, False, True, True,
     ]  # fmt: skip
 

@@ -96,7 +96,7 @@ class Node:
         return not self.busy
 
     def mapped(self) -> None:
-        self.starts.mapped(self.region)
+        self.starts.attached(self.region)
         asked, self.asked = self.asked, []
         for work, then in asked:
             then(work())
@@ -160,7 +160,7 @@ def test_where_tensor_starts_are_not_read(path: Path, change: dict[str, Any]) ->
 def test_nothing_is_wanted_of_a_file_that_was_closed_or_changed_meanwhile(path: Path) -> None:
     for gone in (True, False):
         node = Node(path)
-        node.starts.mapped(node.region)
+        node.starts.attached(node.region)
         if gone:
             node.file.opened = node.file.opened.closed()
         else:

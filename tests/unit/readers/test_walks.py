@@ -38,7 +38,7 @@ def jumps_about(
         active=list,
     )  # fmt: skip
     region.reader.table = table
-    bed.core.walks._passed = lambda *_: passed_bytes  # type: ignore[method-assign]
+    bed.arbiter._walks._passed = lambda *_: passed_bytes  # type: ignore[method-assign]
     for _ in range(64):
         bed.now += 2 * MS
         at = source.randrange(8 * MIB // BLOCK, SIZE // BLOCK) * BLOCK

@@ -85,7 +85,7 @@ def test_under_the_users_own_policies_nothing_is_read_whole(
 ) -> None:
     bed = Bed(monkeypatch, policy=policy, size_bytes=MIB)
     bed.visits(bed.region(file), 600)
-    assert bed.sent_bytes < SIZE // 4 and bed.ahead.describe(file.path) is None
+    assert bed.sent_bytes < SIZE // 4 and bed.arbiter.describe_file(file.path)["whole"] is None
 
 
 def test_a_mapping_for_each_batch_makes_no_difference(bed: Bed, file: FileState) -> None:
@@ -171,7 +171,7 @@ def _is_known(bed: Bed, region: Region) -> None:
 
 def _leaves(bed: Bed, region: Region) -> None:
     bed.unmap(region)
-    bed.core.left(region.reader.client)
+    bed.core.mappings.left(region.reader.client)
 
 
 @pytest.mark.parametrize("what", [_changes, _is_closed, _is_known, _leaves])
@@ -217,7 +217,7 @@ def test_memory_is_looked_at_once_a_second(
         return 1 << 40, Limit.BUDGET
 
     region = streaming(bed, file)
-    monkeypatch.setattr(bed.core.room, "of", of)
+    monkeypatch.setattr(bed.ahead._whole._room, "of", of)
     for _ in range(50):
         bed.rest(1, 98 * MS)
         bed.visits(region, 1)
@@ -330,7 +330,6 @@ def in_the_pool(
     )  # fmt: skip
     file.pooled = part
     monkeypatch.setattr(bed.windows, "pool", node_pool)
-    bed.core.pool = node_pool  # type: ignore[assignment]
     return part
 
 
@@ -384,7 +383,7 @@ def test_it_yields_to_misses_and_whatever_else_is_wanted_comes_first(
 
 def test_nothing_is_said_of_who_goes_in_order(bed: Bed, file: FileState) -> None:
     bed.walk(bed.region(file), 0, 64 * MIB)
-    assert bed.ahead.describe(file.path) is None
+    assert bed.arbiter.describe_file(file.path)["whole"] is None
 
 
 def test_the_summary_has_one_row_of_a_random_rank_however_often_it_maps(
@@ -436,7 +435,10 @@ def test_what_is_read_for_nothing_is_bounded_for_all_files_together(
     files = [opened(tmp_path / f"{number}.stack", 64 * MIB) for number in range(8)]
     for file in files:
         bed.visits(bed.region(file), 60)
-    read = [(bed.ahead.describe(file.path) or {"read_bytes": 0})["read_bytes"] for file in files]
+    read = [
+        (bed.arbiter.describe_file(file.path)["whole"] or {"read_bytes": 0})["read_bytes"]
+        for file in files
+    ]
     visits = len(files) * 60 * AROUND
     for file in files:
         file.close()

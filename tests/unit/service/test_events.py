@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""service/coordinator.py: what follows from the touch of a checkpoint."""
+"""sense/checkpoint_events.py: what follows from the touch of a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Touched(Bed):
         client.mapped.add(start, start + 4 * MIB + uffd.PAGE_BYTES)
         self.now += MS
         event = uffd.Event(self.now, self.page, self.mapping.id, 0, 3, 0)
-        self.core.on_events(client, [event])
+        self.core.events.take(client, [event])
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_touch_of_a_checkpoint_has_page_tables_looked_at_in_the_same_turn(
 
 
 def test_where_no_page_table_can_be_read_the_touch_itself_tells(touched: Touched) -> None:
-    touched.mapping.reader.client.pagemap_fd = -1
+    touched.mapping.reader.client.page_table.is_readable = False  # type: ignore[misc]
     touched.fires()
     (batch,) = touched.told
     assert [(seen.start, seen.end, seen.told) for seen in batch.touches] == [

@@ -15,9 +15,11 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.service.serving import Serving, serving_of
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import FIRST_OBSERVED
+from uffdprefetch.state.sightings import Sightings
 from uffdprefetch.state.unserved import Coarse, Reason
 
 AUTO, FIXED, POOL = Config(), Config(policy="fixed"), Config(engine="pool")
+STATIC, PAST = Sightings(is_static=True), Sightings(bypasses=True)
 LAYING = pytest.mark.parametrize("config", [FIXED, POOL], ids=["fixed", "pool"])
 
 
@@ -26,7 +28,10 @@ def served(
     **client: Any,
 ) -> Serving:  # fmt: skip
     error = 0 if has_uffd else errno.EPERM
-    facts = {"observed": False, "static": False, "bypasses": False, "pagemap_fd": 3}
+    facts: dict[str, Any] = {
+        "observed": False, "sightings": Sightings(),
+        "page_table": SimpleNamespace(is_readable=True),
+    }  # fmt: skip
     hello = SimpleNamespace(uffd_error=error)
     one: Any = SimpleNamespace(hello=hello, has_uffd=has_uffd, **{**facts, **client})
     file: Any = SimpleNamespace(guard=SimpleNamespace(changed=None, writer=writer))
@@ -64,13 +69,13 @@ def test_where_nothing_of_ours_may_lie_the_reason_is_told(
 @pytest.mark.parametrize("config", [AUTO, FIXED, POOL], ids=["auto", "fixed", "pool"])
 def test_what_is_found_late_is_followed_less_closely_under_every_policy(config: Config) -> None:
     assert served(config, observed=True).coarse is Coarse.NOT_LOADED
-    assert served(config, observed=True, static=True).coarse is Coarse.STATIC
+    assert served(config, observed=True, sightings=STATIC).coarse is Coarse.STATIC
     assert served(config, region=FIRST_OBSERVED).coarse is Coarse.PAST_LIBC
-    assert served(config, region=FIRST_OBSERVED, bypasses=True).coarse is Coarse.BYPASSES
+    assert served(config, region=FIRST_OBSERVED, sightings=PAST).coarse is Coarse.BYPASSES
 
 
 def test_who_hides_its_page_tables_is_not_served() -> None:
-    one = served(AUTO, pagemap_fd=-1, pagemap_error="Permission denied")
+    one = served(AUTO, page_table=SimpleNamespace(is_readable=False, error="Permission denied"))
     assert one.refusal is not None and one.refusal.reason is Reason.PAGE_TABLE
     assert one.mode is ServingMode.REFUSE
 
@@ -92,7 +97,7 @@ def test_a_run_by_page_tables_has_nothing_to_mend() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_mappings_the_one_that_is_followed_best_is_told(first: bool) -> None:
-    well, late = served(AUTO), served(AUTO, observed=True, static=True)
+    well, late = served(AUTO), served(AUTO, observed=True, sightings=STATIC)
     ledger = attached(*((well, late) if first else (late, well)))
     assert (ledger.serving.rung, ledger.serving.remedy) == (2, None)
     assert ledger.serving.reason == well.reason

@@ -29,7 +29,7 @@ LINK = StorageModel(300e6, 5e-3)
 
 def region_of(policy: Auto) -> Region:
     """Of the one rank in the one file."""
-    [process] = policy.node.core.clients.values()
+    [process] = policy.node.core.mappings.clients.values()
     [region] = process.regions.values()
     return region
 
@@ -63,7 +63,7 @@ def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
     # No room for it: what lies ahead of its places. A few crops only: as plain.
     policy = Auto(room_bytes=pages * PAGE // 4)
     run(crops, policy, storage=LINK)
-    found = policy.node.core.ahead.describe("/data/f")
+    found = policy.node.core.arbiter.describe_file("/data/f")["whole"]
     assert found is not None and found["state"] == "refused"
     few = demand(stream(order[:30].tolist(), 2, 0.001), pages=pages)
     plain = run(few, Plain(), storage=LINK)
@@ -118,7 +118,7 @@ def test_many_files_take_no_longer_than_their_accesses() -> None:
     policy = Auto()
     assert run(wanted, policy).touched_bytes == 800 * 16 * PAGE
     core = policy.node.core  # nobody jumps about in any of them
-    assert [core.ahead.describe(file.path) for file in files] == [None] * 800
+    assert [core.arbiter.describe_file(file.path)["whole"] for file in files] == [None] * 800
 
 
 def apart(threads: int, pages: int, think: float) -> Demand:
@@ -139,7 +139,9 @@ def test_threads_that_walk_apart_do_not_jump_about() -> None:
     result = run(wanted, policy, None, storage)
     region = region_of(policy)
     assert len(region.reader.table.active()) == 4
-    assert policy.node.core.ahead.describe("/data/f") is None, "it does not jump about"
+    assert policy.node.core.arbiter.describe_file("/data/f")["whole"] is None, (
+        "it does not jump about"
+    )
     assert result.stall_seconds < 1  # how fast such a link is is known after some 0.3 s
     assert run(wanted, Plain(), None, storage).stall_seconds > 4
 
@@ -183,7 +185,7 @@ def test_no_more_files_are_read_whole_than_there_is_room_for() -> None:
     wanted = Demand(files, streams, PAGE, 1.0, 0.0, [])
     policy = Auto(room_bytes=200 * MIB)
     run(wanted, policy, storage=LINK)
-    found = [policy.node.core.ahead.describe(file.path) for file in files]
+    found = [policy.node.core.arbiter.describe_file(file.path)["whole"] for file in files]
     states = {one["state"] for one in found if one is not None}
     assert states - {"streamed", "done"} == {"refused"} and len(states) == 2
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import warnings_fail
+from guess_bed import source
 from replayed_jobs import MIB, PAGE, demand, run, straight, stream
 
+from uffdprefetch.readers.ahead import Ahead
 from uffdprefetch.sim.replay.auto import Auto
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.link import StorageModel
@@ -115,7 +117,7 @@ def test_what_was_lost_is_bounded_by_what_is_free_and_what_was_saved() -> None:
         at += length + 3 * MIB // PAGE // RECORD * RECORD + i % 7 * RECORD
     policy = Auto()
     run(demand(stream(places, RECORD), pages=at + RECORD), policy, storage=LINK)
-    account = policy.node.core.ahead.account
+    account = source(policy.node.core, Ahead).account
     # what is open is thought half lost, so twice that may be under way
     may_lose = 2 * (0.05 + 0.5 * account.saved_seconds) * 2 * 300e6
     assert account.lost <= may_lose
@@ -135,7 +137,7 @@ def test_where_many_wait_side_by_side_less_is_guessed() -> None:
         policy = Auto()
         policy.begin = _waiting(policy, waiting)  # type: ignore[method-assign]
         run(demand(stream(places, RECORD), pages=1000 * MIB // PAGE), policy, storage=LINK)
-        asked.append(policy.node.core.ahead.account.asked)
+        asked.append(source(policy.node.core, Ahead).account.asked)
     assert asked[1] < asked[0]
 
 
@@ -144,6 +146,6 @@ def _waiting(policy: Auto, number: float) -> Callable[..., None]:
 
     def begins(*args: Any) -> None:
         begin(*args)
-        policy.node.core.ahead._waiting = lambda: number
+        source(policy.node.core, Ahead)._waiting = lambda: number
 
     return begins

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service's own core (service/coordinator.py) on a replayed kernel.
 
-ReplayProcess stands in for a page table, ReplayFile for the page cache, ReplayWorkers for the
+ReplayPageTable stands in for a page table, ReplayFile for the page cache, ReplayWorkers for the
 storage; the clock is the replay's. No decision is implemented twice.
 """
 
@@ -29,11 +29,14 @@ from uffdprefetch.predict.checkpoints import fixed_set
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.door import (
     EXTENT_BYTES,
+    AgentLink,
     Client,
     FileCall,
     FileState,
     Ledger,
     Opened,
+    PageTable,
+    PendingMappings,
     Region,
     Watched,
     build,
@@ -52,27 +55,21 @@ AROUND_PAGES = 16
 Range = tuple[int, int, int]
 
 
-class ReplayProcess(Client):
-    """A rank. ``mapped``: which pages of each file are in its page table."""
+class ReplayPageTable(PageTable):
+    """A rank's. ``mapped``: which pages of each file are in it."""
 
-    def __init__(
-        self, rank: int, page_bytes: int, on_scan: Callable[[int], None],
-        on_rearm: Callable[[int, int, list[int]], None],
-    ) -> None:  # fmt: skip
-        """``on_scan``: called with the number of ranges that a page-table scan found; ``on_rearm``:
-        with (rank, file, pages) that are armed again."""
-        self._on_rearm = on_rearm
-        self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
-        self.pagemap_fd = rank  # its page table can be read
-        self.regions: dict[int, Region] = {}
-        self.readers = {}
-        self.opening: set[int] = set()
-        self.watched = Watched(self.pid, ended=True)
+    def __init__(self, page_bytes: int, on_scan: Callable[[int], None]) -> None:
+        """``on_scan``: called with the number of ranges that a scan found."""
         self.mapped: dict[int, Array] = {}
         self._page_bytes, self._on_scan = page_bytes, on_scan
 
-    def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
-        """See Client."""
+    @property
+    def is_readable(self) -> bool:
+        """See PageTable."""
+        return True
+
+    def runs(self, address: int, length: int) -> list[tuple[int, int]]:
+        """See PageTable."""
         file, at = (address >> ADDRESS_BITS) - 1, address & (1 << ADDRESS_BITS) - 1
         first = at // self._page_bytes
         mapped = of_mask(self.mapped[file][first : -(-(at + length) // self._page_bytes)])
@@ -83,17 +80,39 @@ class ReplayProcess(Client):
         self._on_scan(len(starts))
         return list(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
 
+
+class ReplayAgent(AgentLink):
+    """There is none: who is told that checkpoints are armed again is the replay."""
+
+    def __init__(self, rank: int, on_rearm: Callable[[int, int, list[int]], None]) -> None:
+        """``on_rearm``: called with (rank, file, pages)."""
+        self._rank, self._on_rearm = rank, on_rearm
+
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """See AgentLink."""
+
+    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
+        """See AgentLink."""
+        if kind == wire.Type.REARM:
+            self._on_rearm(self._rank, region, pages)
+
+
+class ReplayProcess(Client):
+    """A rank."""
+
+    page_table: ReplayPageTable
+
+    def __init__(self, rank: int, page_table: ReplayPageTable, agent: ReplayAgent) -> None:
+        self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
+        self.page_table, self.agent = page_table, agent
+        self.regions: dict[int, Region] = {}
+        self.readers = {}
+        self.pending = PendingMappings()
+        self.watched = Watched(self.pid, ended=True)
+
     def descends_from(self, pid: int) -> bool:
         """See Client."""
         return pid == self.pid
-
-    def send(self, message: bytes, fds: list[int] | None = None) -> None:
-        """There is no agent."""
-
-    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
-        """See Client."""
-        if kind == wire.Type.REARM:
-            self._on_rearm(self.rank, region, pages)
 
 
 @dataclass
@@ -234,15 +253,14 @@ class ReplayNode:
         )
         ledger = Ledger()
         self.workers.reap = lambda: self.workers.take(self._now_ns)  # type: ignore[method-assign]
-        self.core = build(config, self.workers, ledger, clock=clock, limits=limits)
-        self.core.windows.allowed_bytes = config.budget_bytes
         self.pool: ReplayPool | None = None
+        node_pool = None
         if config.engine == "pool":
             node_pool = make_pool(config, -1, ledger, clock, limits, ReplayPool)
             assert isinstance(node_pool.pool, ReplayPool)
             self.pool = node_pool.pool
             self.pool.workers = self.workers
-            self.core.use_pool(node_pool)
+        self.core = build(config, self.workers, ledger, clock=clock, limits=limits, pool=node_pool)
         self._refresh_ns = START_NS
         self._on_rearm = on_rearm
 
@@ -266,16 +284,18 @@ class ReplayNode:
 
     def region(self, rank: int, file: int) -> tuple[ReplayProcess, Region]:
         """A rank's mapping of a file, made on first use."""
-        process = self.core.clients.get(rank)
+        process = self.core.mappings.clients.get(rank)
         if process is None:
-            process = self.core.clients[rank] = ReplayProcess(
-                rank, self._page_bytes, self._scanned, self._on_rearm
+            process = self.core.mappings.clients[rank] = ReplayProcess(
+                rank,
+                ReplayPageTable(self._page_bytes, self._scanned),
+                ReplayAgent(rank, self._on_rearm),
             )
         assert isinstance(process, ReplayProcess)
         region = process.regions.get(file)
         if region is None:
             state, size = self.files[file], self.files[file].size_bytes
-            process.mapped[file] = np.zeros(-(-size // self._page_bytes), bool)
+            process.page_table.mapped[file] = np.zeros(-(-size // self._page_bytes), bool)
             mode = wire.ServingMode.PAGE_TABLES
             if self._config.lays_checkpoints:
                 mode = wire.ServingMode.CHECKPOINTS
@@ -283,7 +303,7 @@ class ReplayNode:
                 mode = wire.ServingMode.POOL
                 self.core.pool.slots[process.pool_slot] = process
             a = wire.Attach(file, 0, (file + 1) << ADDRESS_BITS, size, 0, 0, file, size, 0, 1, 0)
-            region = self.core.adopt(process, a, state, mode)
+            region = self.core.mappings.adopt(process, a, state, mode)
             if mode == wire.ServingMode.CHECKPOINTS:
                 spacing_bytes = self._config.spacing_bytes
                 region.checkpoints.laid = set(fixed_set(region.span, spacing_bytes))
@@ -296,7 +316,7 @@ class ReplayNode:
         """A thread has touched pages [first, end); ``ready``: arrival times of the file's pages."""
         process, region = self.region(rank, file)
         low, high = first // AROUND_PAGES * AROUND_PAGES, -(-end // AROUND_PAGES) * AROUND_PAGES
-        mapped = process.mapped[file]
+        mapped = process.page_table.mapped[file]
         mapped[low:high] |= ready[low:high] <= now
         mapped[first:end] = True
         self._now_ns = START_NS + int(now * 1e9)
@@ -307,7 +327,7 @@ class ReplayNode:
             if first <= page < end and page not in checkpoints.fired
         ]
         if events:
-            self.core.on_events(process, sorted(events))
+            self.core.events.take(process, sorted(events))
 
     def on_pool_touches(
         self, rank: int, file: int, touches: Iterable[tuple[int, int]], thread: int, now: float
@@ -321,15 +341,16 @@ class ReplayNode:
                 self._now_ns, page * self._page_bytes, self._page_bytes, uffd_pool.TOUCH, file,
                 process.pool_slot, region.id, thread, 0, passed=passed * self._page_bytes,
             ))  # fmt: skip
-        self.core.on_pool_events()
+        assert self.core.bridge is not None
+        self.core.bridge.take_events()
 
     def on_evict(self, file: int, first: int, end: int) -> None:
         """These pages have been evicted."""
         self.files[file].cache.recent.remove(first * self._page_bytes, end * self._page_bytes)
-        for process in self.core.clients.values():
+        for process in self.core.mappings.clients.values():
             assert isinstance(process, ReplayProcess)
-            if file in process.mapped:
-                process.mapped[file][first:end] = False
+            if file in process.page_table.mapped:
+                process.page_table.mapped[file][first:end] = False
 
     # ---- the service ----------------------------------------------------------------------------
 
@@ -355,7 +376,7 @@ class ReplayNode:
         due = [self.workers.due_ns, self.core.due_ns]
         due += [
             region.scan.due_ns
-            for process in self.core.clients.values()
+            for process in self.core.mappings.clients.values()
             for region in process.regions.values()
         ]
         first = min((at for at in due if at is not None), default=None)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mappings the pool serves, and what it is told of those that do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.service.brief import BriefKinds
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Region
+
+if TYPE_CHECKING:  # numpy, which a service without a pool spares
+    from uffdprefetch.pool.node_pool import NodePool
+
+
+class PooledMappings:
+    """Of one service with a pool."""
+
+    def __init__(self, pool: NodePool, ledger: Ledger, clock: Clock, is_shared: bool) -> None:
+        """``is_shared``: other nodes may have what is in it."""
+        self._pool, self._ledger, self._clock, self._is_shared = pool, ledger, clock, is_shared
+        self._brief = BriefKinds()
+
+    def is_brief(self, file: FileState) -> bool:
+        """Whether it is likely to be mapped for a moment, and nobody could have it from the
+        pool."""
+        return file.pooled is None and not self._is_shared and self._brief.has(file.path)
+
+    def accept(self, client: Client, file: FileState) -> tuple[list[int], str]:
+        """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
+        if client.pool_slot < 0:
+            why = "the process has no userfaultfd for it"
+        elif file.pooled is None and file.copies.rw >= 0:
+            why = "it has checkpoints"  # whose pages and the pool's are not compared at once
+        else:
+            try:
+                return [self._pool.open(file).memfd], "the pool's memory is mapped in its place"
+            except OSError as error:
+                why = str(error)
+        self._ledger.degrade(f"a mapping is not served by the pool: {why}", file.path)
+        return [], why
+
+    def attached(self, client: Client, region: Region) -> None:
+        """One is managed from now on."""
+        if region.verdict == ServingMode.POOL:
+            self._pool.attach(client, region)
+
+    def refused(self, client: Client, region: Region) -> None:
+        """Its agent has not mapped the pool's memory."""
+        self._pool.detach(client, region)
+
+    def detached(self, client: Client, region: Region) -> None:
+        """One has gone."""
+        self._brief.note(region.file.path, self._clock.now_ns() - region.mapped_ns)
+        if region.verdict == ServingMode.POOL:
+            self._pool.detach(client, region)
