@@ -25,8 +25,8 @@ from harness import (
 )
 
 from uffdprefetch.report.summary import short_lines
-from uffdprefetch.service.serve import HOUSEKEEPING_NS
 from uffdprefetch.service.standstill import LEAST_NS
+from uffdprefetch.service.turn import HOUSEKEEPING_NS
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow

@@ -29,7 +29,7 @@ from uffdprefetch.base.config import Config
 PLAIN = ("demo-on", "pool")
 #: What the replay stands in the place of, by the question that is asked there: the files that the
 #: service enters.
-SERVICE = ("service/serve.py",)  # its _turn calls what the replay calls
+SERVICE = ("service/turn.py",)  # its take() calls what the replay calls
 BEHIND = {
     "runs": ("sense/pagetables.py", "state/region.py", "state/client.py", "native/uffd.py"),
     "on_events": ("native/uffd.py",), "submit": ("native/uffd.py",), "reap": ("native/uffd.py",),

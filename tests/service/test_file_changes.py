@@ -28,7 +28,7 @@ from harness import (
 )
 from inside import CHECKPOINTS
 
-from uffdprefetch.service import serve
+from uffdprefetch.service import turn
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -224,7 +224,7 @@ def test_without_a_lease_a_rank_that_may_write_ends_the_checkpoints_of_the_other
 
 
 def test_it_is_looked_at_once_a_second() -> None:
-    assert serve.HOUSEKEEPING_NS <= 1_000_000_000
+    assert turn.HOUSEKEEPING_NS <= 1_000_000_000
 
 
 @both_engines

@@ -291,8 +291,8 @@ def test_a_class_name_stands_for_one_thing() -> None:
     )
 
 
-#: A flat dispatch, and a turn of the service, whose steps and their order are the design.
-LONG = {"uffdprefetch.formats.arrow.layout_of", "uffdprefetch.service.serve._turn"}
+#: A flat dispatch.
+LONG = {"uffdprefetch.formats.arrow.layout_of"}
 
 
 def test_no_function_is_too_long_a_decision() -> None:
