@@ -294,7 +294,9 @@ class Ahead(Predictor):
             self._closed(of, reader)
             of.processes.pop(reader.pid, None)
             if not any(one.maps for one in of.processes.values()):
-                of.visited.end(Stage.STOPPED, "nobody reads it here and there any more")
+                of.visited.streaming.end(
+                    Stage.STOPPED, "nobody reads it here and there any more", of.visited.touched_ns
+                )
         self._missed.pop(reader.pid, None)
 
     def unmapped(self, region: Region) -> None:
@@ -370,7 +372,7 @@ class Ahead(Predictor):
             return []
         of.fronts.look(process.seen_ns)
         process.seen_ns = process.pended_ns
-        if of.visited.stream is not None or of.visited.visits.is_over:
+        if of.visited.streaming.stream is not None or of.visited.visits.is_over:
             of.visited.touched(now_ns)
         for start, end in pending:
             front = self._touch(of, process, reader, start, end, now_ns, link)

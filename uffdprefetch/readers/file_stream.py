@@ -10,6 +10,7 @@ Room says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -190,6 +191,49 @@ class FileStream:
         """Take back what waits to be read."""
         waiting = self._scheduler.take_back(self.consumer, self.file, 0, self.file.size_bytes)
         self.absent_bytes = max(0, self.absent_bytes - sum(end - start for start, end in waiting))
+
+
+@dataclass
+class Streaming:
+    """Of one file, by one owner: how far it is, and why; its stream, while there is one."""
+
+    stage: Stage = Stage.WATCHED
+    why: str = ""
+    stream: FileStream | None = None
+    ended_ns: int = 0
+    memory_ns: int = 0  # when there may have become too little room
+    told: bool = False  # that there is too little
+    _ended_bytes: int = 0  # by streams that have ended
+
+    @property
+    def streamed_bytes(self) -> int:
+        """By all its streams."""
+        return self._ended_bytes + (self.stream.absent_bytes if self.stream is not None else 0)
+
+    def begin(self, stream: FileStream, why: str) -> None:
+        """It is streamed from now on."""
+        self.stream, self.stage, self.why = stream, Stage.STREAMED, why
+
+    def end(self, stage: Stage, why: str, now: int) -> None:
+        """Its stream, if it has one."""
+        if self.stream is not None:
+            self.stream.end()
+            self._ended_bytes += self.stream.absent_bytes
+            self.stream, self.stage, self.why, self.ended_ns = None, stage, why, now
+
+    def refuse(self, why: str) -> bool:
+        """There is no room for it; whether that is news."""
+        if self.stream is None:
+            self.stage, self.why = Stage.REFUSED, why
+        before, self.told = self.told, True
+        return not before
+
+    def is_memory_due(self, now: int) -> bool:
+        """Whether to look if there is room still."""
+        if now < self.memory_ns:
+            return False
+        self.memory_ns = now + MEMORY_NS
+        return True
 
 
 class Room:

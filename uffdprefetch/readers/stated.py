@@ -21,7 +21,15 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
-from uffdprefetch.readers.file_stream import AGAIN_NS, MEMORY_NS, FileStream, Room, Stage, Want
+from uffdprefetch.readers.file_stream import (
+    AGAIN_NS,
+    MEMORY_NS,
+    FileStream,
+    Room,
+    Stage,
+    Streaming,
+    Want,
+)
 from uffdprefetch.readers.predictor import FILES_MAX, RangeSource
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -41,6 +49,65 @@ class Sayer(Enum):
 
 
 @dataclass
+class SaidRanges:
+    """Of one file, what was said to be needed."""
+
+    pending: IntervalSet = field(default_factory=IntervalSet)  # not decided
+    streamed: IntervalSet = field(default_factory=IntervalSet)  # is, or was
+    settled: IntervalSet = field(default_factory=IntervalSet)  # did not fit, or was there
+    withdrawn_bytes: int = 0  # said, and then that there is no use for it
+
+    @property
+    def decided_bytes(self) -> int:
+        """Of which it was decided what to do."""
+        return self.streamed.total_bytes() + self.settled.total_bytes()
+
+    @property
+    def asked_bytes(self) -> int:
+        """Of which it was, ever."""
+        return self.decided_bytes + self.withdrawn_bytes
+
+    def add(self, start: int, end: int) -> None:
+        """[start, end) is; what is decided, is."""
+        for a, b in self.streamed.missing(start, end):
+            for low, high in self.settled.missing(a, b):
+                self.pending.add(low, high)
+
+    def remove(self, start: int, end: int) -> None:
+        """[start, end) is not, all the same."""
+        before = self.decided_bytes
+        for ranges in (self.pending, self.streamed, self.settled):
+            ranges.remove(start, end)
+        self.withdrawn_bytes += before - self.decided_bytes
+
+    def forget(self) -> None:
+        """What was said long ago is news again."""
+        self.streamed, self.settled = IntervalSet(), IntervalSet()
+
+
+@dataclass
+class HeldBytes:
+    """How much lies ahead of a file's readers by what is streamed, or will."""
+
+    at_ns: int = 0  # when it was counted ...
+    of_bytes: int = 0  # ... of so much
+    found: int = 0
+
+    def count(self, file: FileState, streamed: IntervalSet, now: int) -> int:
+        """Once in MEMORY_NS, and when more is streamed."""
+        held = streamed.total_bytes()
+        if now < self.at_ns + MEMORY_NS and held == self.of_bytes:
+            return self.found
+        self.at_ns, self.of_bytes, used = now, held, 0
+        for start, end in streamed:
+            blocks = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+            both, _, demanded = file.blocks.counts(*blocks)
+            used += both + demanded
+        self.found = max(0, held - used)
+        return self.found
+
+
+@dataclass
 class StatedFile:
     """One file of which something was said. Times in ns."""
 
@@ -51,40 +118,14 @@ class StatedFile:
     by: Sayer
     is_guess: bool = False  # what it says may be more than it will touch
     in_pool: bool = False
-    pending: IntervalSet = field(default_factory=IntervalSet)  # said, not decided
-    ranges: IntervalSet = field(default_factory=IntervalSet)  # is streamed, or was
-    settled: IntervalSet = field(default_factory=IntervalSet)  # did not fit, or was there
-    stage: Stage = Stage.WATCHED
-    why: str = ""
-    stream: FileStream | None = None
-    streamed_bytes: int = 0  # by streams that have ended
+    said: SaidRanges = field(default_factory=SaidRanges)
+    streaming: Streaming = field(default_factory=Streaming)
     readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who have said it, and map it
-    withdrawn_bytes: int = 0  # said, and then that there is no use for it
-    reported_too_large: bool = False
-    counted_ns: int = 0  # see held_bytes()
-    counted_of_bytes: int = 0
-    counted_bytes: int = 0
-    ended_ns: int = 0
-    memory_ns: int = 0
-
-    @property
-    def said_bytes(self) -> int:
-        """Of which it was decided what to do."""
-        return self.ranges.total_bytes() + self.settled.total_bytes()
+    _held: HeldBytes = field(default_factory=HeldBytes)
 
     def held_bytes(self, now: int) -> int:
-        """What lies ahead of its readers by this, or will; counted once in MEMORY_NS and when more
-        is streamed."""
-        held = self.ranges.total_bytes()
-        if now < self.counted_ns + MEMORY_NS and held == self.counted_of_bytes:
-            return self.counted_bytes
-        self.counted_ns, self.counted_of_bytes, used = now, held, 0
-        for start, end in self.ranges:
-            blocks = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-            both, _, demanded = self.file.blocks.counts(*blocks)
-            used += both + demanded
-        self.counted_bytes = max(0, held - used)
-        return self.counted_bytes
+        """What lies ahead of its readers by this, or will."""
+        return self._held.count(self.file, self.said.streamed, now)
 
 
 class StatedRanges(RangeSource):
@@ -108,7 +149,7 @@ class StatedRanges(RangeSource):
 
     def attached(self, region: Region) -> bool:
         """See RangeSource: a file of which the user may have said that all of it will be needed."""
-        if self._config.policy != "none" and self._config.wants_whole(region.file.path):
+        if self._config.policy != "none" and self._config.files.wants_whole(region.file.path):
             self._say(region, 0, region.file.size_bytes, Sayer.USER, False)
         return False
 
@@ -128,32 +169,29 @@ class StatedRanges(RangeSource):
             return
         if region.file.mappings.attached > len(region.reader.regions):
             return
-        before = book.said_bytes
-        for ranges in (book.pending, book.ranges, book.settled):
-            ranges.remove(start, end)
-        book.withdrawn_bytes += before - book.said_bytes
-        if book.stream is not None:
-            book.stream.remove(start, end)
+        book.said.remove(start, end)
+        if book.streaming.stream is not None:
+            book.streaming.stream.remove(start, end)
 
     def _say(self, region: Region, start: int, end: int, by: Sayer, is_guess: bool) -> None:
         book = self._book(region, by)
-        if book.stream is None and self._clock.now_ns() - book.ended_ns > AGAIN_NS:
-            book.ranges, book.settled = IntervalSet(), IntervalSet()
-        book.is_guess = is_guess and (book.is_guess or not (book.ranges or book.pending))
-        if book.stream is not None and not book.is_guess:
-            book.stream.guess, book.stream.most_bytes = False, None
+        stream = book.streaming.stream
+        if stream is None and self._clock.now_ns() - book.streaming.ended_ns > AGAIN_NS:
+            book.said.forget()
+        any_said = book.said.streamed or book.said.pending
+        book.is_guess = is_guess and (book.is_guess or not any_said)
+        if stream is not None and not book.is_guess:
+            stream.guess, stream.most_bytes = False, None
         book.readers[region.reader.pid] = region.reader
         book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
-        for a, b in book.ranges.missing(start, min(end, book.file.size_bytes)):
-            for low, high in book.settled.missing(a, b):
-                book.pending.add(low, high)
+        book.said.add(start, min(end, book.file.size_bytes))
 
     def _book(self, region: Region, by: Sayer) -> StatedFile:
         file, reader = region.file, region.reader
         book = self.books.get(file.key)
         if book is None or book.file is not file:
-            if book is not None and book.stream is not None:
-                book.stream.end()
+            if book is not None and book.streaming.stream is not None:
+                book.streaming.stream.end()
             book = StatedFile(file, self._place, reader.rank, reader.pid, by)
             self.books[file.key] = book
             self.busy = True
@@ -170,10 +208,11 @@ class StatedRanges(RangeSource):
         for book in self.books.values():
             if book.file.mappings.resting:
                 continue
-            if book.pending and not book.file.guard.changed:
+            if book.said.pending and not book.file.guard.changed:
                 self._decide(book, now_ns)
-            if book.stream is not None and not self._ends(book, book.stream, now_ns):
-                book.stream.in_pool = book.in_pool
+            stream = book.streaming.stream
+            if stream is not None and not self._ends(book, stream, now_ns):
+                stream.in_pool = book.in_pool
                 book.readers = {pid: one for pid, one in book.readers.items() if one.regions}
                 walks = [
                     walk
@@ -181,55 +220,51 @@ class StatedRanges(RangeSource):
                     for walk in reader.table.streams
                     if now_ns - walk.last_ns < PASSING_NS
                 ]
-                if book.stream.guess and self._bound is not None:
-                    book.stream.most_bytes, depth = self._bound(book.stream)
-                    book.stream.give_way(Priority.STATED, depth)
+                if stream.guess and self._bound is not None:
+                    stream.most_bytes, depth = self._bound(stream)
+                    stream.give_way(Priority.STATED, depth)
                 else:
                     ahead = max((w.position_bytes for w in walks), default=0)
-                    book.stream.lets_pass(ahead, Priority.STATED)
-                if book.stream.go_on(now_ns):
-                    self._end(book, Stage.DONE, book.why, now_ns)
+                    stream.lets_pass(ahead, Priority.STATED)
+                if stream.go_on(now_ns):
+                    book.streaming.end(Stage.DONE, book.streaming.why, now_ns)
 
     def _decide(self, book: StatedFile, now: int) -> None:
         """Stream what fits of what was said, range by range."""
         file, pooled = book.file, book.file.pooled if book.in_pool else None
         room, limit = self._room.of(file, pooled)
         room -= book.held_bytes(now)
-        for start, end in book.pending:
+        said, streaming = book.said, book.streaming
+        for start, end in said.pending:
             if file_stream.missing_bytes(file, start, end, pooled) * LITTLE_SHARE <= end - start:
-                book.settled.add(start, end)
-                if book.stream is None:
-                    book.stage, book.why = Stage.DONE, "it was in memory already"
+                said.settled.add(start, end)
+                if streaming.stream is None:
+                    streaming.stage, streaming.why = Stage.DONE, "it was in memory already"
                 continue
             if end - start > room:
-                book.settled.add(start, end)
+                said.settled.add(start, end)
                 size, left = format_size(end - start), format_size(max(0, room))
                 otherwise = self._room.made_by(file, pooled, end - start)
                 self._refuse(book, f"{size} do not fit in {left} ({limit.value})", otherwise)
                 continue
             room -= end - start
-            if book.stream is None:
+            stream = streaming.stream
+            if stream is None:
                 consumer = FileConsumer(book.rank, book.pid)
-                book.stream = FileStream(
-                    file, self._scheduler, self._want, consumer, book.in_pool, now
-                )
-                book.stream.priority, book.stream.place = Priority.STATED, book.place
-                book.stream.guess = book.is_guess and self._bound is not None
-                book.memory_ns = now + MEMORY_NS
-            book.ranges.add(start, end)
-            book.stream.add(start, end)
-            book.stage = Stage.STREAMED
-            book.why = f"{book.by.value} has said that it will be needed"
-        if book.stream is None:
-            book.ended_ns = now
-        book.pending = IntervalSet()
+                stream = FileStream(file, self._scheduler, self._want, consumer, book.in_pool, now)
+                stream.priority, stream.place = Priority.STATED, book.place
+                stream.guess = book.is_guess and self._bound is not None
+                streaming.begin(stream, f"{book.by.value} has said that it will be needed")
+                streaming.memory_ns = now + MEMORY_NS
+            said.streamed.add(start, end)
+            stream.add(start, end)
+        if streaming.stream is None:
+            streaming.ended_ns = now
+        said.pending = IntervalSet()
 
     def _refuse(self, book: StatedFile, why: str, otherwise: str) -> None:
-        if book.stream is None:
-            book.stage = Stage.REFUSED
-            book.why = f"{book.by.value} has said that it will be needed, but {why}"
-        if book.by is Sayer.USER and not book.reported_too_large:
-            book.reported_too_large = True
+        news = book.streaming.refuse(f"{book.by.value} has said that it will be needed, but {why}")
+        if book.by is Sayer.USER and news:
             self._ledger.degrade(
                 f"--whole: {why}: not read whole; what lies ahead of its readers "
                 f"is; {otherwise} it would be",
@@ -239,35 +274,29 @@ class StatedRanges(RangeSource):
     def _ends(self, book: StatedFile, stream: FileStream, now: int) -> bool:
         file = book.file
         if file.guard.changed or file.opened.fd < 0:
-            self._end(book, Stage.STOPPED, "the file is not managed any more", now)
+            book.streaming.end(Stage.STOPPED, "the file is not managed any more", now)
         elif (
             book.by is Sayer.JOB
             and book.readers
             and all(one.order.followed for one in book.readers.values())
         ):
             # pyarrow says it of all columns of a table, an order has those that are read
-            self._end(book, Stage.STOPPED, "the order in which it will be read is known", now)
-        elif now >= book.memory_ns:
-            book.memory_ns = now + MEMORY_NS
+            why = "the order in which it will be read is known"
+            book.streaming.end(Stage.STOPPED, why, now)
+        elif book.streaming.is_memory_due(now):
             room, limit = self._room.of(file, stream.pooled)
             if room < book.held_bytes(now):
                 why = f"memory became short ({limit.value})"
                 self._ledger.degrade(f"what was said to be needed is not read: {why}", file.path)
-                self._end(book, Stage.STOPPED, why, now)
-        return book.stream is None
-
-    def _end(self, book: StatedFile, stage: Stage, why: str, now: int) -> None:
-        assert book.stream is not None
-        book.stream.end()
-        book.streamed_bytes += book.stream.absent_bytes
-        book.stream, book.stage, book.why, book.ended_ns = None, stage, why, now
+                book.streaming.end(Stage.STOPPED, why, now)
+        return book.streaming.stream is None
 
     # -------------------------------------------------------------- for others
 
     def streams(self, file: FileState) -> bool:
         """Whether the file, or a part of it, is being streamed."""
         book = self.books.get(file.key)
-        return book is not None and book.stream is not None
+        return book is not None and book.streaming.stream is not None
 
     def _held(self) -> Iterable[tuple[FileState, int]]:
         """See Room.holders."""
@@ -282,13 +311,12 @@ class StatedRanges(RangeSource):
 
     def _describe(self, path: str) -> dict[str, Any] | None:
         for book in self.books.values():
-            if book.file.path == path and book.stage is not Stage.WATCHED:
-                streamed = book.stream.absent_bytes if book.stream is not None else 0
+            if book.file.path == path and book.streaming.stage is not Stage.WATCHED:
                 return {
-                    "state": book.stage.value,
-                    "why": book.why,
+                    "state": book.streaming.stage.value,
+                    "why": book.streaming.why,
                     "by": book.by.value,
-                    "asked_bytes": book.said_bytes + book.withdrawn_bytes,
-                    "read_bytes": book.streamed_bytes + streamed,
+                    "asked_bytes": book.said.asked_bytes,
+                    "read_bytes": book.streaming.streamed_bytes,
                 }
         return None

@@ -22,10 +22,10 @@ from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
     GONE_NS,
-    MEMORY_NS,
     FileStream,
     Room,
     Stage,
+    Streaming,
     Want,
 )
 from uffdprefetch.readers.predictor import FILES_MAX
@@ -61,15 +61,12 @@ class VisitedFile:
     miss_bytes: int = MISS_BYTES  # what a miss of it brings without us
     judge_ns: int = 0
     touched_ns: int = 0
-    memory_ns: int = 0
-    stage: Stage = Stage.WATCHED
-    why: str = "reading it whole has not paid yet"
-    stream: FileStream | None = None
+    streaming: Streaming = field(
+        default_factory=lambda: Streaming(why="reading it whole has not paid yet")
+    )
     last: FileStream | None = None  # this, or the one before
     used_bytes: int = 0  # of what they have read
-    read_bytes: int = 0  # by streams that have ended
     settled_bytes: int = 0  # read for nothing, of it, that the run's sum has
-    told: bool = False  # that there is no room for it
 
     def touched(self, now_ns: int) -> None:
         """Somebody has come to it, or has come back."""
@@ -84,11 +81,6 @@ class VisitedFile:
         self.visits.over()
         self.touched_ns = max(self.touched_ns, now_ns)
 
-    @property
-    def streamed_bytes(self) -> int:
-        """By all its streams."""
-        return self.read_bytes + (self.stream.absent_bytes if self.stream is not None else 0)
-
     def over_bytes(self, link: Link, now_ns: int) -> int:
         """What was read for nothing, beyond what its visits allow."""
         visits, link = self.visits, replace(link, miss_bytes=self.miss_bytes)
@@ -96,14 +88,7 @@ class VisitedFile:
         share = saved / (saved + max(now_ns - visits.since_ns, 1) / 1e9)
         each = visits.each_bytes(self.blocks * BLOCK_BYTES, BLOCK_BYTES, link)
         allowed = (FREE_SHARE + SAVED_SHARE * share) * visits.places * each
-        return int(max(0, self.streamed_bytes - self.used_bytes) - allowed)
-
-    def end(self, stage: Stage, why: str) -> None:
-        """Its stream, if it has one."""
-        if self.stream is not None:
-            self.stream.end()
-            self.read_bytes += self.stream.absent_bytes
-            self.stream, self.stage, self.why = None, stage, why
+        return int(max(0, self.streaming.streamed_bytes - self.used_bytes) - allowed)
 
 
 class WholeFiles:
@@ -125,7 +110,7 @@ class WholeFiles:
         book.miss_bytes = mmap.PAGESIZE if reader.says_random else link.miss_bytes
         if reader.access is Access.JUMPS:
             book.ranks.add(reader.rank)
-        if now_ns < book.judge_ns or book.stream is not None or not book.visits.places:
+        if now_ns < book.judge_ns or book.streaming.stream is not None or not book.visits.places:
             return
         book.judge_ns = now_ns + JUDGE_NS
         file, size = book.file, book.file.size_bytes
@@ -148,10 +133,12 @@ class WholeFiles:
         stream.priority, stream.guess = Priority.BACKGROUND, True
         stream.yield_bytes = link.reach_bytes + PIECE_BYTES
         stream.add(0, size)
-        book.stream, book.last, book.stage = stream, stream, Stage.STREAMED
+        book.streaming.begin(
+            stream, f"{book.visits.places} places of it were read, and more are to be expected"
+        )
+        book.last = stream
         self._over_bytes -= book.settled_bytes
         book.settled_bytes = 0
-        book.why = f"{book.visits.places} places of it were read, and more are to be expected"
         if not any(one is book for one in self.running):  # one that has just ended still is
             self.running.append(book)
         self._streamed[file.key] = book
@@ -160,9 +147,7 @@ class WholeFiles:
             self._streamed.pop(next(idle, file.key))
 
     def _refuse(self, book: VisitedFile, why: str) -> None:
-        book.stage, book.why = Stage.REFUSED, why
-        if not book.told:
-            book.told = True
+        if book.streaming.refuse(why):
             ranks = ", ".join(map(str, sorted(book.ranks)))
             many = "ranks" if len(book.ranks) > 1 else "rank"
             self._ledger.degrade(f"{many} {ranks} jumps about; {why}", book.file.path)
@@ -172,44 +157,45 @@ class WholeFiles:
         link = self._link()
         over = self._over_bytes + sum(book.over_bytes(link, now_ns) for book in self.running)
         for book in self.running:
-            stream = book.stream
+            stream = book.streaming.stream
             if stream is None or self._ends(book, stream, now_ns):
                 continue
             if book.fronts.unknown * LITTLE_SHARE <= book.fronts.blocks:
-                book.end(Stage.DONE, book.why)  # the rest has come with what was touched
+                book.streaming.end(
+                    Stage.DONE, book.streaming.why, now_ns
+                )  # the rest has come with what was touched
                 continue
             stream.most_bytes = stream.absent_bytes + max(0, WHOLE_FREE_BYTES - over)
             if stream.go_on(now_ns):
-                book.end(Stage.DONE, book.why)
+                book.streaming.end(Stage.DONE, book.streaming.why, now_ns)
         for book in self.running:
-            if book.stream is None:
+            if book.streaming.stream is None:
                 book.settled_bytes = book.over_bytes(link, now_ns)
                 self._over_bytes += book.settled_bytes
-        self.running = [book for book in self.running if book.stream is not None]
+        self.running = [book for book in self.running if book.streaming.stream is not None]
 
     def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
         """Stop where the reason has gone; whether it has."""
-        file = book.file
+        file, streaming = book.file, book.streaming
         if file.guard.changed or file.opened.fd < 0:
-            book.end(Stage.STOPPED, "the file is not managed any more")
+            streaming.end(Stage.STOPPED, "the file is not managed any more", now_ns)
         elif now_ns - book.touched_ns > QUIET_NS:
-            book.end(Stage.WATCHED, "nobody has come for half a second")
-        elif now_ns >= book.memory_ns:
-            book.memory_ns = now_ns + MEMORY_NS
+            streaming.end(Stage.WATCHED, "nobody has come for half a second", now_ns)
+        elif streaming.is_memory_due(now_ns):
             cached = file.size_bytes - book.fronts.unknown * BLOCK_BYTES
             room, limit = self._room.of(file, stream.pooled, cached)
             if room < file.size_bytes:
                 why = f"memory became short ({limit.value})"
-                if not book.told:
-                    book.told = True
+                if not streaming.told:
+                    streaming.told = True
                     self._ledger.degrade(f"it is not read whole any more: {why}", file.path)
-                book.end(Stage.STOPPED, why)
-        return book.stream is None
+                streaming.end(Stage.STOPPED, why, now_ns)
+        return streaming.stream is None
 
     def _held(self) -> Iterable[tuple[FileState, int]]:
         """See Room.holders."""
         for book in self._streamed.values():
-            if book.stage in (Stage.STREAMED, Stage.DONE):
+            if book.streaming.stage in (Stage.STREAMED, Stage.DONE):
                 yield book.file, book.file.size_bytes
 
 
@@ -218,8 +204,8 @@ def describe(book: VisitedFile) -> dict[str, Any] | None:
     if not book.ranks:
         return None
     return {
-        "state": book.stage.value,
-        "why": book.why,
+        "state": book.streaming.stage.value,
+        "why": book.streaming.why,
         "ranks": sorted(book.ranks),
-        "read_bytes": book.streamed_bytes,
+        "read_bytes": book.streaming.streamed_bytes,
     }

@@ -20,7 +20,7 @@ from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers import whole_files as module
-from uffdprefetch.readers.file_stream import GONE_NS
+from uffdprefetch.readers.file_stream import GONE_NS, MEMORY_NS
 from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.state.files import FileState
@@ -199,7 +199,7 @@ def test_where_memory_becomes_short_it_ends_with_one_finding(
 ) -> None:
     region = streaming(bed, file)
     monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (MIB, Limit.MEMORY))
-    bed.now += 2 * module.MEMORY_NS
+    bed.now += 2 * MEMORY_NS
     bed.visits(region, 1)
     assert bed.said(file)["state"] == "stopped"
     bed.visits(region, 200)
