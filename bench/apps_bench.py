@@ -103,7 +103,7 @@ class Bench:
         --min-size tells."""
         options = (*self.options, *options)
         smallest = self.size_bytes // LEAST_SHARE
-        if smallest < Config().min_size_bytes:
+        if smallest < Config().files.min_size_bytes:
             options = (f"--min-size={smallest}", *options)
         (self.scratch / "tool.summary.json").unlink(missing_ok=True)
         if not self.as_by_default:

@@ -28,8 +28,6 @@ from reports import a_line_for_errors
 from shuffle import add_options, run_command
 from shuffle_case import Orders, Shuffle, need_plans, sampler_orders
 
-from uffdprefetch.base import config
-
 SCHEMA = "uffdprefetch.bench.wrongplan/1"
 NO_WRAP = "plain, no wrap"
 NO_PLAN = "no plan"
@@ -61,7 +59,7 @@ def measure_one(case: Shuffle, engine: str, name: str, orders: Orders | None) ->
     if orders is not None:
         need_plans()
         options = ["--plan", str(case.write_plan(orders, name.replace(" ", "-")))]
-    environment = ["UFFDPREFETCH_TORCH=off"] if hasattr(config.Config, "torch") else []
+    environment = ["UFFDPREFETCH_TORCH=off"]
     run = case.run(case.bench.wrapped(engine, options, environment))
     if engine == "pool":
         run["pool"] = case.bench.pool_summary()

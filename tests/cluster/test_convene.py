@@ -122,7 +122,7 @@ def test_an_srun_of_the_site_s_own_starts_services_and_transports(tmp_path: Path
     srun.chmod(0o755)
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
     launcher = f"{srun} --mpi=cray_shasta"
-    services = on_nodes.plan(Config(launcher=launcher), job).words
+    services = on_nodes.plan(Config.of(launcher=launcher), job).words
     assert (services[0], "--mpi=none" in services) == (str(srun), True)
     assert "--mpi=cray_shasta" not in services
     (way,) = mpi_start.ways(job, launcher)

@@ -579,6 +579,6 @@ def test_what_lies_over_mappings_needs_a_userfaultfd(
     options: dict[str, str], changed: dict[str, str], rung: int | None, exit_status: int,
     reason: str,
 ) -> None:  # fmt: skip
-    found = doctor.assess(checks(**changed), Config(**options))  # type: ignore[arg-type]
+    found = doctor.assess(checks(**changed), Config.of(**options))  # type: ignore[arg-type]
     assert (found.rung, found.exit_status) == (rung, exit_status)
     assert reason in found.rung_reason

@@ -59,7 +59,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     path = tmp_path / "records"
     with open(path, "wb") as file:
         file.truncate(1 << 30)
-    config = Config(policy="none", include=(str(path),))
+    config = Config.of(policy="none", include=(str(path),))
     wake = os.eventfd(0)
     pool = uffd.Workers(1, wake)
     ledger = Ledger()

@@ -345,7 +345,7 @@ def test_a_job_that_ends_before_its_service_is_up_has_a_summary_of_the_same_form
 
 def test_the_services_environment_is_not_the_jobs(env: dict[str, str], meeting: Address) -> None:
     env.update(LD_PRELOAD="/x.so", PYTHONINSPECT="1", PYTHONPATH="relative:/abs")
-    config = Config(policy="fixed", distance_bytes=8 << 20)
+    config = Config.of(policy="fixed", distance_bytes=8 << 20)
     environment = service._service_environment(env, config, meeting)
     assert "LD_PRELOAD" not in environment and "PYTHONINSPECT" not in environment
     assert Config.from_json(environment["UFFDPREFETCH_SERVE_CONFIG"]) == config

@@ -82,7 +82,7 @@ class Bed:
         workers: Any = self
         self.ledger, self.scheduler = Ledger(), Scheduler(workers, TokenBucket(None, MIB), 4 * MIB)
         opener: Any = SimpleNamespace(open=self._open, run=lambda *_: False)
-        settings, clock = Config(**config), Clock(lambda: self.now)
+        settings, clock = Config.of(**config), Clock(lambda: self.now)
         self.limits = Limits(settings.budget_bytes)
         self.core = Coordinator(
             settings, self.scheduler, self.ledger, opener=opener, clock=clock, limits=self.limits
@@ -215,8 +215,7 @@ class Bed:
         for _ in range(2):
             self.scheduler.reap()
             self.arbiter.plan()
-            self.stated.step(self.now)
-            self.ahead.step(self.now)
+            self.arbiter.step(self.now)
             self.scheduler.pump(self.now)
 
     def rest(self, turns: int = 400, step_ns: int = MS) -> None:

@@ -25,7 +25,7 @@ def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, in
         told[:] = victims
 
     native: Any = SimpleNamespace(set_victims=tell, evictions=lambda: 0)
-    settings = Config(engine="pool", budget_bytes=budget_bytes, evict=evict)
+    settings = Config.of(engine="pool", budget_bytes=budget_bytes, evict=evict)
     pool = NodePool(settings, -1, Ledger(), make=lambda *_, **__: native)
     state = np.full(64, uffd_pool.PRESENT, np.uint8)
     touched = np.arange(1, 65, dtype=np.uint32)

@@ -16,7 +16,7 @@ from uffdprefetch.base.units import MIB, PAGE_BYTES, format_size_exact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
 ENGINES = ("cache", "pool", "off")
@@ -33,11 +33,6 @@ FIXED_DISTANCE_BYTES = 8 * MIB
 POOL_LEAST_BYTES = MIB
 
 PREFIX = "UFFDPREFETCH_"
-#: Options that do not concern the service.
-_OF_THE_LAUNCHER = (
-    *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
-    *("live", "interval_seconds", "engine_asked", "engine_reason", "place"),
-)
 #: Tells the preload object where the ranks' own lock files go (`--ownlock`). Not the option's own
 #: variable, which hands the choice to a nested wrap.
 LOCKS_VARIABLE = PREFIX + "LOCKDIR"
@@ -53,43 +48,13 @@ def _matches(path: str, globs: Iterable[str]) -> bool:
 
 
 @record(frozen=True)
-class Config:
-    """All options of a run; sizes in bytes. ``origins`` maps a field's name to where it is from."""
+class FileOptions:
+    """Which files: globs, and the size below which they are left to the kernel."""
 
-    engine: str = "cache"
-    evict: str = "cyclic"
-    huge_pages: str = "auto"
-    policy: str = "auto"
-    size_bytes: int = 50 * MIB
-    distance_bytes: int | None = None
-    threshold: float = 0.75
-    budget_bytes: int = 4 << 30
-    max_rate_bytes_per_second: int | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
-    cluster: int | None = None
-    meet: str | None = None
-    share: tuple[str, ...] = ()
-    launcher: str | None = None
-    serve_cpu: float = 1.0
     min_size_bytes: int = 16 * MIB
-    plan: str | None = None
-    torch: str = "auto"
-    trace: str | None = None
-    ownlock: bool = False
-    strict: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    live: bool = False
-    interval_seconds: float = 10.0
-    output: str | None = None  # None: in the user's state directory
-    force: bool = False
-    config_file: str | None = None
-    engine_asked: str | None = None  # of a run that fell back: the requested engine, and why
-    engine_reason: str | None = None
-    place: str | None = None  # with --cluster: where and as whom this node meets the others
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def wants(self, path: str) -> bool:
         """Whether --include and --exclude admit ``path``.
@@ -103,12 +68,170 @@ class Config:
         """Whether --whole says that all of the file will be needed."""
         return _matches(path, self.whole)
 
+
+@record(frozen=True)
+class FixedOptions:
+    """Of `--policy fixed`: its window, and its checkpoints."""
+
+    size_bytes: int = 50 * MIB
+    distance_bytes: int | None = None
+    threshold: float = 0.75
+
+
+@record(frozen=True)
+class PoolOptions:
+    """Of `--engine pool`."""
+
+    evict: str = "cyclic"
+    huge_pages: str = "auto"
+
+
+@record(frozen=True)
+class ClusterOptions:
+    """Of `--cluster`. ``nodes``: how many share; 0: as many as the launcher says, None: none do."""
+
+    nodes: int | None = None
+    meet: str | None = None
+    share: tuple[str, ...] = ()
+    launcher: str | None = None
+    serve_cpu: float = 1.0
+    place: str | None = None  # where and as whom this node meets the others
+
+
+@record(frozen=True)
+class OrderOptions:
+    """Where orders come from: a plan file, the hook for DataLoaders."""
+
+    plan: str | None = None
+    torch: str = "auto"
+
+
+@record(frozen=True)
+class WrapOptions:
+    """What does not concern the service, but who starts the job: what is told, and where to."""
+
+    trace: str | None = None
+    ownlock: bool = False
+    strict: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    live: bool = False
+    interval_seconds: float = 10.0
+    output: str | None = None  # None: in the user's state directory
+    force: bool = False
+
+
+@record(frozen=True)
+class EngineFallback:
+    """Of a run that fell back: the requested engine, and why."""
+
+    asked: str | None = None
+    reason: str | None = None
+
+
+@record(frozen=True)
+class ConfigSource:
+    """Where the values are from: the file that was named, and of each value its origin."""
+
+    config_file: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+
+#: The values by their names in JSON, in that order, and where each stands in a Config.
+_WHERE = {
+    "engine": "engine",
+    "evict": "pool.evict",
+    "huge_pages": "pool.huge_pages",
+    "policy": "policy",
+    "size_bytes": "fixed.size_bytes",
+    "distance_bytes": "fixed.distance_bytes",
+    "threshold": "fixed.threshold",
+    "budget_bytes": "budget_bytes",
+    "max_rate_bytes_per_second": "max_rate_bytes_per_second",
+    "include": "files.include",
+    "exclude": "files.exclude",
+    "whole": "files.whole",
+    "cluster": "cluster.nodes",
+    "meet": "cluster.meet",
+    "share": "cluster.share",
+    "launcher": "cluster.launcher",
+    "serve_cpu": "cluster.serve_cpu",
+    "min_size_bytes": "files.min_size_bytes",
+    "plan": "orders.plan",
+    "torch": "orders.torch",
+    "trace": "wrap.trace",
+    "ownlock": "wrap.ownlock",
+    "strict": "wrap.strict",
+    "quiet": "wrap.quiet",
+    "verbose": "wrap.verbose",
+    "live": "wrap.live",
+    "interval_seconds": "wrap.interval_seconds",
+    "output": "wrap.output",
+    "force": "wrap.force",
+    "config_file": "source.config_file",
+    "engine_asked": "fallback.asked",
+    "engine_reason": "fallback.reason",
+    "place": "cluster.place",
+}
+#: Names of the values that do not concern the service.
+_OF_THE_LAUNCHER = frozenset(
+    name for name, where in _WHERE.items() if where.startswith(("wrap.", "source.", "fallback."))
+) | {"place"}
+
+
+@record(frozen=True)
+class Config:
+    """All options of a run, by whom they are for; sizes in bytes."""
+
+    engine: str = "cache"
+    fallback: EngineFallback = EngineFallback()
+    policy: str = "auto"
+    budget_bytes: int = 4 << 30
+    max_rate_bytes_per_second: int | None = None
+    files: FileOptions = FileOptions()
+    fixed: FixedOptions = FixedOptions()
+    pool: PoolOptions = PoolOptions()
+    cluster: ClusterOptions = ClusterOptions()
+    orders: OrderOptions = OrderOptions()
+    wrap: WrapOptions = WrapOptions()
+    source: ConfigSource = field(default_factory=ConfigSource)
+
+    @classmethod
+    def of(cls, origins: Mapping[str, str] | None = None, **values: Any) -> Config:
+        """Of values by their names in JSON; ``origins``: where they are from, by the same names.
+        Raises TypeError for another name."""
+        parts: dict[str, dict[str, Any]] = {"source": {"origins": origins or {}}}
+        for name, value in values.items():
+            if name not in _WHERE:
+                raise TypeError(f"Config has no field {name!r}")
+            part, _, one = _WHERE[name].rpartition(".")
+            parts.setdefault(part, {})[one] = value
+        own = parts.pop("", {})
+        return cls(**own, **{part: _PARTS[part](**told) for part, told in parts.items()})
+
+    def but(self, **values: Any) -> Config:
+        """The same with other values, by their names in JSON."""
+        return Config.of(self.source.origins, **{**self.values(), **values})
+
+    def value(self, name: str) -> Any:
+        """By its name in JSON."""
+        found: Any = self
+        for part in _WHERE[name].split("."):
+            found = getattr(found, part)
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """All of them, without their origins, by their names in JSON."""
+        return {name: self.value(name) for name in _WHERE}
+
     def to_json(self) -> str:
         """The values (without their origins) for the service, as one line of JSON."""
-        return jsontext.dumps(self._values())
+        return jsontext.dumps(self.values())
 
-    def _values(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "origins"}
+    @property
+    def engine_asked(self) -> str:
+        """The engine that was asked for."""
+        return self.fallback.asked or self.engine
 
     @property
     def guesses(self) -> bool:
@@ -132,14 +255,13 @@ class Config:
         """The least distance between two checkpoints of a mapping; 0: none are laid."""
         if not self.lays_checkpoints:
             return 0
-        return FIXED_DISTANCE_BYTES if self.distance_bytes is None else self.distance_bytes
+        distance = self.fixed.distance_bytes
+        return FIXED_DISTANCE_BYTES if distance is None else distance
 
     def fingerprint(self) -> int:
         """A hash of 32 bits, never 0, of the values that the service depends on."""
-        values = self._values()
-        values["engine"] = self.engine_asked or self.engine
-        for name in _OF_THE_LAUNCHER:
-            del values[name]
+        values = {n: value for n, value in self.values().items() if n not in _OF_THE_LAUNCHER}
+        values["engine"] = self.engine_asked
         return zlib.crc32(jsontext.dumps(values).encode()) or 1
 
     @classmethod
@@ -152,9 +274,15 @@ class Config:
             for name in ("include", "exclude", "whole", "share"):
                 if name in values:
                     values[name] = tuple(values[name])
-            return validate(cls(**values))
+            return validate(cls.of(**values))
         except (ValueError, TypeError) as error:
             raise usage_error(f"not a configuration in JSON: {error}") from None
+
+
+_PARTS: dict[str, Callable[..., Any]] = {
+    "fallback": EngineFallback, "files": FileOptions, "fixed": FixedOptions, "pool": PoolOptions,
+    "cluster": ClusterOptions, "orders": OrderOptions, "wrap": WrapOptions, "source": ConfigSource,
+}  # fmt: skip
 
 
 def validate(config: Config) -> Config:
@@ -172,10 +300,10 @@ def validate(config: Config) -> Config:
         ("huge_pages", HUGE_PAGES),
         ("torch", TORCH),
     ):
-        value = getattr(config, name)
+        value = config.value(name)
         what = f"{value!r} is none of {', '.join(words)}"
         check(value in words, name.replace("_", "-"), what)
-    cores = config.serve_cpu
+    cores = config.cluster.serve_cpu
     check(0.0 < cores <= 4096.0, "serve-cpu", f"{cores:g} is no number of cores")
     check(
         config.budget_bytes >= PAGE_BYTES,
@@ -183,21 +311,23 @@ def validate(config: Config) -> Config:
         f"{config.budget_bytes} is less than a page: give it a unit, as in 4GiB",
         "budget_bytes",
     )
-    check(0.0 < config.threshold <= 1.0, "threshold", f"{config.threshold} is not in 0..1")
     check(
-        config.size_bytes >= PAGE_BYTES,
+        0.0 < config.fixed.threshold <= 1.0, "threshold", f"{config.fixed.threshold} is not in 0..1"
+    )
+    check(
+        config.fixed.size_bytes >= PAGE_BYTES,
         "size",
-        f"{config.size_bytes} is less than a page ({PAGE_BYTES} bytes)",
+        f"{config.fixed.size_bytes} is less than a page ({PAGE_BYTES} bytes)",
         "size_bytes",
     )
     check(
-        config.policy != "fixed" or config.budget_bytes >= config.size_bytes,
+        config.policy != "fixed" or config.budget_bytes >= config.fixed.size_bytes,
         "budget",
         f"{format_size_exact(config.budget_bytes)} is less than --size"
-        f" {format_size_exact(config.size_bytes)}: raise --budget or lower --size",
+        f" {format_size_exact(config.fixed.size_bytes)}: raise --budget or lower --size",
         "budget_bytes",
     )
-    distance = config.distance_bytes
+    distance = config.fixed.distance_bytes
     if distance is not None:
         check(
             distance >= PAGE_BYTES and distance % PAGE_BYTES == 0,
@@ -213,19 +343,19 @@ def validate(config: Config) -> Config:
         "max_rate_bytes_per_second",
     )
     check(
-        config.interval_seconds >= 0.1,
+        config.wrap.interval_seconds >= 0.1,
         "interval",
-        f"{config.interval_seconds:g} s is too short: at least 100ms",
+        f"{config.wrap.interval_seconds:g} s is too short: at least 100ms",
         "interval_seconds",
     )
-    check(config.output != "", "output", "is empty: give a pattern such as uffdprefetch.%j.%r")
+    check(config.wrap.output != "", "output", "is empty: give a pattern such as uffdprefetch.%j.%r")
     return config
 
 
 def _written(config: Config, key: str, name: str) -> str:
     """How an option was written where its value is from: on the command line, as a variable, as a
     key of a file."""
-    origin = config.origins.get(name, "")
+    origin = config.source.origins.get(name, "")
     if origin.startswith(PREFIX):
         return f"{origin}:"
     return f"{origin}: {key}:" if "/" in origin else f"--{key}"
@@ -233,11 +363,10 @@ def _written(config: Config, key: str, name: str) -> str:
 
 def fall_back(config: Config, why: str) -> Config:
     """The same run with the engine with the fewest requirements, and the reason."""
-    return Config(
-        **{**vars(config), "engine": "cache", "engine_asked": config.engine, "engine_reason": why}
-    )
+    return config.but(engine="cache", engine_asked=config.engine, engine_reason=why)
 
 
 def why_fallen_back(config: Config) -> str:
     """The reason of a fallback, in one line."""
-    return f"engine {config.engine_asked}: {config.engine_reason}; using the cache engine"
+    fallback = config.fallback
+    return f"engine {fallback.asked}: {fallback.reason}; using the cache engine"

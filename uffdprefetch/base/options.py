@@ -60,6 +60,7 @@ def _parse_float(text: str) -> float:
         raise usage_error(f"not a number: {text!r}") from None
 
 
+_DEFAULTS = Config().values()
 #: UP_NET_NODES of csrc/common/net.h.
 NODES_MAX = 1024
 
@@ -113,7 +114,7 @@ class Option:
 
     @property
     def default(self) -> Any:
-        return getattr(Config, self.field)
+        return _DEFAULTS[self.field]
 
     @property
     def is_flag(self) -> bool:
@@ -371,9 +372,9 @@ _NEED: tuple[tuple[tuple[str, ...], str, Callable[[Config], bool]], ...] = (
     (
         ("meet", "share", "launcher", "serve-cpu"),
         "--cluster",
-        lambda config: config.cluster is not None,
+        lambda config: config.cluster.nodes is not None,
     ),
-    (("interval",), "--live", lambda config: config.live),
+    (("interval",), "--live", lambda config: config.wrap.live),
 )
 
 
@@ -384,14 +385,14 @@ def without_effect(config: Config) -> list[str]:
         for keys, other, holds in _NEED
         if not holds(config)
         for key in keys
-        if config.origins.get(BY_KEY[key].field) == "command line"
+        if config.source.origins.get(BY_KEY[key].field) == "command line"
     ]
 
 
 def describe(config: Config) -> list[tuple[str, str, str]]:
     """(key, value, origin) of each option, for ``doctor --show-config``."""
     return [
-        (option.key, option.format(getattr(config, option.field)), config.origins[option.field])
+        (option.key, option.format(config.value(option.field)), config.source.origins[option.field])
         for option in OPTIONS
     ]
 
@@ -401,8 +402,8 @@ def as_variables(config: Config) -> dict[str, str]:
     where it is the default, else a file could override it there."""
     variables = {}
     for option in OPTIONS:
-        value = getattr(config, option.field)
-        made = config.origins.get(option.field, "default") != "default"
+        value = config.value(option.field)
+        made = config.source.origins.get(option.field, "default") != "default"
         if value != option.default or made:
             variables[option.variable] = option.format(value)
     return variables

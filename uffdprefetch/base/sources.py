@@ -195,7 +195,7 @@ def _whole(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
         values["engine"], origins["engine"] = "pool", "default of cluster"
     for option in OPTIONS:
         origins.setdefault(option.field, "default")
-    return validate(Config(**values, origins=origins))
+    return validate(Config.of(origins, **values))
 
 
 def _leave_out_what_does_not_fit(

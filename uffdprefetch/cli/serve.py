@@ -54,7 +54,7 @@ class Command:
         config = Config.from_json(text) if text else Config()
         logging.basicConfig(
             handlers=[Log(args.log, delay=True)],
-            level=logging.INFO if config.verbose else logging.WARNING,
+            level=logging.INFO if config.wrap.verbose else logging.WARNING,
             format="%(asctime)s %(levelname)s %(message)s",
         )
         try:

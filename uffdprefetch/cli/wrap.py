@@ -65,6 +65,6 @@ class Command:
         from uffdprefetch.launch import launcher
 
         loaded = sources.load(vars(args))
-        for line in options.without_effect(loaded) if not loaded.quiet else ():
+        for line in options.without_effect(loaded) if not loaded.wrap.quiet else ():
             say(line)
         return launcher.run(loaded, rest)

@@ -46,12 +46,12 @@ def ways(
 ) -> tuple[list[mpi_start.LaunchMethod], int | None]:
     """(what may start one MPI process on each node of this allocation, how many nodes there are,
     None: the launcher knows). Raises mpi_start.NoMpiError."""
-    own = mpi_start.words_of(config.launcher) if config.launcher else []
-    nodes_said = config.cluster or None
+    own = mpi_start.words_of(config.cluster.launcher) if config.cluster.launcher else []
+    nodes_said = config.cluster.nodes or None
     if slurm.is_here(environ):
         nodes_said = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
         if not own or mpi_start.is_srun(own):
-            found = mpi_start.ways(environ, config.launcher)
+            found = mpi_start.ways(environ, config.cluster.launcher)
             return [way for way in found if way.name.startswith("srun")], nodes_said
     mpi = mpi_start.named(own) if own else mpi_start.find()
 
@@ -63,7 +63,7 @@ def ways(
 
 def examine(config: Config, environ: Mapping[str, str]) -> list[Check]:
     """All that is found. Starts a process on each node, several times."""
-    meet = config.meet or os.getcwd()
+    meet = config.cluster.meet or os.getcwd()
     try:
         found, nodes = ways(config, environ)
         with tempfile.TemporaryDirectory(prefix=".uffdprefetch-doctor-", dir=meet) as directory:

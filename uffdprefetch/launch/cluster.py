@@ -35,14 +35,14 @@ def why_not(config: Config, environ: Mapping[str, str]) -> str | None:
         )
     if told.run is None:
         return "nothing names the run: set UFFDPREFETCH_CLUSTER_RUN, the same on all its nodes"
-    nodes = config.cluster or told.nodes
+    nodes = config.cluster.nodes or told.nodes
     if not nodes:
         return "no launcher says how many nodes there are: --cluster=N"
     if nodes < 2:
         return "there is one node"
     if told.number >= nodes:
         return f"this is node {told.number} of {nodes}"
-    return _why_no_launcher(config.launcher) if config.launcher else None
+    return _why_no_launcher(config.cluster.launcher) if config.cluster.launcher else None
 
 
 def _why_no_launcher(launcher: str) -> str | None:
@@ -63,14 +63,14 @@ def placed(config: Config, environ: Mapping[str, str]) -> Config:
 
     told = which_node(environ)
     place: dict[str, Any] = {
-        "meet": config.meet or os.getcwd(),
+        "meet": config.cluster.meet or os.getcwd(),
         "run": told.run,
         "node": told.number,
-        "nodes": config.cluster or told.nodes,
-        "launcher": config.launcher,
+        "nodes": config.cluster.nodes or told.nodes,
+        "launcher": config.cluster.launcher,
     }
     Meeting(Path(place["meet"]), str(told.run), told.number or 0)
-    return Config(**{**vars(config), "place": json.dumps(place)})
+    return config.but(place=json.dumps(place))
 
 
 def one_summary(
@@ -83,7 +83,7 @@ def one_summary(
     from uffdprefetch.cluster.meeting import SUMMARY, Meeting, path_of
     from uffdprefetch.report.merge import merged
 
-    place = json.loads(config.place or "{}")
+    place = json.loads(config.cluster.place or "{}")
     if not place:
         return document
     node = int(place["node"])
@@ -122,4 +122,4 @@ def _handed_over(meeting: Meeting, name: str, document: dict[str, Any], seconds:
 
 def alone(config: Config) -> Config:
     """Without a cluster."""
-    return Config(**{**vars(config), "cluster": None})
+    return config.but(cluster=None)

@@ -30,7 +30,7 @@ TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
 def preload_path(config: Config, environ: Mapping[str, str], directory: str) -> str | None:
     """What is preloaded into the job, as LD_PRELOAD can name it; None: nothing is.
     ``directory``: for a link to it."""
-    if config.engine == "off" and not config.ownlock:
+    if config.engine == "off" and not config.wrap.ownlock:
         return None
     return environ.get(TEST_PRELOAD_VARIABLE) or preloadable(preload_object(), directory)
 
@@ -82,7 +82,7 @@ def job_environment(
     environment["UFFDPREFETCH_RUN"] = address.key
     environment["UFFDPREFETCH_RUNDIR"] = address.directory
     environment["UFFDPREFETCH_SOCKET"] = address.socket
-    environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
+    environment["UFFDPREFETCH_MIN_SIZE"] = str(config.files.min_size_bytes)
     environment["UFFDPREFETCH_LISTEN"] = str(config.spacing_bytes)
     if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
@@ -92,10 +92,10 @@ def job_environment(
         environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
     if preload is not None:
         environment.update(preloading(environ, preload))
-    if config.torch != "off" and config.policy != "none":
+    if config.orders.torch != "off" and config.policy != "none":
         before = [entry for entry in [environ.get("PYTHONPATH", "")] if entry]
         environment["PYTHONPATH"] = os.pathsep.join([SITE, *before])
-    if not config.ownlock:
+    if not config.wrap.ownlock:
         environment.pop(LOCKS_VARIABLE, None)
     elif config.engine == "off":
         del environment["UFFDPREFETCH_SOCKET"]  # the preload object only serves --ownlock

@@ -48,7 +48,7 @@ class EndedJob:
         return {
             "command": list(self.argv),
             "status": os.waitstatus_to_exitcode(self.status),
-            "min_size_bytes": config.min_size_bytes,
+            "min_size_bytes": config.files.min_size_bytes,
         }
 
 
@@ -115,7 +115,7 @@ class JobReport:
         summary["oom"] = self._ended.oom(service_killed=False)
         document: dict[str, Any] | None = summary
         # the services of `cluster` hand theirs to it
-        if self._config.place is not None and service.GROUP_VARIABLE not in self._environ:
+        if self._config.cluster.place is not None and service.GROUP_VARIABLE not in self._environ:
             from uffdprefetch.launch import cluster
 
             document = cluster.one_summary(self._config, summary)
@@ -163,7 +163,7 @@ class JobReport:
 
 def say_if_other_options_hold(config: Config, node: JobService) -> None:
     """The options are those of the launcher that has started the service."""
-    if node.client().options not in (0, config.fingerprint()) and not config.quiet:
+    if node.client().options not in (0, config.fingerprint()) and not config.wrap.quiet:
         say("the job's service on this node was started with other options: those hold")
 
 
@@ -176,13 +176,13 @@ def say_if_unwritable(config: Config, environ: Mapping[str, str], address: Addre
     service. The job may still make the directory."""
     name = _summary_name(config, environ, address)
     why = output.why_not(name)
-    if why is not None and config.output != os.devnull:
+    if why is not None and config.wrap.output != os.devnull:
         _told.add(name)
         say(f"the summary will not be written: {why}")
 
 
 def _summary_name(config: Config, environ: Mapping[str, str], address: Address) -> str:
-    pattern = config.output or output.default_pattern(environ)
+    pattern = config.wrap.output or output.default_pattern(environ)
     return output.expand(pattern, address.key, identify(environ).rank, environ)
 
 
@@ -202,10 +202,10 @@ def write(
     was asked for."""
     path, name, beside = None, "", None
     try:
-        if config.output != os.devnull:
+        if config.wrap.output != os.devnull:
             name = _summary_name(config, environ, address)
-            path = output.write(name, document, config.force)
-            if config.output is None and os.path.isabs(path):
+            path = output.write(name, document, config.wrap.force)
+            if config.wrap.output is None and os.path.isabs(path):
                 output.keep_last(os.path.dirname(path))
             elif path != output.named(name) and output.is_older(
                 output.named(name), document["wall_seconds"]
@@ -224,9 +224,9 @@ def write_and_print(
     from uffdprefetch.report import summary
 
     path, beside = write(config, environ, address, document)
-    if not config.quiet and (config.verbose or speaks(environ)):
+    if not config.wrap.quiet and (config.wrap.verbose or speaks(environ)):
         try:
-            lines = summary.lines(document, path, config.verbose, columns())
+            lines = summary.lines(document, path, config.wrap.verbose, columns())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
         for line in [beside, *lines] if beside is not None else lines:

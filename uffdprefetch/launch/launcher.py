@@ -51,17 +51,17 @@ def run(
     environ = spawn.inherited_environment()
     _check(config, environ)
     setup = _Setup(config, environ)
-    setup.prepare(is_recorded=recording is not None or config.trace is not None)
+    setup.prepare(is_recorded=recording is not None or config.wrap.trace is not None)
     config, node, address = setup.config, setup.node, setup.address
     if node is not None and node.started is not None and not only_record:
         job_report.say_if_unwritable(config, environ, node.address)
-    if config.trace is not None:
+    if config.wrap.trace is not None:
         from uffdprefetch.launch import recorder
 
         recording = recorder.start(config, environ, address, argv)
     if recording is not None and node is not None:
         recording.tell(socket=node.address.socket)
-    if config.verbose and node is not None:
+    if config.wrap.verbose and node is not None:
         say(f"job {node.address.key} (from {node.address.key_source}), log {node.address.log}")
 
     ended = _Job(setup, recording, loads_report=not only_record).run(argv)
@@ -80,11 +80,11 @@ def run(
 
 def _check(config: Config, environ: Mapping[str, str]) -> None:
     """Errors of an output pattern and of a plan file are reported before the job."""
-    output.expand(config.output or "", "", None, environ)
-    if config.plan is not None and config.engine != "off":
+    output.expand(config.wrap.output or "", "", None, environ)
+    if config.orders.plan is not None and config.engine != "off":
         from uffdprefetch.orders import plan_file
 
-        named("--plan", plan_file.load, config.plan)
+        named("--plan", plan_file.load, config.orders.plan)
 
 
 # ---- before the job -----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class _Setup:
             self.address = service.address_of(self.environ)
             self._choose()
             preload = environment.preload_path(self.config, self.environ, self.address.directory)
-            if self.config.ownlock:
+            if self.config.wrap.ownlock:
                 self._own_locks(self.address, preload)
             self._serve(self.address, is_recorded)
             self.environment = environment.job_environment(
@@ -119,14 +119,14 @@ class _Setup:
                 text = error.message
             else:
                 text = rundir.why_unusable(self.address.directory if self.address else "", error)
-            if self.config.strict:
+            if self.config.wrap.strict:
                 raise UffdPrefetchError(text, EXIT_OURS) from None
             say(f"running the job without prefetching: {text}")
 
     def _choose(self) -> None:
         """An engine, and a cluster, that can be had here."""
         self.config = _with_an_engine(self.config, self.environ)
-        if self.config.cluster is not None:
+        if self.config.cluster.nodes is not None:
             self.config = _in_a_cluster(self.config, self.environ)
 
     def _own_locks(self, address: Address, preload: str | None) -> None:
@@ -146,10 +146,10 @@ class _Setup:
         its beginning or never. With a recording because it has the service's first events.
         """
         node = service.find_or_start(self.environ, self.config, address)
-        if self.config.strict or self.config.engine == "pool" or is_recorded:
+        if self.config.wrap.strict or self.config.engine == "pool" or is_recorded:
             node.come_up()
         self.node = node
-        if self.config.engine_asked and node.started is not None:  # the rank that started it only
+        if self.config.fallback.asked and node.started is not None:  # the rank that started it only
             say(why_fallen_back(self.config))
         if node.is_welcome:
             job_report.say_if_other_options_hold(self.config, node)
@@ -158,8 +158,10 @@ class _Setup:
 def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
     """``config`` with an engine that works here; raises UffdPrefetchError with --strict."""
     chosen = engine_choice.choose(config, environ)
-    if chosen.engine_asked and config.strict:
-        raise UffdPrefetchError(f"engine {chosen.engine_asked}: {chosen.engine_reason}", EXIT_OURS)
+    if chosen.fallback.asked and config.wrap.strict:
+        raise UffdPrefetchError(
+            f"engine {chosen.fallback.asked}: {chosen.fallback.reason}", EXIT_OURS
+        )
     return chosen
 
 
@@ -174,9 +176,9 @@ def _in_a_cluster(config: Config, environ: Mapping[str, str]) -> Config:
             return cluster.placed(config, environ)
         except UffdPrefetchError as error:
             why = error.message
-    if config.strict:
+    if config.wrap.strict:
         raise UffdPrefetchError(f"--cluster: {why}", EXIT_OURS)
-    if not config.quiet:
+    if not config.wrap.quiet:
         say(f"each node reads for itself: {why}")
     return cluster.alone(config)
 
@@ -188,7 +190,7 @@ def _join_locks(config: Config, address: Address) -> OwnLocks | None:
     try:
         return OwnLocks.enter(f"{address.socket}{SUFFIX}")
     except UffdPrefetchError as error:
-        if config.strict:
+        if config.wrap.strict:
             raise
         say(f"the ranks share the LMDB lock files: {error.message}")
         return None
@@ -210,10 +212,10 @@ class _Job:
     def run(self, argv: Sequence[str]) -> job_report.EndedJob:
         """To its end."""
         setup = self._setup
-        if setup.config.live and self._node is not None:
+        if setup.config.wrap.live and self._node is not None:
             from uffdprefetch.launch.panel import LivePanel
 
-            interval_seconds = setup.config.interval_seconds
+            interval_seconds = setup.config.wrap.interval_seconds
             self._view = LivePanel(self._node.address.socket, interval_seconds, setup.environ)
         began, read_before, kills_before = time.monotonic(), JobRead.now(), oom.Counts.now()
         try:

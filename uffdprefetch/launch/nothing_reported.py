@@ -42,13 +42,13 @@ def summary(
         unserved_read_files_sensor=why,
         storage_read_reason=why,
     )
-    fallen_back = [why_fallen_back(config)] if config.engine_asked else []
+    fallen_back = [why_fallen_back(config)] if config.fallback.asked else []
     return vars(
         doc.Summary(
             run=run,
             host=os.uname().nodename,
             engine=config.engine,
-            engine_asked=config.engine_asked or config.engine,
+            engine_asked=config.engine_asked,
             policy=config.policy,
             rung_reason=why,
             wall_seconds=round(seconds, 3),

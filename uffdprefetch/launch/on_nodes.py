@@ -65,7 +65,7 @@ def plan(config: Config, environ: Mapping[str, str]) -> NodeStart:
     """By what the allocation offers, or --launcher. Raises UffdPrefetchError (125) where there is
     none."""
     try:
-        own = mpi_start.words_of(config.launcher) if config.launcher else []
+        own = mpi_start.words_of(config.cluster.launcher) if config.cluster.launcher else []
     except mpi_start.NoMpiError as error:
         raise UffdPrefetchError(str(error), EXIT_OURS) from None
     is_srun = mpi_start.is_srun(own)
@@ -80,7 +80,7 @@ def plan(config: Config, environ: Mapping[str, str]) -> NodeStart:
         mpi = mpi_start.named(own) if own else mpi_start.find()
     except mpi_start.NoMpiError as error:
         raise UffdPrefetchError(f"no allocation of Slurm's, and {error}", EXIT_OURS) from None
-    nodes_here = config.cluster or None
+    nodes_here = config.cluster.nodes or None
     words = mpi_start.in_an_allocation(mpi, nodes_here, [])
     return NodeStart(mpi.kind, words, slurm.outside_of_a_rank(environ), nodes_here)
 
@@ -103,7 +103,7 @@ class Services:
         name = _name(environ)
         run = str(which_node({**environ, "UFFDPREFETCH_CLUSTER_RUN": name}).run)
         key = file_name_safe(f"cluster-{name}")
-        base = Path(config.meet or os.getcwd())
+        base = Path(config.cluster.meet or os.getcwd())
         self.meeting = Meeting(base, f"{run}.services", 0)
         directory = environ.get("UFFDPREFETCH_RUNDIR") or f"/tmp/uffdprefetch-{os.geteuid()}"
         self.place = service.Address(
@@ -165,7 +165,7 @@ class Services:
 
     def _why_they_do_not_share(self, nodes: int) -> str:
         """When they do, or do not in time. What is read before is read by each for itself."""
-        seconds = READY_SECONDS if self._config.strict else SHARING_SECONDS
+        seconds = READY_SECONDS if self._config.wrap.strict else SHARING_SECONDS
         deadline = time.monotonic() + seconds
         if nodes < 2:
             return "there is one node"
@@ -212,8 +212,10 @@ def run(config: Config, argv: Sequence[str]) -> int:
     service, 2 for an output pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
-    output.expand(config.output or "", "", None, environ)  # errors are reported before the job runs
-    config = Config(**{**vars(config), "engine": "pool"})
+    output.expand(
+        config.wrap.output or "", "", None, environ
+    )  # errors are reported before the job runs
+    config = config.but(engine="pool")
     services, environment = None, environ
     try:
         if slurm.exports_nothing(environ):
@@ -223,18 +225,18 @@ def run(config: Config, argv: Sequence[str]) -> int:
             )
         services = Services(config, environ, plan(config, environ))
         missing = services.wait()
-        if missing and config.strict:
+        if missing and config.wrap.strict:
             services.end()
             raise UffdPrefetchError("; ".join(missing), EXIT_OURS)
         if missing:
             say(f"each node reads for itself: {'; '.join(missing)}")
         # a wrap within the command finds the service that is there
-        inner = Config(**{**vars(config), "cluster": None})
+        inner = config.but(cluster=None)
         environment = job_environment(environ, inner, services.place, preload_object())
         environment[service.GROUP_VARIABLE] = GROUP
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)
-        if config.strict:
+        if config.wrap.strict:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
     found: list[dict[str, Any]] = []

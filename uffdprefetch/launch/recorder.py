@@ -38,9 +38,9 @@ def start(
     Where that cannot be the job runs without it after a line; with --strict raises
     UffdPrefetchError.
     """
-    assert config.trace is not None
+    assert config.wrap.trace is not None
     key = address.key if address else ""
-    name = output.expand(config.trace, key, identify(environ).rank, environ, option="--trace")
+    name = output.expand(config.wrap.trace, key, identify(environ).rank, environ, option="--trace")
     mark = None
     if address is not None:
         mark = address.socket + leftovers.TRACE
@@ -55,8 +55,8 @@ def start(
             return None
         fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (protocol/leftovers.py)
     spec = Spec(
-        output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
-        list(argv), launcher=os.getpid(), quiet=config.quiet,
+        output_path(name), config.wrap.force, list(config.files.include), MIN_SIZE_BYTES,
+        MAX_EVENTS, list(argv), launcher=os.getpid(), quiet=config.wrap.quiet,
     )  # fmt: skip
     directory = address.directory if address else "/"
     try:
@@ -73,7 +73,7 @@ def start(
 
 def _say_no_trace(config: Config, error: UffdPrefetchError) -> None:
     """With --strict it is raised."""
-    if config.strict:
+    if config.wrap.strict:
         raise error
     say(f"running the job without a trace: {error.message}")
 

@@ -136,7 +136,7 @@ class NodePool:
     def __post_init__(self) -> None:
         self._limits = self.limits or Limits(self.config.budget_bytes)
         allowed, limit = self._limits.pool_bytes(0)
-        self.huge, self.huge_reason = huge_pages(self.config.huge_pages)
+        self.huge, self.huge_reason = huge_pages(self.config.pool.huge_pages)
         if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
             self.huge, self.huge_reason = False, "--budget is below eight of them"
         self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
@@ -151,7 +151,7 @@ class NodePool:
             self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
             huge=self.huge, guardian=True,
         )  # fmt: skip
-        self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
+        self.policy: Policy = LRU() if self.config.pool.evict == "lru" else Cyclic()
         self.budget_bytes, self.keep_bytes = self.config.budget_bytes, 0
         self._planned_ns = 0
 

@@ -78,7 +78,9 @@ class FixedWindows(Predictor):
         for walk in walks_of(reader, now_ns) if pooled else reader.table.active():
             size_bytes = self._windows.of(walk, pooled).size_bytes
             one = self._followed.get(walk) or FollowedWalk(walk)
-            wanted = window.fixed(walk, one.window, end_bytes, size_bytes, self._config.threshold)
+            wanted = window.fixed(
+                walk, one.window, end_bytes, size_bytes, self._config.fixed.threshold
+            )
             if wanted is None:
                 continue
             self._followed[walk], one.window = one, wanted

@@ -103,11 +103,13 @@ class Coordinator:
 
         pace = ahead.look_ns if config.guesses else None
         self.scanner = PagetableScanner(self.windows, publisher, seen, clock, pace)
-        self.events = CheckpointEvents(ledger, publisher, self.arbiter.observe, clock)
+        self.events = CheckpointEvents(
+            ledger, publisher, lambda batch: self.arbiter.observe(batch), clock
+        )
         self.pool, pooled = pool, None
         if pool is not None:
             scheduler.pool = pool.pool
-            pooled = PooledMappings(pool, ledger, clock, is_shared=config.cluster is not None)
+            pooled = PooledMappings(pool, ledger, clock, is_shared=config.cluster.nodes is not None)
         self.mappings = ManagedMappings(
             config, self.table, self.arbiter, scheduler, self.windows, ledger, clock, pooled
         )

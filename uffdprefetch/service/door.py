@@ -53,7 +53,7 @@ def build(
     """The core of one service. ``workers``: who reads for it; ``on_warmed``: told of each read that
     has ended; ``defer``: see Scheduler; the others: see Coordinator."""
     bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
-    grid = config.distance_bytes or DISTANCE_MIN_BYTES
+    grid = config.fixed.distance_bytes or DISTANCE_MIN_BYTES
     scheduler = Scheduler(workers, bucket, grid, on_warmed, ledger.degrade, defer)
     return Coordinator(config, scheduler, ledger, publisher, opener, clock, limits, waiting, pool)
 

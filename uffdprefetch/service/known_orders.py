@@ -32,7 +32,7 @@ class OrderService:
         """``room_bytes``, ``allowed_bytes``: see KnownOrders. Raises OSError when there is no place
         for the helper's files."""
         came = arbiter.orders_came
-        self.resolver = IndexerClient(socket_path, config.plan, poll)
+        self.resolver = IndexerClient(socket_path, config.orders.plan, poll)
         self.known_orders = KnownOrders(
             scheduler, ledger, clock, room_bytes, allowed_bytes, arbiter.add
         )
@@ -40,7 +40,7 @@ class OrderService:
             self.resolver, self.known_orders, ledger, lambda: list(clients.values()), came
         )
         self.known_orders.sources.append(self.announcements)
-        if config.plan is not None:
+        if config.orders.plan is not None:
             plan = PlanFile(self.resolver, self.known_orders, ledger, came)
             self.known_orders.sources.insert(0, plan)
         if config.policy in ("auto", "stride"):
@@ -50,7 +50,7 @@ class OrderService:
             )  # fmt: skip
             self.known_orders.sources.append(strides)
             arbiter.add(strides)
-        if config.plan is not None or config.policy == "stride":
+        if config.orders.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
 
     @property

@@ -128,7 +128,7 @@ class Live:
             service_pid=os.getpid(),
             job_pids=tuple(self._jobs()[:PIDS_MAX]),
             engine=self._config.engine,
-            engine_asked=self._config.engine_asked or self._config.engine,
+            engine_asked=self._config.engine_asked,
             policy=self._config.policy,
             resolve="agent",
             rung=ledger.serving.rung,

@@ -121,7 +121,7 @@ class Service:
             clients, core.mappings, core.attachments.observed, core.table, threads.opener, ledger
         )
         observer = Observer(
-            clients, found, ledger, config.min_size_bytes, everybody=config.engine == "off"
+            clients, found, ledger, config.files.min_size_bytes, everybody=config.engine == "off"
         )
         self._freshness = Freshness(
             core.table.files, clients, ledger, core.mappings.give_up, self._reads_allowed,
@@ -225,7 +225,7 @@ def _with_a_pool(config: Config, wake_fd: int, ledger: Ledger) -> tuple[Config, 
         except (OSError, ImportError) as error:
             config = fall_back(config, str(error))
             log.warning("%s", why_fallen_back(config))
-    if config.engine_asked:
+    if config.fallback.asked:
         ledger.degrade(why_fallen_back(config))
     return config, pool
 
@@ -235,20 +235,24 @@ def _with_others(
     poll: select.epoll,
 ) -> Cluster | None:  # fmt: skip
     """The run's other nodes, where they are to share."""
-    if config.place is None or pool is None:
+    if config.cluster.place is None or pool is None:
         return None
     from uffdprefetch.cluster.link import PoolNetwork
     from uffdprefetch.service.cluster import Cluster, Place
 
     def link(place: Place, key: bytes) -> PoolNetwork:
         return PoolNetwork(
-            pool.pool, place.node, key, chunk_bytes=pool.chunk_bytes, serve_cpu=config.serve_cpu
+            pool.pool,
+            place.node,
+            key,
+            chunk_bytes=pool.chunk_bytes,
+            serve_cpu=config.cluster.serve_cpu,
         )
 
     try:
-        place = Place(**json.loads(config.place))
+        place = Place(**json.loads(config.cluster.place))
         cluster = Cluster(
-            place, socket_path, partial(link, place), ledger, opener, config.share,
+            place, socket_path, partial(link, place), ledger, opener, config.cluster.share,
             chunk_bytes=pool.chunk_bytes,
         )  # fmt: skip
     except (OSError, ValueError, TypeError) as error:

@@ -306,7 +306,7 @@ def summary(
             run=run,
             host=os.uname().nodename,
             engine=config.engine,
-            engine_asked=config.engine_asked or config.engine,
+            engine_asked=config.engine_asked,
             policy=config.policy,
             pool=read.pool,
             cluster=cluster,

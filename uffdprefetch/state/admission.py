@@ -142,7 +142,7 @@ class FileTable:
             if file is not None:
                 return file if opened.generation == file.opened.generation else None
             path = os.readlink(f"/proc/self/fd/{opened.fd}")
-            small = status.st_size < self._config.min_size_bytes
+            small = status.st_size < self._config.files.min_size_bytes
             if small or self._unfit(key, opened, path):
                 return None
             file = self._opened(key, opened, path)
@@ -170,7 +170,7 @@ class FileTable:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
             return REUSED
-        if not self._config.wants(path):
+        if not self._config.files.wants(path):
             return Refusal(Reason.EXCLUDED, "left out by --include or --exclude")
         if is_of_a_program(path):
             return Refusal(Reason.LIBRARY, "a lock file, a library or a run-time's own file")

@@ -116,13 +116,13 @@ class Windows:
             share = self.pool.window_bytes(walk=True)
         asked = self._asked.get(walk)
         if self._config.policy == "fixed":
-            size_bytes = min(self._config.size_bytes, max(share, window.MIB))
+            size_bytes = min(self._config.fixed.size_bytes, max(share, window.MIB))
         else:
             boost = asked.feedback.boost if asked is not None else 1.0
             rate, storage = walk.rate_bytes_per_second, self._scheduler.meter.storage
             size_bytes = window.lookahead_bytes(rate, storage, share, boost)
         step_bytes = checkpoints.distance_bytes(
-            walk.rate_bytes_per_second, size_bytes, self._config.distance_bytes
+            walk.rate_bytes_per_second, size_bytes, self._config.fixed.distance_bytes
         )
         frontier_bytes = asked.frontier_bytes if asked is not None else walk.position_bytes
         return Window(size_bytes, frontier_bytes, step_bytes)

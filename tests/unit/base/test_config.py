@@ -42,20 +42,20 @@ def machine(tmp_path: Path) -> Machine:
 def test_the_defaults(machine: Machine) -> None:
     loaded = machine.load()
     assert loaded == Config()
-    assert (loaded.engine, loaded.policy, loaded.size_bytes) == ("cache", "auto", 50 << 20)
-    assert (loaded.distance_bytes, loaded.budget_bytes) == (None, 4 << 30)
-    assert set(loaded.origins.values()) == {"default"}
+    assert (loaded.engine, loaded.policy, loaded.fixed.size_bytes) == ("cache", "auto", 50 << 20)
+    assert (loaded.fixed.distance_bytes, loaded.budget_bytes) == (None, 4 << 30)
+    assert set(loaded.source.origins.values()) == {"default"}
 
 
 def test_precedence_and_origins(machine: Machine) -> None:
     machine.user_file.write_text('size = "10MiB"\nbudget = "1GiB"\npolicy = "fixed"\nstrict = true')
     machine.local_file.write_text('size = "20MiB"\nbudget = "2GiB"\nmin-size = 4096\n')
     loaded = machine.load("--size", "40MiB", UFFDPREFETCH_SIZE="30MiB", UFFDPREFETCH_BUDGET="3GiB")
-    assert loaded.size_bytes == 40 << 20
+    assert loaded.fixed.size_bytes == 40 << 20
     assert loaded.budget_bytes == 3 << 30
-    assert loaded.min_size_bytes == 4096
-    assert loaded.strict is True
-    origins = loaded.origins
+    assert loaded.files.min_size_bytes == 4096
+    assert loaded.wrap.strict is True
+    origins = loaded.source.origins
     assert origins["size_bytes"] == "command line"
     assert origins["budget_bytes"] == "UFFDPREFETCH_BUDGET"
     assert origins["min_size_bytes"] == str(machine.local_file)
@@ -68,8 +68,8 @@ def test_an_explicit_file_takes_the_place_of_both(machine: Machine, tmp_path: Pa
     machine.local_file.write_text("quiet = true")
     (machine.cwd / "mine.toml").write_text("verbose = true")
     loaded = machine.load("--config", "mine.toml")
-    assert (loaded.strict, loaded.quiet, loaded.verbose) == (False, False, True)
-    assert machine.load(UFFDPREFETCH_CONFIG="mine.toml").verbose
+    assert (loaded.wrap.strict, loaded.wrap.quiet, loaded.wrap.verbose) == (False, False, True)
+    assert machine.load(UFFDPREFETCH_CONFIG="mine.toml").wrap.verbose
     with pytest.raises(UffdPrefetchError, match=r"cannot read configuration .*none.toml: No such"):
         machine.load("--config", "none.toml")
 
@@ -96,10 +96,10 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
     machine.local_file.write_text(toml)
     by_file = machine.load()
     assert by_words == by_variables == by_file
-    no_options = ("config_file", "engine_asked", "engine_reason", "place", "origins")
-    names = [name for name in vars(by_words) if name not in no_options]
+    no_options = ("config_file", "engine_asked", "engine_reason", "place")
+    names = [name for name in by_words.values() if name not in no_options]
     assert len(names) == len(options.OPTIONS)
-    assert all(getattr(by_words, name) != getattr(Config, name) for name in names)
+    assert all(by_words.value(name) != Config().value(name) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
 def test_a_cluster_may_say_how_many_nodes_it_has(
     machine: Machine, words: list[str], nodes: int | None
 ) -> None:
-    assert machine.load(*words).cluster == nodes
+    assert machine.load(*words).cluster.nodes == nodes
     plain = options.parse_plain(words)
-    assert plain is not None and sources.load(plain, {}, str(machine.cwd)).cluster == nodes
+    assert plain is not None and sources.load(plain, {}, str(machine.cwd)).cluster.nodes == nodes
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", ""])
@@ -156,39 +156,39 @@ def test_what_is_not_plain_is_left_to_argparse(words: list[str]) -> None:
 
 def test_fixed_has_its_own_distance(machine: Machine) -> None:
     loaded = machine.load("--policy", "fixed")
-    assert loaded.distance_bytes == 8 << 20
-    assert loaded.origins["distance_bytes"] == "default of policy fixed"
-    assert machine.load("--policy", "fixed", "--distance", "4MiB").distance_bytes == 4 << 20
-    assert machine.load("--distance", "auto").distance_bytes is None
+    assert loaded.fixed.distance_bytes == 8 << 20
+    assert loaded.source.origins["distance_bytes"] == "default of policy fixed"
+    assert machine.load("--policy", "fixed", "--distance", "4MiB").fixed.distance_bytes == 4 << 20
+    assert machine.load("--distance", "auto").fixed.distance_bytes is None
 
 
 def test_what_nodes_share_lies_in_the_pool(machine: Machine) -> None:
     loaded = machine.load("--cluster")
-    assert (loaded.engine, loaded.origins["engine"]) == ("pool", "default of cluster")
+    assert (loaded.engine, loaded.source.origins["engine"]) == ("pool", "default of cluster")
     assert machine.load("--cluster", "--engine", "cache").engine == "cache"
     assert machine.load("--cluster=off").engine == "cache"
 
 
 def test_globs_from_words_variables_and_files(machine: Machine) -> None:
-    assert machine.load("--include", "a:b", "--include", "c").include == ("a:b", "c")
-    assert machine.load(UFFDPREFETCH_EXCLUDE="a:b").exclude == ("a", "b")
+    assert machine.load("--include", "a:b", "--include", "c").files.include == ("a:b", "c")
+    assert machine.load(UFFDPREFETCH_EXCLUDE="a:b").files.exclude == ("a", "b")
     machine.local_file.write_text('include = ["*.mdb", "/data/*"]\nexclude = "x"')
     loaded = machine.load()
-    assert (loaded.include, loaded.exclude) == (("*.mdb", "/data/*"), ("x",))
+    assert (loaded.files.include, loaded.files.exclude) == (("*.mdb", "/data/*"), ("x",))
 
 
 def test_wants() -> None:
-    assert Config().wants("/any/thing")
-    chosen = Config(include=("*.mdb", "/data/*"), exclude=("lock.mdb",))
-    assert chosen.wants("/home/x.mdb") and chosen.wants("/data/deep/file")
-    assert not chosen.wants("/home/x.txt") and not chosen.wants("/home/lock.mdb")
+    assert Config().files.wants("/any/thing")
+    chosen = Config.of(include=("*.mdb", "/data/*"), exclude=("lock.mdb",))
+    assert chosen.files.wants("/home/x.mdb") and chosen.files.wants("/data/deep/file")
+    assert not chosen.files.wants("/home/x.txt") and not chosen.files.wants("/home/lock.mdb")
 
 
 def test_whole_is_what_matches_and_by_default_nothing() -> None:
-    assert not Config().wants_whole("/any/thing")
-    chosen = Config.from_json(Config(whole=("*.gguf", "/data/*")).to_json())
-    assert chosen.wants_whole("/home/x.gguf") and chosen.wants_whole("/data/deep/file")
-    assert not chosen.wants_whole("/home/x.gguf.tmp")
+    assert not Config().files.wants_whole("/any/thing")
+    chosen = Config.from_json(Config.of(whole=("*.gguf", "/data/*")).to_json())
+    assert chosen.files.wants_whole("/home/x.gguf") and chosen.files.wants_whole("/data/deep/file")
+    assert not chosen.files.wants_whole("/home/x.gguf.tmp")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_is_wrong_is_one_clear_line(
     assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2
-    assert machine.load(**variables, UFFDPREFETCH_MIN_SIZE="1MiB").min_size_bytes == 1 << 20
+    assert machine.load(**variables, UFFDPREFETCH_MIN_SIZE="1MiB").files.min_size_bytes == 1 << 20
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1 and said.endswith("; ignored\n")
 
@@ -262,7 +262,7 @@ def test_a_wrong_file_is_named(
         assert message in caught.value.message
         assert str(machine.local_file) in caught.value.message
         assert caught.value.exit_code == 2
-    assert machine.load("--size", "1MiB").size_bytes == 1 << 20
+    assert machine.load("--size", "1MiB").fixed.size_bytes == 1 << 20
     said = capsys.readouterr().err
     assert message in said and str(machine.local_file) in said and said.count("\n") == 1
 
@@ -310,7 +310,7 @@ def test_variables_of_ours_that_are_no_options_are_let_pass(machine: Machine) ->
 
 
 def test_json_there_and_back() -> None:
-    before = Config(include=("a", "b"), distance_bytes=4096, max_rate_bytes_per_second=1 << 30)
+    before = Config.of(include=("a", "b"), distance_bytes=4096, max_rate_bytes_per_second=1 << 30)
     assert Config.from_json(before.to_json()) == before
     for text in ("", "[]", '{"no_such": 1}', '{"size_bytes": "x"}', '{"engine": "warp"}'):
         with pytest.raises(UffdPrefetchError) as caught:
@@ -369,14 +369,14 @@ def test_values_are_looked_at_together_and_not_one_by_one(
     machine.local_file.write_text("policy = 'fixed'\nsize = '8GiB'\nbudget = '16GiB'\n")
     for words in ([], ["--strict"], ["--config", str(machine.local_file)]):
         loaded = machine.load(*words)
-        assert (loaded.size_bytes, loaded.budget_bytes) == (8 << 30, 16 << 30)
+        assert (loaded.fixed.size_bytes, loaded.budget_bytes) == (8 << 30, 16 << 30)
     machine.local_file.unlink()
     given = {"UFFDPREFETCH_POLICY": "fixed", "UFFDPREFETCH_SIZE": "8GiB"}
-    assert machine.load("--budget", "16GiB", "--strict", **given).size_bytes == 8 << 30
+    assert machine.load("--budget", "16GiB", "--strict", **given).fixed.size_bytes == 8 << 30
     assert capsys.readouterr().err == ""
     loaded = machine.load(**given, UFFDPREFETCH_MIN_SIZE="1MiB")
-    assert (loaded.policy, loaded.size_bytes) == ("fixed", Config.size_bytes)
-    assert loaded.min_size_bytes == 1 << 20 and "; ignored" in capsys.readouterr().err
+    assert (loaded.policy, loaded.fixed.size_bytes) == ("fixed", Config().fixed.size_bytes)
+    assert loaded.files.min_size_bytes == 1 << 20 and "; ignored" in capsys.readouterr().err
     with pytest.raises(UffdPrefetchError, match=r"^--budget 1MiB is less than --size"):
         machine.load("--budget", "1MiB", "--policy", "fixed")
 

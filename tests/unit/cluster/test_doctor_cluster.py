@@ -62,10 +62,10 @@ def test_in_a_job_of_slurm_s_the_launcher_may_be_another_one_s(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}
-    (way,), nodes = cluster.ways(Config(launcher="mpirun --mca a b"), job)
+    (way,), nodes = cluster.ways(Config.of(launcher="mpirun --mca a b"), job)
     assert (way.name, nodes) == ("Open MPI", 3)
     assert way.command([], "", ["p"])[:1] == ["mpirun"]
-    (way,), nodes = cluster.ways(Config(launcher=f"{tmp_path}/srun --mpi=x"), job)
+    (way,), nodes = cluster.ways(Config.of(launcher=f"{tmp_path}/srun --mpi=x"), job)
     assert (way.name, nodes) == ("srun", 3)
 
 

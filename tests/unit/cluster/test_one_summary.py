@@ -15,7 +15,7 @@ from uffdprefetch.launch.cluster import one_summary
 
 def config(directory: Path, node: int) -> Config:
     place = {"meet": str(directory), "run": "run", "node": node, "nodes": 2}
-    return Config(place=json.dumps(place))
+    return Config.of(place=json.dumps(place))
 
 
 def document(node: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_one_policy_lays_checkpoints(engine: str, policy: str) -> None:
     assert config.lays_checkpoints == is_fixed
     assert config.spacing_bytes == (FIXED_DISTANCE_BYTES if is_fixed else 0)
     assert config.keeps_copies == (is_fixed or engine == "pool")
-    chosen = Config(engine=engine, policy=policy, distance_bytes=MIB)
+    chosen = Config.of(engine=engine, policy=policy, distance_bytes=MIB)
     assert chosen.spacing_bytes == (MIB if is_fixed else 0)
 
 

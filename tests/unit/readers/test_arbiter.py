@@ -85,7 +85,7 @@ class Node:
         self.now, self.notes, self.oracle = 10**9, Notes(), Oracle()
         notes: Any = self.notes
         clock = Clock(lambda: self.now)
-        self.coordinator = Coordinator(Config(**options), notes, Ledger(), clock=clock)
+        self.coordinator = Coordinator(Config.of(**options), notes, Ledger(), clock=clock)
         self.coordinator.arbiter.add(self.oracle)
         file = file_of(SIZE)
         file.mappings.attached, file.there = 1, 0

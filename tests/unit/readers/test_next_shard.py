@@ -60,7 +60,7 @@ class Node:
 
     def __init__(self, directory: Path, **config: Any) -> None:
         self.directory, self.now = directory, 10**12
-        self.config = Config(**config)
+        self.config = Config.of(**config)
         scheduler: Any = SimpleNamespace(forget_file=lambda _: 0, busy_with=lambda _: False)
         self.ledger = Ledger()
         self.table = FileTable(self.config, scheduler, self.ledger, Clock(lambda: self.now))
