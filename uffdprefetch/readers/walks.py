@@ -50,7 +50,7 @@ class Walks:
 
     def _touch(self, batch: Batch, seen: Observation) -> Step | None:
         region, reader = batch.region, batch.region.reader
-        reader.last_mode = region.verdict
+        reader.pool.last_mode = region.verdict
         if self._is_planned(region):
             self._ledger.touch(reader.rank, seen.start, seen.at_ns)
             # should the order be a wrong one, it is known by then whether the reader jumps about

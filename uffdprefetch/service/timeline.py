@@ -48,5 +48,5 @@ class TimelineNotes:
         bin_.window_bytes = self._windows.shown_bytes(widest)
         bin_.distance_bytes = self._windows.of(widest).step_bytes
         bin_.under_way_bytes = self._scheduler.under_way_bytes
-        bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)
+        bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.busy.bandwidth)
         bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))

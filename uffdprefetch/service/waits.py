@@ -9,7 +9,7 @@ of each process that has a mapping of ours. Who waits for the pool is counted th
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.intervals import IntervalSet
@@ -92,18 +92,27 @@ class Reading:
         return self.waited_ns * self.side_by_side
 
 
+@dataclass
+class _Round:
+    """Over all processes."""
+
+    left: list[tuple[int, Client]] = field(default_factory=list)  # who is still to be looked at
+    number: int = 0
+    since_ns: int = 0
+    rests_ns: int = 0
+    waiting: int = 0  # threads that wait, so far
+
+
 class Waits:
     """The readers of a run. The service's thread calls everything here."""
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
         self.due_ns, self._every_ns = 0, EVERY_NS
-        self._round: list[tuple[int, Client]] = []  # who is still to be looked at in this one
-        self._rounds = self._round_ns = self._rests_ns = 0  # how many, since when, its rests
+        self._round = _Round()
         self._read: dict[int, tuple[Client, Reading]] = {}
         self._when = IntervalSet()  # in which those have read that have ended
         self._thread_ns = self._waited_ns = 0.0  # of those
-        self._in_round = 0  # threads that wait, so far
         #: Threads that wait at one time, where any does: lately.
         self.side_by_side = 1.0
 
@@ -113,35 +122,33 @@ class Waits:
         if now < self.due_ns:
             return
         began = self._clock.cpu_ns()
-        if not self._round:
+        if not self._round.left:
             self._begin_round(clients, now)
-        while self._round and self._clock.cpu_ns() - began < AT_ONCE_NS:
-            key, client = self._round.pop()
+        while self._round.left and self._clock.cpu_ns() - began < AT_ONCE_NS:
+            key, client = self._round.left.pop()
             readers = [one for one in client.readers.values() if one.regions]
             if not readers or clients.get(key) is not client:
                 continue
             _, reading = self._read.setdefault(key, (client, Reading()))
             touched_ns = max(one.seen_ns for one in readers)
-            states = thread_states(client.pid, self._rounds)
+            states = thread_states(client.pid, self._round.number)
             reading.note(states, touched_ns, now, self._every_ns)
-            self._in_round += states.count("D")
+            self._round.waiting += states.count("D")
         rest = COST * (self._clock.cpu_ns() - began)
-        self._rests_ns += rest
+        self._round.rests_ns += rest
         self.due_ns = now + rest
-        if not self._round:
-            if self._in_round:
-                self.side_by_side += (self._in_round - self.side_by_side) * LATELY
-            self._in_round = 0
-            self.due_ns = max(self.due_ns, self._round_ns + EVERY_NS)
+        if not self._round.left:
+            if self._round.waiting:
+                self.side_by_side += (self._round.waiting - self.side_by_side) * LATELY
+            self.due_ns = max(self.due_ns, self._round.since_ns + EVERY_NS)
 
     def _begin_round(self, clients: dict[int, Client], now: int) -> None:
         for key, (client, reading) in list(self._read.items()):
             if clients.get(key) is not client:
                 del self._read[key]
                 self._fold(reading)
-        self._round = list(clients.items())
-        self._every_ns, self._rests_ns = max(EVERY_NS, self._rests_ns), 0
-        self._rounds, self._round_ns = self._rounds + 1, now
+        self._every_ns = max(EVERY_NS, self._round.rests_ns)
+        self._round = _Round(list(clients.items()), self._round.number + 1, now)
 
     def _fold(self, reading: Reading) -> None:
         if reading.end_ns > reading.begin_ns:

@@ -6,7 +6,7 @@ It outlives its mappings: a job may map a file anew for each batch (nanoGPT does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -66,6 +66,7 @@ class OrderState:
 class PoolTouches:
     """Touches of the pool's memory by a reader."""
 
+    last_mode: ServingMode | None = None  # of the mapping that was touched last, the pool's or not
     planned: int = 0  # while its order was known
     #: thread -> (whose walk it is on, whose it touched last)
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
@@ -161,6 +162,32 @@ class Process(Protocol):
         """Whether it is this process or one of its descendants."""
 
 
+class FirstLooks:
+    """What the misses of a process have brought of a file, by its first looks."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._faults, self._looks = pid, processes.major_faults(pid) or 0, 0
+
+    def look(self, regions: Iterable[Region]) -> FirstMisses | None:
+        """So far, in these mappings; None: it is no first look any more, or nobody tells."""
+        if self._looks >= FIRST_LOOKS:
+            return None
+        self._looks += 1
+        faults = processes.major_faults(self._pid)
+        if faults is None:
+            return None
+        mapped_bytes = runs = blocks = 0
+        for region in regions:
+            laid = region.checkpoints.laid
+            for start, end in region.scan.mapped:
+                if end - start > uffd.PAGE_BYTES or start // uffd.PAGE_BYTES not in laid:
+                    mapped_bytes, runs = mapped_bytes + end - start, runs + 1
+                    blocks += -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
+        # the process may have missed elsewhere, too; each miss here has mapped a page at least
+        misses = min(max(0, faults - self._faults), mapped_bytes // uffd.PAGE_BYTES)
+        return FirstMisses(misses, mapped_bytes, runs, blocks)
+
+
 class Reader:
     """``table``: the walks of its touches; ``jumps``: whether they go in order; ``order``: the
     known order that it follows. Regions by their numbers."""
@@ -171,13 +198,12 @@ class Reader:
         self._measure()
         self.jumps = RandomnessDetector(file.size_bytes)
         self.traits: set[Trait] = set()
-        self.seen_ns = 0  # its last touch ...
-        self.last_mode: ServingMode | None = None  # ... and how the mapping of that is served
+        self.seen_ns = 0  # its last touch
         self.table = StreamTable(client.rank, client.pid)
         self.order = OrderState()
         self.pool = PoolTouches()
         self.unneeded = Unneeded()
-        self._faults, self._first_looks = processes.major_faults(client.pid) or 0, 0
+        self._first_looks = FirstLooks(client.pid)
 
     @property
     def rank(self) -> int:
@@ -215,8 +241,8 @@ class Reader:
     def reads_pool(self) -> bool:
         """Whether what it needs next is to be in the pool's memory. A process may have mappings of
         both kinds: then it is where it was last touched that tells."""
-        if any(region.verdict == self.last_mode for region in self.regions.values()):
-            return self.last_mode == ServingMode.POOL
+        if any(region.verdict == self.pool.last_mode for region in self.regions.values()):
+            return self.pool.last_mode == ServingMode.POOL
         return self.pooled
 
     @property
@@ -240,25 +266,11 @@ class Reader:
         """A look at a mapping has ended; ``cold``: when it began nothing of the file had been read
         ahead. To the file's books, what its misses have brought so far. (Of the pool's memory no
         touch is a miss of the kernel's.)"""
-        used = self.file.blocks.used
         self.file.mappings.say_random(self.says_random)
-        if not cold or self.pooled or self._first_looks >= FIRST_LOOKS:
-            return
-        self._first_looks += 1
-        faults = processes.major_faults(self.pid)
-        if faults is None:
-            return
-        mapped_bytes = runs = blocks = 0
-        for region in self.regions.values():
-            laid = region.checkpoints.laid
-            for start, end in region.scan.mapped:
-                if end - start > uffd.PAGE_BYTES or start // uffd.PAGE_BYTES not in laid:
-                    mapped_bytes, runs = mapped_bytes + end - start, runs + 1
-                    blocks += -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
-        # the process may have missed elsewhere, too; each miss here has mapped a page at least
-        misses = min(max(0, faults - self._faults), mapped_bytes // uffd.PAGE_BYTES)
-        found = FirstMisses(misses, mapped_bytes, runs, blocks)
-        used.first = max(used.first, found, key=lambda first: first.a_block)
+        found = None if not cold or self.pooled else self._first_looks.look(self.regions.values())
+        if found is not None:
+            used = self.file.blocks.used
+            used.first = max(used.first, found, key=lambda first: first.a_block)
 
     def forget_jumps(self) -> None:
         """What it has touched so far is no sign of what it will touch."""

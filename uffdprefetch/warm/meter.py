@@ -30,18 +30,40 @@ METER_NS = 50_000_000
 
 
 @dataclass
+class BusyStretches:
+    """Stretches in which something was under way all the time: what the storage brings then."""
+
+    bandwidth: float = 0.0  # lately
+    #: The most that two in a row have reached: what the storage can give a reader in order, of whom
+    #: records in random places tell less.
+    peak: float = 0.0
+    _last: float = 0.0
+    #: One that is being measured, by a clock that stands still while a pool's jobs wait for room
+    #: and nothing is being read.
+    _from_ns: int = 0
+    _bytes: int = 0
+
+    def note(self, result: uffd.WarmResult, was_idle: bool) -> float | None:
+        """An extent was read; bytes/s when the stretch was long enough."""
+        if was_idle or not self._from_ns:
+            self._from_ns, self._bytes = result.start_ns - result.idle_start_ns, 0
+        self._bytes += result.bytes
+        now_ns = result.done_ns - result.idle_done_ns
+        elapsed = now_ns - self._from_ns
+        if elapsed < METER_NS:
+            return None
+        sample = self._bytes * 1e9 / elapsed
+        self.peak, self._last = max(self.peak, min(sample, self._last)), sample
+        self.bandwidth += (sample - self.bandwidth) * (0.3 if self.bandwidth else 1.0)
+        self._from_ns, self._bytes = now_ns, 0
+        return sample
+
+
+@dataclass
 class Meter:
     """Bandwidth and base latency of storage, from finished extents (Little's law)."""
 
-    bandwidth: float = 0.0
-    #: The most that two busy stretches in a row have reached: what the storage can give a reader in
-    #: order, of whom records in random places tell less.
-    peak: float = 0.0
-    _last: float = 0.0
-    #: A busy stretch that is being measured, by a clock that stands still while a pool's jobs wait
-    #: for room and nothing is being read.
-    _from_ns: int = 0
-    _bytes: int = 0
+    busy: BusyStretches = field(default_factory=BusyStretches)
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
     _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -63,22 +85,12 @@ class Meter:
         ``was_idle``: nothing was under way before it. ``alone``: nothing was when it was sent, so
         that it did not stand behind others of ours.
         """
-        sample = None
-        if was_idle or not self._from_ns:
-            self._from_ns, self._bytes = result.start_ns - result.idle_start_ns, 0
-        self._bytes += result.bytes
-        now_ns = result.done_ns - result.idle_done_ns
-        elapsed = now_ns - self._from_ns
-        if elapsed >= METER_NS:
-            sample = self._bytes * 1e9 / elapsed
-            self.peak, self._last = max(self.peak, min(sample, self._last)), sample
+        sample = self.busy.note(result, was_idle)
+        if sample is not None:
             self._link_is_old = True
-            share = 0.3 if self.bandwidth else 1.0
-            self.bandwidth += (sample - self.bandwidth) * share
-            self._from_ns, self._bytes = now_ns, 0
-        if alone and self.bandwidth:
+        if alone and self.busy.bandwidth:
             took = result.took_ns / 1e9
-            self._latencies.append(max(LATENCY_LEAST, took - result.bytes / self.bandwidth))
+            self._latencies.append(max(LATENCY_LEAST, took - result.bytes / self.busy.bandwidth))
         return sample
 
     def note_alone(self, result: uffd.WarmResult) -> None:
@@ -105,7 +117,7 @@ class Meter:
     @property
     def of_pages(self) -> Storage:
         """With the latency of single pages: known as soon as a mapping has checkpoints."""
-        return Storage(self.bandwidth, min(self._pages, default=0.0))
+        return Storage(self.busy.bandwidth, min(self._pages, default=0.0))
 
     def cost(self, others: Iterable[tuple[int, float]] = ()) -> Storage:
         """What one more request costs, by what was read alone, and by ``others``, (bytes, seconds):
@@ -116,7 +128,7 @@ class Meter:
         there was no busy stretch, is the best of what was read alone.
         """
         quickest = min([*self._pages, *(took for _, took in self._alone)], default=0.0)
-        bandwidth = max(self.peak, self.bandwidth)
+        bandwidth = max(self.busy.peak, self.busy.bandwidth)
         if not bandwidth:
             large = [one for one in self._alone if one[0] > MISS_BYTES]
             rates = [size / max(took - quickest, took / 2) for size, took in large]
@@ -151,7 +163,7 @@ class Meter:
         for size, took in self._large:
             took = max(took, LATENCY_LEAST)
             rates.append(size / max(took - quickest, took / most))
-        bandwidth = max(self.peak, sorted(rates)[-1 - len(rates) // UNLIKELY])
+        bandwidth = max(self.busy.peak, sorted(rates)[-1 - len(rates) // UNLIKELY])
         if len(rates) < SAMPLES_LEAST:
             bandwidth = max(bandwidth, SLOW_BYTES_PER_SECOND)
         latency = small[1] - small[0] / bandwidth if small[0] else pages
@@ -167,4 +179,4 @@ class Meter:
     def storage(self) -> Storage:
         """What the planner needs to know."""
         latency = min(self._latencies) if self._latencies else 0.0
-        return Storage(self.bandwidth, latency)
+        return Storage(self.busy.bandwidth, latency)

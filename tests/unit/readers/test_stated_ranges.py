@@ -136,7 +136,7 @@ def test_a_reader_that_goes_on_before_the_stream_stands_behind_what_keeps_the_st
     if latency_ms:
         page = uffd.WarmResult(1, 0, 0, latency_ms * MS, 0, 4096, 1, uffd.WARM_READAHEAD, 0, 0)
         bed.scheduler.meter.note_pages(page, 1)
-    bed.scheduler.meter.bandwidth = bandwidth
+    bed.scheduler.meter.busy.bandwidth = bandwidth
     region = bed.region(file)
     bed.stated.attached(region)
     bed.touch(region, 0)  # where the stream is, too

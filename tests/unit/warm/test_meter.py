@@ -81,7 +81,7 @@ def test_what_memory_has_answered_tells_none() -> None:
 
 def test_without_a_busy_stretch_what_was_read_alone_tells_the_bandwidth() -> None:
     meter = met((MIB, 2 * LATENCY + MIB / BANDWIDTH), (MIB, LATENCY + MIB / BANDWIDTH))
-    meter.bandwidth = 0.0
+    meter.busy.bandwidth = 0.0
     meter.note_pages(read(4096, LATENCY), 1)
     assert meter.cost().bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.01)
 
@@ -151,5 +151,5 @@ def test_a_pool_that_waits_for_room_is_no_slow_storage() -> None:
         meter.note(result, was_idle=False, alone=False)
         meter.note_alone(result)
         now, idle = now + 10**9 + took, idle + 10**9
-    assert meter.bandwidth == pytest.approx(BANDWIDTH, rel=1e-6)
+    assert meter.busy.bandwidth == pytest.approx(BANDWIDTH, rel=1e-6)
     assert meter.cost().bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=1e-6)

@@ -229,7 +229,7 @@ def test_a_device_that_does_not_answer_holds_up_no_other(
     assert sum(length for _, length in notes.sent) == 100 * MIB
     assert scheduler.queued_bytes == scheduler.device_of(elsewhere).queued_bytes > 300 * MIB
     assert (scheduler.under_way_bytes > 0) == (most > 0)
-    assert scheduler.meter.bandwidth > 0, "what was read is measured"
+    assert scheduler.meter.busy.bandwidth > 0, "what was read is measured"
 
 
 def test_of_each_device_as_much_is_under_way_as_keeps_that_one_busy(
@@ -415,7 +415,7 @@ def test_bandwidth_shows_where_a_mib_is_under_way_for_an_order(
         need = start if of_an_order else None
         scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, start, start + length, need))
     run_through(scheduler)
-    assert (scheduler.meter.bandwidth > 0) == metered
+    assert (scheduler.meter.busy.bandwidth > 0) == metered
 
 
 def guess(file: FileState, start: int, end: int, depth: int) -> PrefetchRange:
