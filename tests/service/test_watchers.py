@@ -24,6 +24,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.service.agents import Agents
 from uffdprefetch.service.peers import Peers
 from uffdprefetch.service.watchers import ASKS_MAX, WATCHERS_MAX, Watchers
+from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.view import watch
 
@@ -282,17 +283,17 @@ def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         listener.setblocking(False)
-        parts: Any = (listener, epoll, agents, publisher, None, dict, 7)
+        parts: Any = (listener, epoll, agents, publisher, Ledger(), dict, 7)
         peers = Peers(*parts, Watchers(lambda now: {"at": now}))
         assert peers.none
         peer.connect(str(tmp_path / "s"))
         peers.accept()
-        (fd,) = peers._unknown
+        (fd,) = peers._arrivals.all
         assert not peers.none and peers.only_strangers
         values = [wire.Role.WATCHER, 1, 1, -1, -1, -1, 0, 0, 0, 0, 0, 4096]
         peer.send(wire.pack(wire.Type.HELLO, wire.HELLO.pack(*values, b"watcher")))
         peers.receive(fd)
-        assert peers.none and not peers.launcher_pids and not peers.launchers and not peers.jobs()
+        assert peers.none and not peers.launchers.any and not peers.launchers.jobs()
         assert wire.unpack(peer.recv(512))[0] == wire.Type.WELCOME
         peer.send(wire.pack(wire.Type.SNAPSHOT))
         peers.receive(fd)

@@ -63,6 +63,16 @@ class Stage(Enum):
     REFUSED = "refused"
 
 
+@dataclass
+class Terms:
+    """How what a stream asks for stands to what others do: see PrefetchRange."""
+
+    priority: Priority = Priority.BACKGROUND
+    place: int = 0  # before it come so many bytes of other files
+    yield_bytes: int = 0
+    guess: bool = False
+
+
 class FileStream:
     """One file. ``file`` outlives it; ``consumer``: for whom it is; ``in_pool``: it goes to the
     pool, as long as the file has a part of that."""
@@ -73,14 +83,10 @@ class FileStream:
     ) -> None:  # fmt: skip
         self.file, self.consumer, self.in_pool = file, consumer, in_pool
         file.account.stream()
-        self.priority = Priority.BACKGROUND
-        self.place = 0  # before it come so many bytes of other files
+        self.terms = Terms()
         self.absent_bytes = 0  # asked for that was not there ...
         self.most_bytes: int | None = None  # ... and may be by now; None: all
-        self.yield_bytes = 0  # see PrefetchRange ...
-        self.guess = False  # ... this, too
         self._scheduler, self._want = scheduler, want
-        self._device = scheduler.device_of(file)
         self._ranges = IntervalSet()
         self._waiting = IntervalSet()  # of these: not asked for in this pass
         self._passes = 0
@@ -117,7 +123,11 @@ class FileStream:
         if self._waiting:
             gone = now - self._mapped_ns > GONE_NS  # between two batches, or for good
             may = self.most_bytes is None or self.most_bytes - self.absent_bytes >= STEP_BYTES
-            if may and self._device.queued_bytes < WAITING_BYTES and not gone:
+            if (
+                may
+                and self._scheduler.device_of(self.file).queued_bytes < WAITING_BYTES
+                and not gone
+            ):
                 self.feed()
             return False
         if not self.idle:
@@ -134,7 +144,9 @@ class FileStream:
     @property
     def idle(self) -> bool:
         """Whether all that was asked for of its device, by whomever, has come."""
-        return not self._device.queued_bytes and not self._scheduler.busy_with(self.file)
+        return not self._scheduler.device_of(
+            self.file
+        ).queued_bytes and not self._scheduler.busy_with(self.file)
 
     def lets_pass(self, position_bytes: int, priority: Priority) -> None:
         """A reader is there. One that is beyond what comes next of this does not wait for it but
@@ -153,8 +165,8 @@ class FileStream:
     def give_way(self, priority: Priority, yield_bytes: int) -> None:
         """From now on this goes with ``priority`` and yields to demand misses (see
         PrefetchRange)."""
-        if (priority, yield_bytes) != (self.priority, self.yield_bytes):
-            self.priority, self.yield_bytes = priority, yield_bytes
+        if (priority, yield_bytes) != (self.terms.priority, self.terms.yield_bytes):
+            self.terms.priority, self.terms.yield_bytes = priority, yield_bytes
             self._scheduler.change(self.consumer, priority, yield_bytes)
 
     def feed(self) -> int:
@@ -182,8 +194,9 @@ class FileStream:
     def want(self, start: int, end: int) -> int:
         """Ask for [start, end) now; returns the bytes that are queued for it."""
         wanted = PrefetchRange(
-            self.file, start, end, self.place + start, self.priority,
-            pooled=self.pooled is not None, yield_bytes=self.yield_bytes, guess=self.guess,
+            self.file, start, end, self.terms.place + start, self.terms.priority,
+            pooled=self.pooled is not None, yield_bytes=self.terms.yield_bytes,
+            guess=self.terms.guess,
         )  # fmt: skip
         return self._want(self.consumer, wanted)
 

@@ -181,7 +181,7 @@ class StatedRanges(RangeSource):
         any_said = book.said.streamed or book.said.pending
         book.is_guess = is_guess and (book.is_guess or not any_said)
         if stream is not None and not book.is_guess:
-            stream.guess, stream.most_bytes = False, None
+            stream.terms.guess, stream.most_bytes = False, None
         book.readers[region.reader.pid] = region.reader
         book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
         book.said.add(start, min(end, book.file.size_bytes))
@@ -220,7 +220,7 @@ class StatedRanges(RangeSource):
                     for walk in reader.table.streams
                     if now_ns - walk.last_ns < PASSING_NS
                 ]
-                if stream.guess and self._bound is not None:
+                if stream.terms.guess and self._bound is not None:
                     stream.most_bytes, depth = self._bound(stream)
                     stream.give_way(Priority.STATED, depth)
                 else:
@@ -252,8 +252,8 @@ class StatedRanges(RangeSource):
             if stream is None:
                 consumer = FileConsumer(book.rank, book.pid)
                 stream = FileStream(file, self._scheduler, self._want, consumer, book.in_pool, now)
-                stream.priority, stream.place = Priority.STATED, book.place
-                stream.guess = book.is_guess and self._bound is not None
+                stream.terms.priority, stream.terms.place = Priority.STATED, book.place
+                stream.terms.guess = book.is_guess and self._bound is not None
                 streaming.begin(stream, f"{book.by.value} has said that it will be needed")
                 streaming.memory_ns = now + MEMORY_NS
             said.streamed.add(start, end)

@@ -32,7 +32,7 @@ from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
-from uffdprefetch.warm.consumer import FileConsumer, Priority
+from uffdprefetch.warm.consumer import FileConsumer
 from uffdprefetch.warm.scheduler import Scheduler
 
 #: Whether a file is read whole is judged as often.
@@ -130,8 +130,8 @@ class WholeFiles:
             return
         consumer = FileConsumer(reader.rank, reader.pid)
         stream = FileStream(file, self._scheduler, self._want, consumer, reader.reads_pool, now_ns)
-        stream.priority, stream.guess = Priority.BACKGROUND, True
-        stream.yield_bytes = link.reach_bytes + PIECE_BYTES
+        stream.terms.yield_bytes = link.reach_bytes + PIECE_BYTES
+        stream.terms.guess = True
         stream.add(0, size)
         book.streaming.begin(
             stream, f"{book.visits.places} places of it were read, and more are to be expected"

@@ -55,7 +55,7 @@ class Ending:
 
     def due_ns(self, now: int) -> int | None:
         """When to look again though nothing happens."""
-        if self._peers.parting:
+        if self._peers.launchers.parting:
             return now + PARTING_NS
         return now + EMPTY_NS if self._empty_since is not None else None
 
@@ -63,7 +63,8 @@ class Ending:
     def has_come(self) -> bool:
         """Whether it is over; to be asked after each turn."""
         # a launcher that was killed while we started will not come
-        awaited = self._starter not in self._peers.launcher_pids and os.getppid() == self._starter
+        has_come = self._peers.launchers.has_come(self._starter)
+        awaited = not has_come and os.getppid() == self._starter
         over = self._peers.over and not awaited
         if self._asked > 1 or (over and self._freshness.may_end()):
             return True

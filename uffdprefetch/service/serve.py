@@ -135,7 +135,7 @@ class Service:
         )  # fmt: skip
         self._told = Told(
             config, run, core, ledger, publisher, waits, cluster, threads.cpu_seconds,
-            lambda: self._peers.jobs(),
+            lambda: self._peers.launchers.jobs(),
         )  # fmt: skip
         self._peers = Peers(
             listener, self._epoll, agents, publisher, ledger, self._told.summary,
@@ -166,7 +166,7 @@ class Service:
             self._turn.take()
             if self._ending.has_come:
                 break
-            self._peers.part()
+            self._peers.launchers.part()
         log.info("last client gone")
         self._close()
 
@@ -206,7 +206,7 @@ class Service:
         if self._cluster is not None:
             self._cluster.close()
         self._seat.leave()
-        self._peers.part(now=True)
+        self._peers.launchers.part(now=True)
         self._threads.workers.close()
         none_waits = self._freshness.close()
         self._threads.end_watch()

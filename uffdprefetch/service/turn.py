@@ -72,7 +72,7 @@ class Turn:
         now = CLOCK.now_ns()
         if core.table.waits or 0 < core.table.look_ns <= now:
             core.table.look(now)
-        self._observer.look(self._peers.jobs(), now)
+        self._observer.look(self._peers.launchers.jobs(), now)
         core.look(now)
         self._freshness.step(now)
         self._waits.step(core.mappings.clients)
