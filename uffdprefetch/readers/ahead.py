@@ -8,7 +8,7 @@ a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_ord
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -175,6 +175,46 @@ class _File:
     visit_came: bool = False  # since it was judged whether to read it whole
 
 
+class Laws:
+    """How far walks, visits and chains of steps go, of all and by kind of file."""
+
+    def __init__(self) -> None:
+        self._walks, self._visits, self.steps = Law(), Law(), Law()
+        self._kinds: dict[tuple[str, str], tuple[Law, Law]] = {}
+
+    def of(self, file: FileState) -> tuple[Law, Law]:
+        """Of walks and of visits, of files like this one."""
+        directory, name = os.path.split(file.path)
+        kind = directory, os.path.splitext(name)[1]
+        laws = self._kinds.get(kind)
+        if laws is None:
+            if len(self._kinds) >= FILES_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            laws = self._kinds[kind] = Law(self._walks), Law(self._visits)
+        return laws
+
+
+@dataclass
+class Traffic:
+    """What goes on in this turn: who has missed, and the length of the longest walk."""
+
+    now_ns: int = 0
+    longest: int = 0
+    #: When a process was last seen to have missed, and where.
+    missed: dict[int, tuple[int, Front]] = field(default_factory=dict)
+
+    def step(self, fronts: Iterable[Front], now_ns: int) -> None:
+        """Another turn, with these fronts."""
+        self.now_ns = now_ns
+        moving = (front.length for front in fronts if now_ns - front.last_ns < QUIET_NS)
+        self.longest = max(moving, default=0)
+
+    def just_missed(self) -> list[tuple[int, Front]]:
+        """Processes that have, and where."""
+        since = self.now_ns - int(2 * LOOK_SECONDS * 1e9)
+        return [(pid, at) for pid, (at_ns, at) in self.missed.items() if at_ns > since]
+
+
 class Ahead(Predictor):
     """See readers/predictor.py. The service's thread calls all of it."""
 
@@ -196,29 +236,16 @@ class Ahead(Predictor):
         self._whole = WholeFiles(scheduler, want, ledger, room, self._measured)
         self._waiting = waiting
         self.account = Account()
-        self._walks, self._visits, self._steps = Law(), Law(), Law()
-        self._kinds: dict[tuple[str, str], tuple[Law, Law]] = {}
+        self._laws = Laws()
         self._files: dict[Key, _File] = {}
-        self._probed: dict[int, int] = {}  # device: how many times
-        #: When a process was last seen to have missed, and where.
-        self._missed: dict[int, tuple[int, Front]] = {}
-        self._now_ns = (
-            0  # of this turn; and of the walks that go on then, the length of the longest
-        )
-        self._longest = 0
+        self._traffic = Traffic()
 
     # ---- what is known --------------------------------------------------------------------------
 
     def _of(self, file: FileState) -> _File:
         found = self._files.get(file.key)
         if found is None or found.file is not file:
-            directory, name = os.path.split(file.path)
-            kind = directory, os.path.splitext(name)[1]
-            laws = self._kinds.get(kind)
-            if laws is None:
-                if len(self._kinds) >= FILES_MAX:
-                    del self._kinds[next(iter(self._kinds))]
-                laws = self._kinds[kind] = Law(self._walks), Law(self._visits)
+            laws = self._laws.of(file)
             blocks = -(-file.size_bytes // BLOCK_BYTES)
             law, ending = Law(laws[0]), lambda front: self._ending(file, front)
             try:
@@ -272,7 +299,7 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None:
             process = of.processes[reader.pid] = _Process(
-                Steps(self._steps), Places(reader, self._scheduler)
+                Steps(self._laws.steps), Places(reader, self._scheduler)
             )
         process.maps = True
         process.pending += [(a // BLOCK_BYTES, -(-b // BLOCK_BYTES)) for a, b in ranges]
@@ -297,7 +324,7 @@ class Ahead(Predictor):
                 of.visited.streaming.end(
                     Stage.STOPPED, "nobody reads it here and there any more", of.visited.touched_ns
                 )
-        self._missed.pop(reader.pid, None)
+        self._traffic.missed.pop(reader.pid, None)
 
     def unmapped(self, region: Region) -> None:
         """See Predictor."""
@@ -347,7 +374,7 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None or not process.pending:
             return
-        link, self._now_ns = self._link(reader), now_ns
+        link, self._traffic.now_ns = self._link(reader), now_ns
         for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
             probe = PrefetchRange(
@@ -422,7 +449,7 @@ class Ahead(Predictor):
         if of.visited.last is not None and of.visited.last.has_asked(start * BLOCK_BYTES):
             of.visited.used_bytes += fronts.used_bytes - used
         if is_miss:
-            self._missed[reader.pid] = now_ns, front
+            self._traffic.missed[reader.pid] = now_ns, front
         if begins:
             of.visit_came = True
             of.visited.touched(now_ns)
@@ -457,7 +484,9 @@ class Ahead(Predictor):
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
         depth_bytes = self._depth_bytes(reader, front)
         for low, high in reader.unneeded.ranges.missing(first, last):
-            self._publisher.put(WINDOW, self._now_ns, reader.pid, of.file, low, high - low, 0)
+            self._publisher.put(
+                WINDOW, self._traffic.now_ns, reader.pid, of.file, low, high - low, 0
+            )
             yield PrefetchRange(
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )
@@ -468,10 +497,9 @@ class Ahead(Predictor):
         is sent, and the more the longer walks are; of several the one that is nearest goes first.
         Who misses where the walk has been or is to come, a rank beside it, waits for what is read
         ahead of it."""
-        link, since = self._link(reader), self._now_ns - int(2 * LOOK_SECONDS * 1e9)
-        missed = [(pid, at) for pid, (at_ns, at) in self._missed.items() if at_ns > since]
+        link, missed = self._link(reader), self._traffic.just_missed()
         # of requests that cost the same whatever they bring, one beside the one that is served
-        least, length = 2 * reader.file.call.unit_bytes, self._longest
+        least, length = 2 * reader.file.call.unit_bytes, self._traffic.longest
         if front is None:
             others, length = any(pid != reader.pid for pid, _ in missed), 0
         elif missed:
@@ -629,15 +657,15 @@ class Ahead(Predictor):
         """What tells the link, PROBES times for a device: some blocks for its bandwidth, one for
         its latency. Nobody has touched them, and they lie beyond what the kernel reads ahead of the
         last touch: [start, end)."""
-        device, untouched = of.file.key[0], bytes(PROBE_BLOCKS)
-        times = self._probed.get(device, 0)
+        device, untouched = self._scheduler.device_of(of.file), bytes(PROBE_BLOCKS)
+        times = device.probes
         if times >= 2 * PROBES or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
         last = of.fronts.blocks - PROBE_BLOCKS
         beyond = (start // PROBE_BLOCKS + 2) * PROBE_BLOCKS  # as the scheduler cuts it: in one
         for at in chain(range(beyond, last, PROBE_BLOCKS), range(0, last, PROBE_BLOCKS)):
             if of.fronts.flags[at : at + PROBE_BLOCKS] == untouched:
-                self._probed[device] = times + 1
+                device.probes += 1
                 wanted = self._unless_there(of, reader, at, at + (1 if times % 2 else PROBE_BLOCKS))
                 return [wanted] if wanted is not None else []
         return []
@@ -653,10 +681,7 @@ class Ahead(Predictor):
 
     def step(self, now_ns: int) -> None:
         """Once a turn: files that are read whole go on."""
-        self._now_ns = now_ns
-        fronts = chain.from_iterable(of.heads for of in self._files.values())
-        moving = (front.length for front in fronts if now_ns - front.last_ns < QUIET_NS)
-        self._longest = max(moving, default=0)
+        self._traffic.step(chain.from_iterable(of.heads for of in self._files.values()), now_ns)
         if self._whole.running:
             self._whole.step(now_ns)
 

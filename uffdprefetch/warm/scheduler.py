@@ -140,6 +140,7 @@ class Device:
         self.under_way_bytes = 0
         self.depth = Depth()
         self.idle = True  # nothing was under way before what is now
+        self.probes = 0  # requests that were sent to learn what it brings (readers/ahead.py)
 
     @property
     def full(self) -> bool:

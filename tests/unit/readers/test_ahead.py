@@ -145,7 +145,7 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     bed.walk(walker, 0, 32 * MIB)
     alone = depth_at(bed, walker)
     bed.touch(other, 200 * MIB)
-    missed_ns, _ = bed.ahead._missed[8]
+    missed_ns, _ = bed.ahead._traffic.missed[8]
     beside = depth_at(bed, walker, now_ns=missed_ns)
     link = bed.ahead._measured()
     assert alone - beside == pytest.approx(
@@ -179,10 +179,10 @@ def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(
     bed.walk(first, 0, 64 * MIB)
     bed.walk(second, 128 * MIB, 132 * MIB)
     long, short = sorted(bed.ahead._of(file).heads.values(), key=lambda head: -head.front.length)
-    bed.ahead._missed.clear()
+    bed.ahead._traffic.missed.clear()
     bed.ahead.step(bed.now)
     assert short.yield_bytes == long.yield_bytes == 8 * MIB
-    bed.ahead._missed[second.reader.pid] = bed.now, short.front
+    bed.ahead._traffic.missed[second.reader.pid] = bed.now, short.front
     assert short.yield_bytes > long.yield_bytes, "but beside its miss"
 
 
@@ -194,10 +194,10 @@ def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
     front = next(iter(bed.ahead._of(file).heads))
     alone = depth_at(bed, walker, front)
     at = bed.ahead._of(file).fronts._begin(beside.reader.pid, 40 * MIB // BLOCK, 641, bed.now)
-    bed.ahead._missed[beside.reader.pid] = bed.now, at
+    bed.ahead._traffic.missed[beside.reader.pid] = bed.now, at
     assert depth_at(bed, walker, front) == alone
     far = bed.ahead._of(file).fronts._begin(elsewhere.reader.pid, 16 * MIB // BLOCK, 257, bed.now)
-    bed.ahead._missed[elsewhere.reader.pid] = bed.now, far
+    bed.ahead._traffic.missed[elsewhere.reader.pid] = bed.now, far
     link = bed.ahead._measured()
     assert depth_at(bed, walker, front) == link.busy_bytes(0.0) + PIECE_BYTES
 

@@ -21,7 +21,10 @@ NOW = 10**9
 
 def ahead() -> Ahead:
     scheduler: Any = SimpleNamespace(
-        meter=SimpleNamespace(link=None), under_way_bytes=1, forget=lambda consumer: None
+        meter=SimpleNamespace(link=None),
+        under_way_bytes=1,
+        forget=lambda consumer: None,
+        device_of=lambda file: SimpleNamespace(probes=0),
     )
     shards: Any = SimpleNamespace(beyond=lambda *_: iter(()))
     room: Any = SimpleNamespace(holders=[])
