@@ -297,6 +297,6 @@ def test_a_transport_of_an_older_generation_is_not_let_in(make: Callable[..., Be
 
 def test_nonsense_of_a_convener_is_passed_over(make: Callable[..., Bed]) -> None:
     bed = make({"what": 1}, {"started": 2, "mpi": "MPICH"})
-    bed.cluster._rest = b"{nonsense\n[1, 2]\n"
+    bed.cluster._convener._rest = b"{nonsense\n[1, 2]\n"
     bed.hear(lambda: bed.cluster.mpi)
     assert bed.cluster.mpi == "MPICH" and not bed.ledger.degradations
