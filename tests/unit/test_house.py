@@ -305,3 +305,59 @@ def test_no_function_is_too_long_a_decision() -> None:
         "told. One that only tells cases apart, a line each, may stand in LONG:\n" + "\n".join(more)
     )
     assert not LONG - long.keys(), f"no longer: {LONG - long.keys()}, take it out of LONG"
+
+
+#: Classes with more fields than FIELDS_MOST, and how many: they may only become fewer. Records that
+#: mirror a document or a struct of C (PoolCounts, Totals, Rank, Snapshot, Summary, Message,
+#: TransportCounts, File, WarmResult, PoolState, Node, Result, Hello) have what that has.
+WIDE = {
+    "cluster.convene.Convener": 31,
+    "native.pool.PoolCounts": 30,
+    "protocol.summary.Totals": 29,
+    "pool.node_pool.NodePool": 28,
+    "protocol.snapshot.Rank": 28,
+    "protocol.snapshot.Snapshot": 27,
+    "protocol.summary.Summary": 27,
+    "sim.execute._Staged": 26,
+    "cluster.transport.Transport": 21,
+    "native.net.Message": 21,
+    "native.net.TransportCounts": 20,
+    "predict.order.progress.OrderProgress": 19,
+    "protocol.snapshot.File": 19,
+    "warm.scheduler.Scheduler": 19,
+    "cluster.link.PoolNetwork": 17,
+    "native.uffd.WarmResult": 17,
+    "predict.order.extents.OrderExtents": 17,
+    "protocol.snapshot.PoolState": 17,
+    "predict.streams.Stream": 16,
+    "protocol.snapshot.Node": 16,
+    "trace.record.recorder.Recorder": 16,
+    "native.compare.Result": 15,
+    "readers.known_order.PlannedReader": 15,
+    "sim.replay.engine._Replay": 15,
+    "trace.record.file_registry.FileRegistry": 15,
+    "orders.announcement.Part": 14,
+    "predict.fronts.Front": 14,
+    "warm.scheduler.Extent": 14,
+    "compare.figures.MeasuredRun": 13,
+    "protocol.wire.Hello": 13,
+    "trace.analyse.accesses.Accesses": 13,
+    "trace.analyse.streams.StreamPattern": 13,
+    "trace.record.program.Spec": 13,
+}
+
+
+def test_a_class_has_few_fields() -> None:
+    found = {
+        f"{module.name.removeprefix('uffdprefetch.')}.{node.name}": len(HOUSE["attributes"](node))
+        for module, node in HOUSE["classes"](HOUSE["modules"](ROOT))
+    }
+    wide = {name: fields for name, fields in found.items() if fields > HOUSE["FIELDS_MOST"]}
+    more = [f"{name}: {n} fields" for name, n in wide.items() if n > WIDE.get(name, 0)]
+    assert not more, (
+        f"a class has more than {HOUSE['FIELDS_MOST']} fields. Split it by owner: a part with a "
+        "name from the field, which one module writes, and with it the methods that work on it. "
+        "Data without its methods is no part:\n" + "\n".join(more)
+    )
+    fewer = [name for name, n in WIDE.items() if wide.get(name, 0) < n]
+    assert not fewer, f"fewer by now, say so in WIDE: {fewer}"
