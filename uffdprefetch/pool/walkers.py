@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.state.reader import Reader
-
-#: Threads of a process that are tracked in one file.
-WALKERS_MAX = 256
 
 
 def note_walker(reader: Reader, tid: int, stream: Stream) -> None:
@@ -15,7 +13,7 @@ def note_walker(reader: Reader, tid: int, stream: Stream) -> None:
     walkers = reader.pool.walkers
     on, last = walkers.pop(tid, (stream, stream))
     walkers[tid] = (stream if stream is last else on), stream
-    if len(walkers) > WALKERS_MAX:
+    if len(walkers) > ENTRIES_MAX:
         del walkers[next(iter(walkers))]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.units import PAGE_BYTES, format_size
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
@@ -34,14 +35,14 @@ from uffdprefetch.predict.price import (
     walk_gain,
 )
 from uffdprefetch.predict.rate import Feedback, Rate
-from uffdprefetch.predict.steps import PLACES_MAX, Steps
+from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, UNKNOWN, Link
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import FILES_MAX, GUESS_CONFIDENCE, Predictor
+from uffdprefetch.readers.predictor import GUESS_CONFIDENCE, Predictor
 from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState, Key
@@ -72,8 +73,6 @@ SETTLED_BLOCKS = 64
 #: How often, and by how much, the bandwidth is told: that is on the link for longer than a request
 #: takes otherwise.
 PROBES, PROBE_BLOCKS = 3, 16
-#: Of the places that were asked for ahead of a process so many are kept: twice what is told.
-PLACES_KEPT = 2 * PLACES_MAX
 #: A front is where a walk is that is no further from it than what one look tells as one.
 NEAR_BYTES = 1 << 20
 #: Of what is to be read so many runs that were touched before are looked at: is it there?
@@ -188,7 +187,7 @@ class Laws:
         kind = directory, os.path.splitext(name)[1]
         laws = self._kinds.get(kind)
         if laws is None:
-            if len(self._kinds) >= FILES_MAX:
+            if len(self._kinds) >= ENTRIES_MAX:
                 del self._kinds[next(iter(self._kinds))]
             laws = self._kinds[kind] = Law(self._walks), Law(self._visits)
         return laws
@@ -346,7 +345,7 @@ class Ahead(Predictor):
             of.heads.clear()
             of.visited.left(process.pended_ns)
             self._files[of.file.key] = self._files.pop(of.file.key)  # the last one to be closed
-            if len(self._files) > FILES_MAX:
+            if len(self._files) > ENTRIES_MAX:
                 self._forget_one()
 
     def _forget_one(self) -> None:
@@ -643,7 +642,7 @@ class Ahead(Predictor):
             wanted = self._unless_there(of, reader, at, end)
             if wanted is not None:
                 found.append(wanted)
-        while len(process.places) > PLACES_KEPT:
+        while len(process.places) > ENTRIES_MAX:
             del process.places[next(iter(process.places))]
         return found
 

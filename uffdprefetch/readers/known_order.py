@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard
 from uffdprefetch.predict.randomness import Access
@@ -21,7 +22,7 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.ledger import FILES_MAX, Ledger
 from uffdprefetch.state.reader import Process, Reader, Region
 from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
@@ -29,15 +30,11 @@ from uffdprefetch.warm.scheduler import Scheduler
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import OrderCursor
 
-#: Ranges that are kept until its order is there.
-SEEN_MAX = 4096
 #: Silence of the pool's faults after which page tables tell instead.
 QUIET_NS = 100_000_000
 #: A node reads all of a file where its orders are as long as this part of it: what is read besides
 #: costs less than requests that are shorter than storage would answer at once.
 ALL_SHARE = 0.9
-#: Readers that are told of one by one when they have ended.
-ENDED_MAX = 256
 #: Interval at which an order is asked what is next: what lies ahead lasts much longer.
 PLAN_NS = 10 * MS
 #: What is asked for at a time, as each record takes the service 15 us in which nothing else goes
@@ -128,7 +125,7 @@ class PlannedReader:
     def mapped(self, found: list[tuple[int, int]], now: int, since_ns: int = 0) -> bool:
         """What a scan has found mapped, and none before, the last of them at ``since_ns``; whether
         that moved the position."""
-        self.seen = [*self.seen, *found][-SEEN_MAX:]
+        self.seen = [*self.seen, *found][-ENTRIES_MAX:]
         if self.look() is None:
             return False
         found, self.seen = self.seen, []
@@ -262,7 +259,7 @@ class KnownOrders(Predictor):
             self.all.remove(order)
             self._scheduler.forget(order.consumer)
             order.ended = True
-            self._ended = [*self._ended[-ENDED_MAX + 1 :], order.describe()]
+            self._ended = [*self._ended[-FILES_MAX + 1 :], order.describe()]
 
     def order_of(self, reader: Reader) -> PlannedReader | None:
         """The order that a reader follows now: of the first source that knows; of several (a
@@ -308,7 +305,7 @@ class KnownOrders(Predictor):
             return False
         quiet = now_ns - order.touched_ns >= QUIET_NS
         if region.verdict == ServingMode.POOL and not quiet:
-            order.seen = [*order.seen, *found][-SEEN_MAX:]
+            order.seen = [*order.seen, *found][-ENTRIES_MAX:]
             return False
         since_ns = 0 if region.verdict == ServingMode.POOL else region.scan.last_end_ns
         moved = order.mapped(found, now_ns, since_ns)
@@ -410,5 +407,5 @@ class KnownOrders(Predictor):
         return orders >= ALL_SHARE * file.size_bytes
 
     def describe(self) -> list[dict[str, Any]]:
-        """For the summary: those that have ended (the last ENDED_MAX), and the others."""
+        """For the summary: those that have ended (the last FILES_MAX), and the others."""
         return self._ended + [r.describe() for r in self.all if r.walk is not None or r.dropped]

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Protocol
 
 from uffdprefetch.predict import shards
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.readers.file_stream import AGAIN_NS, STEP_BYTES
-from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opened, Opener
@@ -218,7 +218,7 @@ class NextShard:
         if after is not None and after.seen_ns:
             self._law.passed(number, number + 1)
             self._right[pid] = self._right.pop(pid, 0) + 1
-            if len(self._right) > FILES_MAX:
+            if len(self._right) > ENTRIES_MAX:
                 del self._right[next(iter(self._right))]
             return
         self._law.died(number)
@@ -230,16 +230,16 @@ class NextShard:
         """A guess that is to be judged."""
         guesses = self._guesses.setdefault(reader.pid, {})
         guesses.setdefault(reader.file.key, (reader, found))
-        if len(self._guesses) > FILES_MAX:
+        if len(self._guesses) > ENTRIES_MAX:
             del self._guesses[next(iter(self._guesses))]
-        if len(guesses) > FILES_MAX:
+        if len(guesses) > ENTRIES_MAX:
             del guesses[next(iter(guesses))]
 
     def _next(self, reader: Reader, now: int) -> Next | None:
         found = self._found.get(reader.file.key)
         if found is None:
             found = self._found[reader.file.key] = Next()
-            if len(self._found) > FILES_MAX:
+            if len(self._found) > ENTRIES_MAX:
                 del self._found[next(iter(self._found))]
             path = reader.file.path
             directory, name = os.path.split(path)

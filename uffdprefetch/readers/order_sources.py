@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.base.clock import MS
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
@@ -36,8 +37,6 @@ LOOK_NS = 10 * MS
 AGAIN_NS = 40 * MS
 AGAIN_TIMES = 16
 AGAIN_MAX_NS = 1000 * MS
-#: Announcements that are followed at a time, and of one process.
-HEARD_MAX = 1024
 _COUNT = struct.Struct("<Q")
 
 
@@ -239,8 +238,8 @@ class Announcements:
         old = self._heard.pop(name, None)
         if old is not None:
             self._end(old)
-        if len(self._heard) >= HEARD_MAX:
-            raise announcement.AnnounceError(f"more than {HEARD_MAX} orders at a time")
+        if len(self._heard) >= ENTRIES_MAX:
+            raise announcement.AnnounceError(f"more than {ENTRIES_MAX} orders at a time")
         self._heard[name] = TrackedAnnouncement(peer, said)
         self._known_orders.begin()
         self._resolver.start()  # it takes some tenths of a second: not when it is needed

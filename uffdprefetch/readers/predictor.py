@@ -17,9 +17,6 @@ from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
-#: Files, and kinds of them, of which a predictor keeps something; of those that nobody maps the
-#: first go.
-FILES_MAX = 4096
 #: Who guesses by walks always knows something; whoever knows an order knows more.
 GUESS_CONFIDENCE = 0.1
 

@@ -17,6 +17,7 @@ from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import format_size
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
@@ -30,7 +31,7 @@ from uffdprefetch.readers.file_stream import (
     Streaming,
     Want,
 )
-from uffdprefetch.readers.predictor import FILES_MAX, RangeSource
+from uffdprefetch.readers.predictor import RangeSource
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region
@@ -196,7 +197,7 @@ class StatedRanges(RangeSource):
             self.books[file.key] = book
             self.busy = True
             self._place += file.size_bytes
-            if len(self.books) > FILES_MAX:
+            if len(self.books) > ENTRIES_MAX:
                 idle = (key for key, one in self.books.items() if not one.file.mappings.attached)
                 self.books.pop(next(idle, file.key), None)
         return book

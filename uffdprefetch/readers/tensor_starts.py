@@ -21,10 +21,11 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.readers.file_stream import Want
-from uffdprefetch.readers.predictor import FILES_MAX, RangeSource
+from uffdprefetch.readers.predictor import RangeSource
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
@@ -34,8 +35,6 @@ from uffdprefetch.warm.windows import Windows
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
-#: Tensor starts of a file: the service's thread takes some 20 us for a request.
-STARTS_MAX = 4096
 #: No more than one part in this many of a file is read for them: a reader that wants one tensor of
 #: it has little use for the others.
 SHARE = 64
@@ -109,7 +108,7 @@ class TensorStarts(RangeSource):
         if known is None:
             known = self._files[file.key] = _FileStarts(self._place)
             self._place += file.size_bytes
-            if len(self._files) > FILES_MAX:
+            if len(self._files) > ENTRIES_MAX:
                 del self._files[next(iter(self._files))]
         if known.begun:
             return
@@ -175,6 +174,6 @@ def starts(found: Iterable[Range], size_bytes: int) -> list[Range]:
             joined[-1] = joined[-1][0], max(high, joined[-1][1])
         else:
             joined.append((low, high))
-    if len(joined) > STARTS_MAX or SHARE * sum(b - a for a, b in joined) > size_bytes:
+    if len(joined) > ENTRIES_MAX or SHARE * sum(b - a for a, b in joined) > size_bytes:
         return []
     return joined

@@ -15,6 +15,7 @@ from typing import Any
 
 from uffdprefetch.base.clock import MS
 from uffdprefetch.base.units import MIB, format_size
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.fronts import FileFronts
 from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.predict.randomness import Access
@@ -28,7 +29,6 @@ from uffdprefetch.readers.file_stream import (
     Streaming,
     Want,
 )
-from uffdprefetch.readers.predictor import FILES_MAX
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
@@ -142,7 +142,7 @@ class WholeFiles:
         if not any(one is book for one in self.running):  # one that has just ended still is
             self.running.append(book)
         self._streamed[file.key] = book
-        if len(self._streamed) > FILES_MAX:
+        if len(self._streamed) > ENTRIES_MAX:
             idle = (key for key, one in self._streamed.items() if not one.file.mappings.attached)
             self._streamed.pop(next(idle, file.key))
 

@@ -23,6 +23,7 @@ from planned_readers import (
 )
 from walked_orders import MIB, PAGE
 
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.order.epochs import BEGUN_ITEMS
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.sequences import WAY
@@ -357,10 +358,10 @@ def place_of(reader: PlannedReader) -> int:
 
 def test_epochs_of_nothing_have_an_end() -> None:
     source = Orders(range(100, 200), epochs=1 << 62)
-    source.come |= {epoch: order([]) for epoch in range(1, 5000)}
+    source.come |= {epoch: order([]) for epoch in range(1, 2 * ENTRIES_MAX)}
     reader = follows(source)
     reads(reader, [*range(100, 200), 3000])
-    assert max(source.asked) < 2000
+    assert max(source.asked) == ENTRIES_MAX
 
 
 def test_items_without_bytes_do_not_begin_an_epoch() -> None:

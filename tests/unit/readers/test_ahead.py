@@ -282,7 +282,7 @@ def test_so_are_the_places_of_a_chain_that_breaks(bed: Bed, file: FileState) -> 
 def test_of_many_files_those_that_nobody_maps_are_forgotten(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FILES_MAX", 3)
+    monkeypatch.setattr(module, "ENTRIES_MAX", 3)
     files = [opened(tmp_path / str(number), MIB) for number in range(8)]
     for number, one in enumerate(files):
         region = bed.region(one)

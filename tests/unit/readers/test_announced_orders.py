@@ -452,7 +452,7 @@ def test_of_a_process_that_has_ended_nothing_is_followed(job: Job, heard: Announ
 def test_announcements_at_a_time_are_bounded(
     job: Job, heard: Announcements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(order_sources, "HEARD_MAX", 2)
+    monkeypatch.setattr(order_sources, "ENTRIES_MAX", 2)
     job.process(10, 4, "/train")
     for number in (1, 2):
         written(job, number, slot=number, reader=f"loader-{number}")

@@ -52,7 +52,7 @@ def test_what_was_found_mapped_before_the_order_came_is_kept() -> None:
 
 
 def test_of_what_was_found_mapped_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_order, "SEEN_MAX", 6)
+    monkeypatch.setattr(known_order, "ENTRIES_MAX", 6)
     reader = follows(Orders(epochs=1))
     reader.mapped(found(range(5)), 2)
     reader.mapped(found(range(5, 9)), 3)

@@ -172,7 +172,7 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ser
 
 
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_order, "SEEN_MAX", 3)
+    monkeypatch.setattr(known_order, "ENTRIES_MAX", 3)
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=ServingMode.POOL)
     service.touches([100], now=10**12)
@@ -273,7 +273,7 @@ def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
 def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known_order, "ENDED_MAX", 2)
+    monkeypatch.setattr(known_order, "FILES_MAX", 2)
     waits = follows(Orders(epochs=1))
     service = Service(waits)
     assert service.known_orders.describe() == []

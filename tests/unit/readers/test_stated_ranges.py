@@ -350,7 +350,7 @@ def many(tmp_path: Path) -> Iterator[list[FileState]]:
 def test_of_many_files_one_that_nobody_maps_is_forgotten(
     bed: Bed, many: list[FileState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FILES_MAX", 2)
+    monkeypatch.setattr(module, "ENTRIES_MAX", 2)
     for file in many:
         region = bed.region(file)
         bed.stated.needed(region, 0, MIB)

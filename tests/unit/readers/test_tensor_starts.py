@@ -18,9 +18,9 @@ from conftest import wait_until
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.tensor_starts import (
-    STARTS_MAX,
     TensorStarts,
     starts,
     tensor_starts_of,
@@ -276,9 +276,9 @@ def test_small_tensors_are_read_whole_and_neighbours_as_one() -> None:
 
 
 def test_of_too_many_or_too_much_none_is_read() -> None:
-    few = [(n * MIB, (n + 1) * MIB) for n in range(STARTS_MAX)]
-    assert len(starts(few, STARTS_MAX * MIB)) == STARTS_MAX
-    assert starts([*few, (STARTS_MAX * MIB, (STARTS_MAX + 1) * MIB)], 1 << 40) == []
+    few = [(n * MIB, (n + 1) * MIB) for n in range(ENTRIES_MAX)]
+    assert len(starts(few, ENTRIES_MAX * MIB)) == ENTRIES_MAX
+    assert starts([*few, (ENTRIES_MAX * MIB, (ENTRIES_MAX + 1) * MIB)], 1 << 40) == []
     dense = [(n * 128 * KIB, (n + 1) * 128 * KIB) for n in range(100)]
     assert starts(dense, 100 * 128 * KIB) == []
 

@@ -415,7 +415,7 @@ def test_who_does_not_jump_about_has_its_walks_in_the_summary(bed: Bed, file: Fi
 def test_of_many_files_those_that_nobody_maps_are_forgotten_first(
     bed: Bed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FILES_MAX", 2)
+    monkeypatch.setattr(module, "ENTRIES_MAX", 2)
     files = [opened(tmp_path / f"{number}.bin", 8 * MIB) for number in range(4)]
     for number, one in enumerate(files):
         region = bed.region(one)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from uffdprefetch.base.units import HUGE_BYTES
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.order.progress import (
     NEAR_BYTES,
     SEVERAL,
@@ -35,10 +36,6 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
 BEGUN_ITEMS = 4
 #: Most touches that are held.
 EARLY_MAX = 32
-#: Epochs of nothing that are passed over.
-EMPTY_MAX = 1000
-#: Ranges found mapped that are kept until the next order is known.
-STRAYS_MAX = 4096
 
 
 class Source(Protocol):
@@ -165,7 +162,7 @@ class Epochs:
         )
 
     def _upcoming(self) -> OrderCursor | None:
-        last = self.number + EMPTY_MAX
+        last = self.number + ENTRIES_MAX
         while (
             self.following is None and self._coming <= last and not self._source.over(self._coming)
         ):
@@ -217,7 +214,7 @@ class Epochs:
         same_epoch = self._looked_in == self.number  # else some may be of the epoch before
         self._looked_in = self.number
         strays = cursor.mapped(found, now_ns, same_epoch)
-        self._strays = [*self._strays, *strays][-STRAYS_MAX:]
+        self._strays = [*self._strays, *strays][-ENTRIES_MAX:]
         upcoming = self._upcoming() if self._strays else None
         if upcoming is not None:
             unexplained = set(upcoming.mapped(self._strays, now_ns, judge=False))
