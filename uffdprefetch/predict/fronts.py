@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, Link
+from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
 
 #: Fronts of a file, or FRONTS_EACH for each process that has one, if that is more: the dead go
@@ -32,7 +33,7 @@ NEAR_BLOCKS = 2
 AROUND_BLOCKS = 3
 #: Touches that lie no further behind a front are its own: of other threads, and of ranks that are a
 #: little behind. Further back it is read once more, and what it has brought may be gone by then.
-BEHIND_BLOCKS = 128
+BEHIND_BLOCKS = BACK_BYTES // BLOCK_BYTES
 #: A walk is as dense as it was of late: after so many blocks what was before counts half.
 RECENT_BLOCKS = 64
 #: A first touch of no more blocks may turn out to be the end of a walk that goes backward.

@@ -22,8 +22,6 @@ FREE_BYTES = 16 << 20
 #: ... of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it brings a
 #: page, so that plain reads little.
 RANDOM_FREE_BYTES = 2 << 20
-#: Part of what was saved that may be lost.
-SHARE = 0.5
 #: Of what is asked for and not yet used, so much is thought to be lost.
 OPEN_SHARE = 0.5
 #: A guess is under way by no more than so much beside what keeps the link busy.
@@ -72,7 +70,8 @@ class Account:
     ) -> int:
         """So many more may be asked for, if ``open_share`` of what is open is lost, and
         ``free_bytes`` more than are used may be."""
-        may_lose = (FREE_SECONDS + SHARE * self.saved_seconds) * storage.bandwidth_bytes_per_second
+        # of what was saved as much as costs no more
+        may_lose = (FREE_SECONDS + self.saved_seconds / SHY) * storage.bandwidth_bytes_per_second
         may_lose = min(may_lose, free_bytes + self.used)
         return max(0, int((may_lose - self.lost) / open_share) - self.open)
 

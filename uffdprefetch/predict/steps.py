@@ -16,8 +16,6 @@ from uffdprefetch.predict.survival import Law
 
 #: Different steps that are remembered: what a row group of a table has.
 STEPS_MAX = 16
-#: Records of unequal length begin in the block before or after.
-NEAR_BLOCKS = 1
 #: Places that are told at most.
 PLACES_MAX = 64
 
@@ -39,7 +37,8 @@ class Steps:
             return True
         step, was_right = at - self.at, True
         told = self._next.get(self.step) if self.step is not None else None
-        if told is not None and abs(step - told) <= NEAR_BLOCKS:
+        # records of unequal length begin in the block before or after
+        if told is not None and abs(step - told) <= 1:
             step = told
             self.right += 1
             self.law.passed(self.right, self.right + 1)

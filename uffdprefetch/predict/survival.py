@@ -12,6 +12,7 @@ are counts: blocks of a walk, touches, steps.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from itertools import pairwise
 
@@ -19,23 +20,14 @@ from itertools import pairwise
 #: 64 KiB): what lies in a bin differs by less than an eighth.
 _OCTAVES = 20
 EDGES = [*range(1, 17), *sorted({int(16 * 2 ** (k / 8)) for k in range(1, 8 * _OCTAVES + 1)})]
-BINS = len(EDGES) - 1
 _LOG = [math.log(edge) for edge in EDGES]
 _WIDTH = [after - before for before, after in pairwise(_LOG)]
+BINS = len(_WIDTH)
 #: Where nothing is known P(T > x) = 1 / x: twice as far with probability one half, which is what
 #: windows that double suppose.
 _PRIOR = [1 - math.exp(-width) for width in _WIDTH]
 #: After so many endings one counts half.
 MEMORY = 64
-_YOUNGER = 2 ** (1 / MEMORY)
-#: The law above counts as so many observations.
-WEIGHT = 1.0
-#: Weights grow with each ending; beyond this all are scaled, long before a float is full.
-_LARGE = 1e12
-#: No length is known of which one more is certain.
-_CERTAIN = 1e-12
-#: What is left of a sum that makes no difference.
-_LITTLE = 1e-6
 
 
 def bin_of(length: int) -> int:
@@ -81,8 +73,8 @@ class Law:
             law = law.above
 
     def _age(self) -> None:
-        self._one *= _YOUNGER
-        if self._one > _LARGE:
+        self._one *= 2 ** (1 / MEMORY)
+        if self._one > 1 / sys.float_info.epsilon:  # all are scaled, long before a float is full
             self._came = [value / self._one for value in self._came]
             self._ended = [value / self._one for value in self._ended]
             self._one = 1.0
@@ -90,8 +82,9 @@ class Law:
     def hazard(self, j: int) -> float:
         """The probability to end in bin ``j`` for one that has come into it."""
         above = self.above.hazard(j) if self.above is not None else _PRIOR[j]
-        weight = WEIGHT * self._one
-        return min(1 - _CERTAIN, (self._ended[j] + weight * above) / (self._came[j] + weight))
+        # the law above counts as one observation; of no length is one more certain
+        share = (self._ended[j] + self._one * above) / (self._came[j] + self._one)
+        return min(1 - sys.float_info.epsilon, share)
 
     def window(self, length: int, probability: float, most: int) -> int:
         """The largest w of at most ``most`` such that one of this length comes to length + w with
@@ -123,6 +116,6 @@ class Law:
             keeps = math.exp((length - end) / scale)
             total += (alive + after) / 2 * (kept - keeps)
             alive, at, kept = after, float(end), keeps
-            if alive * kept < _LITTLE:
+            if alive * kept < sys.float_info.epsilon:
                 break
         return (total + alive * kept) * scale

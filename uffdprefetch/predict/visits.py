@@ -16,9 +16,7 @@ from uffdprefetch.predict.survival import Law
 
 #: The link's time is worth this part of its price where random readers leave it idle.
 IDLE = 0.25
-#: A decision needs more than one place.
-PLACES_LEAST = 2
-#: Less than this part of a file missing is nothing to read it for.
+#: Less than this part of a file is little: nothing to read it for where no more is missing.
 LITTLE_SHARE = 64
 
 
@@ -72,7 +70,7 @@ class Visits:
         self, size: int, missing: int, touched: int, block_bytes: int, now_ns: int, link: Link
     ) -> bool:
         """Whether the misses to be expected cost more than reading what is ``missing`` (bytes)."""
-        if self.places < PLACES_LEAST or missing * LITTLE_SHARE <= size:
+        if self.places <= 1 or missing * LITTLE_SHARE <= size:
             return False
         each = self.each_bytes(touched, block_bytes, link)
         # the share exp(-n * each / size) of the missing part is still missing after n more visits

@@ -19,6 +19,7 @@ from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
+    RECENT_BLOCKS,
     TOUCHED,
     FileFronts,
     Front,
@@ -45,12 +46,15 @@ from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import GUESS_CONFIDENCE, Predictor
 from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
 from uffdprefetch.sense.observation import Batch
+from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
+from uffdprefetch.sense.pagetables import CLUSTER_BYTES
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
 from uffdprefetch.warm.depth import MAX_SECONDS
+from uffdprefetch.warm.meter import SAMPLES_LEAST
 from uffdprefetch.warm.scheduler import (
     GUESSED_EXTENT_BYTES,
     RESPONSE_SECONDS,
@@ -61,20 +65,12 @@ from uffdprefetch.warm.windows import Windows
 
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
-#: A window grows by no less than this part of it.
+#: A window grows by no less than this part of it; and of how far a walk has come this part may be
+#: under way at one time, but for MAX_SECONDS at most: where walks have no usual length
+#: (predict/survival.py) one ends within it in 1 of 9 cases.
 STEP_PART = 8
-#: Of how far a walk has come this part may be under way at one time, but for MAX_SECONDS at most:
-#: where walks have no usual length (survival.py) one ends within it in 1 of 9 cases.
-LONG_PART = 8
-#: Two looks of a walk that is young: what was touched may be told so late.
-LOOK_SECONDS = 0.004
-#: A front that has come so far is worth a look at the file that follows.
-SETTLED_BLOCKS = 64
-#: How often, and by how much, the bandwidth is told: that is on the link for longer than a request
-#: takes otherwise.
-PROBES, PROBE_BLOCKS = 3, 16
-#: A front is where a walk is that is no further from it than what one look tells as one.
-NEAR_BYTES = 1 << 20
+#: By how much the bandwidth is told: that is on the link for longer than a request takes otherwise.
+PROBE_BLOCKS = GUESSED_EXTENT_BYTES // BLOCK_BYTES
 #: Of what is to be read so many runs that were touched before are looked at: is it there?
 RUNS_MAX = 8
 
@@ -119,7 +115,7 @@ class Head:
     @property
     def settled(self) -> bool:
         """Whether it has come so far that what follows its file may be what it comes to."""
-        return self.front.length >= SETTLED_BLOCKS
+        return self.front.length >= RECENT_BLOCKS
 
     def moved(self, now_ns: int) -> None:
         """The front has."""
@@ -209,8 +205,8 @@ class Traffic:
         self.longest = max(moving, default=0)
 
     def just_missed(self) -> list[tuple[int, Front]]:
-        """Processes that have, and where."""
-        since = self.now_ns - int(2 * LOOK_SECONDS * 1e9)
+        """Processes that have, and where. It may be told two looks late, and so may the other."""
+        since = self.now_ns - 4 * LOOK_FIRST_NS
         return [(pid, at) for pid, (at_ns, at) in self.missed.items() if at_ns > since]
 
 
@@ -473,7 +469,7 @@ class Ahead(Predictor):
     def _show(self, reader: Reader, head: Head) -> None:
         """What is read ahead of a front, to who looks at the walks of its reader."""
         for walk in reader.table.streams:
-            if abs(walk.position_bytes - head.position_bytes) <= NEAR_BYTES:
+            if abs(walk.position_bytes - head.position_bytes) <= CLUSTER_BYTES:
                 self._windows.asked(walk, head.front.wanted * BLOCK_BYTES, head.feedback)
 
     def _ranges(
@@ -509,7 +505,7 @@ class Ahead(Predictor):
         if others:
             return max(least, link.busy_bytes(0.0) + PIECE_BYTES)
         most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
-        long_bytes = min(length * BLOCK_BYTES // LONG_PART, most)
+        long_bytes = min(length * BLOCK_BYTES // STEP_PART, most)
         return max(least, link.busy_bytes(RESPONSE_SECONDS) + PIECE_BYTES, long_bytes)
 
     def _window(
@@ -545,7 +541,7 @@ class Ahead(Predictor):
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
         alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
-        if not reader.reads_pool and alone <= LEAST_GAIN and front.length >= SETTLED_BLOCKS:
+        if not reader.reads_pool and alone <= LEAST_GAIN and front.length >= RECENT_BLOCKS:
             self._ledger.leave_alone(
                 f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
                 of.file.path,
@@ -630,7 +626,7 @@ class Ahead(Predictor):
             return found
         first = least_probability(walk_gain(1.0, 0.0, False, link), 1.0)
         size = 1 + fronts.walks.window(1, first, fronts.blocks)
-        ahead = 4 * link.busy_bytes(LOOK_SECONDS + RESPONSE_SECONDS)
+        ahead = 4 * link.busy_bytes(2 * LOOK_FIRST_NS / 1e9 + RESPONSE_SECONDS)
         for at in steps.places(size, BLOCK_BYTES, ahead, link):
             end = min(fronts.blocks, at + size)
             room = self._room_of(reader, link)
@@ -653,12 +649,12 @@ class Ahead(Predictor):
         process.places.clear()
 
     def _probe(self, of: _File, reader: Reader, start: int) -> list[tuple[int, int]]:
-        """What tells the link, PROBES times for a device: some blocks for its bandwidth, one for
-        its latency. Nobody has touched them, and they lie beyond what the kernel reads ahead of the
-        last touch: [start, end)."""
+        """What tells the link, SAMPLES_LEAST times for a device: some blocks for its bandwidth, one
+        for its latency. Nobody has touched them, and they lie beyond what the kernel reads ahead of
+        the last touch: [start, end)."""
         device, untouched = self._scheduler.device_of(of.file), bytes(PROBE_BLOCKS)
         times = device.probes
-        if times >= 2 * PROBES or self._scheduler.under_way_bytes or self._is_near(reader):
+        if times >= 2 * SAMPLES_LEAST or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
         last = of.fronts.blocks - PROBE_BLOCKS
         beyond = (start // PROBE_BLOCKS + 2) * PROBE_BLOCKS  # as the scheduler cuts it: in one

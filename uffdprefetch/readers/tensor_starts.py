@@ -24,6 +24,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers.file_stream import Want
 from uffdprefetch.readers.predictor import RangeSource
 from uffdprefetch.readers.walks import Walks
@@ -35,9 +36,6 @@ from uffdprefetch.warm.windows import Windows
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
-#: No more than one part in this many of a file is read for them: a reader that wants one tensor of
-#: it has little use for the others.
-SHARE = 64
 #: So many of them without what follows them are no walk that was seen where it waits.
 LOOKED_AT = 3
 Range = tuple[int, int]
@@ -163,7 +161,8 @@ def tensor_starts_of(fd: int, size_bytes: int) -> list[Range]:
 
 def starts(found: Iterable[Range], size_bytes: int) -> list[Range]:
     """Of tensors, in the order of the file, what is to be read first: whole pages, those that touch
-    as one. None if it were too many, or too much of the file."""
+    as one. None if it were too many, or no little of the file: a reader that wants one tensor of it
+    has little use for the others."""
     page = uffd.PAGE_BYTES
     joined: list[Range] = []
     for start, end in found:
@@ -174,6 +173,6 @@ def starts(found: Iterable[Range], size_bytes: int) -> list[Range]:
             joined[-1] = joined[-1][0], max(high, joined[-1][1])
         else:
             joined.append((low, high))
-    if len(joined) > ENTRIES_MAX or SHARE * sum(b - a for a, b in joined) > size_bytes:
+    if len(joined) > ENTRIES_MAX or LITTLE_SHARE * sum(b - a for a, b in joined) > size_bytes:
         return []
     return joined

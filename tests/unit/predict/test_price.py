@@ -10,7 +10,6 @@ from uffdprefetch.predict.price import (
     FREE_SECONDS,
     OPEN_SHARE,
     RANDOM_FREE_BYTES,
-    SHARE,
     SHY,
     Account,
     least_probability,
@@ -56,7 +55,7 @@ def test_a_run_may_lose_what_is_free_and_a_part_of_what_it_has_saved() -> None:
     assert account.room_bytes(LINK) == 0
     account.saved_seconds = 0.01
     assert account.room_bytes(LINK) == int(
-        0.01 * SHARE * LINK.bandwidth_bytes_per_second / OPEN_SHARE
+        0.01 / SHY * LINK.bandwidth_bytes_per_second / OPEN_SHARE
     )
 
 

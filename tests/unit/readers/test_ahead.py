@@ -13,8 +13,8 @@ from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.predict.fronts import AROUND_BLOCKS, Front
 from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.readers import ahead as module
-from uffdprefetch.readers.ahead import LOOK_SECONDS
 from uffdprefetch.readers.whole_files import QUIET_NS
+from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.depth import MAX_SECONDS
@@ -151,7 +151,7 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     assert alone - beside == pytest.approx(
         link.bandwidth_bytes_per_second * RESPONSE_SECONDS, abs=1
     )
-    later_ns = missed_ns + int(2 * LOOK_SECONDS * 1e9)
+    later_ns = missed_ns + 4 * LOOK_FIRST_NS
     assert depth_at(bed, walker, now_ns=later_ns) == alone
     assert depth_at(bed, other, now_ns=missed_ns) == alone, "of itself"
 
