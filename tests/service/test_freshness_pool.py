@@ -19,7 +19,8 @@ from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.node_pool import CHUNK_BYTES, SAMPLE_CELL_BYTES, sampled_pages
+from uffdprefetch.pool.node_pool import BLOCK_MAX_BYTES, sampled_pages
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.state.pool_file import PoolFile
 
 SIZE_BYTES = 16 * MIB
@@ -33,10 +34,10 @@ class Filled:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.event_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self.pool = uffd_pool.Pool(4 * SIZE_BYTES, CHUNK_BYTES, 4, self.event_fd)
+        self.pool = uffd_pool.Pool(4 * SIZE_BYTES, BLOCK_BYTES, 4, self.event_fd)
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         number, memfd = self.pool.add_file(self.fd, SIZE_BYTES)
-        self.file = PoolFile(self.pool, number, memfd, CHUNK_BYTES, *self.pool.books(number))
+        self.file = PoolFile(self.pool, number, memfd, BLOCK_BYTES, *self.pool.books(number))
         self.state = self.file.state
 
     def submit(self) -> None:
@@ -165,12 +166,12 @@ def test_a_sample_is_one_page_of_each_4_mib_that_are_there_another_one_each_time
     random = np.random.default_rng(1)
     assert sampled_pages(one.file, SIZE_BYTES, 100, random) == []
     one.fill()
-    cells = SIZE_BYTES // SAMPLE_CELL_BYTES
+    cells = SIZE_BYTES // BLOCK_MAX_BYTES
     seen = set()
     for _ in range(50):
         pages = sampled_pages(one.file, SIZE_BYTES, 100, random)
         assert pages == sorted(pages)
-        assert [p * PAGE // SAMPLE_CELL_BYTES for p in pages] == list(range(cells))
+        assert [p * PAGE // BLOCK_MAX_BYTES for p in pages] == list(range(cells))
         seen.update(pages)
     assert len(seen) > 40 * cells
     assert len(sampled_pages(one.file, SIZE_BYTES, 2, random)) == 2

@@ -21,7 +21,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.native.memory_limits import Limits
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.ahead import Ahead
-from uffdprefetch.readers.predictor import Predictor, RangeSource
+from uffdprefetch.readers.predictor import Confidence, Predictor, RangeSource
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.coordinator import Coordinator
@@ -58,8 +58,8 @@ class Followed(Predictor):
     name = "known order"
     policies = frozenset({"auto"})
 
-    def confidence(self, reader: Reader, now_ns: int) -> float:
-        return float(reader.order.followed)
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
+        return Confidence.KNOWS if reader.order.followed else Confidence.NONE
 
     def demand(self, reader: Reader, now_ns: int) -> tuple[()]:
         return ()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
@@ -38,15 +39,18 @@ from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.order.epochs import Epochs
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.pool_file import PoolFile
 from uffdprefetch.state.reader import Reader, Region
+from uffdprefetch.warm.meter import LATENCY_LEAST, SAMPLES_LEAST
 
 if TYPE_CHECKING:
     from uffdprefetch.native.memory import Pressure
@@ -59,30 +63,22 @@ THREADS_LEAST = 4
 BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
 BUFFER_SHARE = 8
-#: What a miss brings, and is mapped by it, where the pool has no huge pages (fault-around).
-CHUNK_BYTES = 64 << 10
 #: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
 #: cheap.
 BLOCKS_WANTED = 512
 #: The same with known orders, where neighbours of a record are not used with it.
 PLANNED_BLOCKS = 1 << 15
 #: A unit of eviction is no larger: what one large request brings back.
-BLOCK_MAX_BYTES = 4 * MIB
-#: So many of the quickest reads are told, of those that were none of the page cache's.
-FILLS_TOLD, FILL_LEAST_NS = 3, 100_000
+BLOCK_MAX_BYTES = CHUNK_MAX_BYTES
 #: Length of a list of victims: this fraction of the pool's blocks, ...
 VICTIMS_SHARE = 32
 #: ... and no less.
 VICTIMS_LEAST = 8
 #: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
-#: First interval between two looks whether an orphan's memory is gone.
-ORPHAN_LOOK_NS = 2_000_000
 #: Greatest age of a list of victims.
 PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-#: Unit of sampling: one page in each is compared with the file (service/freshness.py).
-SAMPLE_CELL_BYTES = 4 * MIB
 
 
 def huge_pages(wanted: str) -> tuple[bool, str]:
@@ -139,7 +135,7 @@ class NodePool:
         self.huge, self.huge_reason = huge_pages(self.config.pool.huge_pages)
         if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
             self.huge, self.huge_reason = False, "--budget is below eight of them"
-        self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
+        self.chunk_bytes = HUGE_BYTES if self.huge else BLOCK_BYTES
         self.block_bytes = self._block_bytes(BLOCKS_WANTED)
         self.planned = False  # whether known orders choose the victims
         threads = THREADS
@@ -260,7 +256,7 @@ class NodePool:
     def orphans_due_ns(self, now: int) -> int:
         """When to look for the end of orphans again: most are processes that are just ending."""
         ages = [now - since for since in self.orphans.values()]
-        return now + min(uffd_pool.TICK_NS, max(ORPHAN_LOOK_NS, min(ages, default=0) // 8))
+        return now + min(uffd_pool.TICK_NS, max(LOOK_FIRST_NS, min(ages, default=0) // 8))
 
     @staticmethod
     def come_over(
@@ -504,11 +500,13 @@ class NodePool:
         }
 
     def quickest_fills(self) -> list[tuple[int, float]]:
-        """(bytes, seconds) of some of the reads that took the least time of all that took longer
-        than memory does: what a thread waits for is read by single chunks at first, alone."""
+        """(bytes, seconds) of as many as tell of the reads that took the least time of all that
+        took longer than memory does: what a thread waits for is read by single chunks at first,
+        alone."""
         c = self.pool.counts()
         fills = Histogram.of_bins(c.fill_bin, c.fill_sum_ns, c.fill_max_ns)
-        return [(self.chunk_bytes, ns / 1e9) for ns in fills.least(FILLS_TOLD, FILL_LEAST_NS)]
+        quickest = fills.least(SAMPLES_LEAST, int(LATENCY_LEAST * 1e9))
+        return [(self.chunk_bytes, ns / 1e9) for ns in quickest]
 
     def state(self, c: uffd_pool.PoolCounts) -> PoolState:
         """What both documents of a run tell, of these counts."""
@@ -546,10 +544,10 @@ class NodePool:
 def sampled_pages(
     pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator
 ) -> list[int]:
-    """A random page of each SAMPLE_CELL_BYTES with resident chunks."""
+    """A random page of each BLOCK_MAX_BYTES with resident chunks (service/freshness.py)."""
     page_bytes = uffd.PAGE_BYTES
     chunks = random.permutation(np.flatnonzero(pooled.state == uffd_pool.PRESENT))
-    cells = chunks * pooled.chunk_bytes // SAMPLE_CELL_BYTES
+    cells = chunks * pooled.chunk_bytes // BLOCK_MAX_BYTES
     _, first = np.unique(cells, return_index=True)
     chosen = chunks[random.permutation(first)[:most]]
     per = pooled.chunk_bytes // page_bytes

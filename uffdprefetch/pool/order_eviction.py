@@ -25,10 +25,7 @@ from uffdprefetch.pool.eviction import (
     newest_first,
     smallest,
 )
-
-#: Least reading rate that converts the age of a block without an order to a distance: its next use
-#: is taken to be as far ahead as its last use is ago.
-RATE_LEAST = 1 << 20
+from uffdprefetch.predict.storage import SLOW_BYTES_PER_SECOND
 
 
 def victims(
@@ -66,8 +63,9 @@ def victims(
 def _estimated(
     residents: Residents, readers: Sequence[BlockReader], block_bytes: int, now_ms: int, rate: float
 ) -> Array:
-    """Estimated bytes until each block's next use, where no order says."""
+    """Estimated bytes until each block's next use, where no order says: as far ahead as its last
+    use is ago, at the reader's rate; where that is not known yet, at a slow link's."""
     ahead = distances(residents, readers)
     age_ms = np.maximum(now_ms - residents.touched.astype(np.int64), 0)
-    by_age = age_ms / 1e3 * max(rate, RATE_LEAST)
+    by_age = age_ms / 1e3 * (rate or SLOW_BYTES_PER_SECOND)
     return np.where(ahead == NOBODY, by_age, ahead.astype(np.float64) * block_bytes)

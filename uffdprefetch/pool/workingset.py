@@ -28,13 +28,12 @@ from uffdprefetch.base.arrays import Array, BoolArray, ByteArray
 from uffdprefetch.native.pool import ACTIVE
 
 #: A refault distance is short up to this fraction of the pool: what is activated displaces no more
-#: than that, and of twice the pool, read in unknown orders, one chunk in 128 comes back so soon.
+#: than that, and of twice the pool, read in unknown orders, one chunk in 128 comes back so soon. So
+#: much is never active: it is for what is read once, and to find what is used now.
 NEAR_SHARE = 8
 #: A chunk stays active until this many times the pool has been evicted since it was itself. Whether
 #: it is still used is not seen; if so, it costs one more miss then.
 LASTS_POOLS = 4
-#: Most of the pool that is active: the rest is for what is read once, and to find what is used now.
-ACTIVE_MOST = 7 / 8
 
 
 class Ghosts(NamedTuple):
@@ -61,7 +60,7 @@ def retire(files: Sequence[Ghosts], evictions: int, pool_chunks: int) -> None:
         np.uint32(evictions) - file.left[chunks] for file, chunks in zip(files, found, strict=True)
     ]
     oldest = min(LASTS_POOLS * pool_chunks, 2**32 - 1)
-    most = int(ACTIVE_MOST * pool_chunks)
+    most = pool_chunks - pool_chunks // NEAR_SHARE
     if sum(map(len, ages)) > most:
         kept = np.partition(np.concatenate(ages), most)[most]
         oldest = min(oldest, max(0, int(kept) - 1))

@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from uffdprefetch.base.units import MIB
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES
 
-#: The grid of checkpoints, and the least that a walk's progress is counted by.
-DISTANCE_MIN_BYTES = 4 * MIB
-#: The first bytes of any format are a header that every access reads: never a checkpoint there.
-HEADER_BYTES = 64 << 10
+#: The grid of checkpoints, and the least that a walk's progress is counted by: what one large
+#: request brings.
+DISTANCE_MIN_BYTES = CHUNK_MAX_BYTES
+#: The first bytes of any format are a header that every access reads, and what a fault maps with
+#: it: never a checkpoint there.
+HEADER_BYTES = BLOCK_BYTES
 #: Of one mapping. 16 are as good as 512 (docs/benchmarks.md), and fit into one message.
 CHECKPOINTS_MAX = 16
 

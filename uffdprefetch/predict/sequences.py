@@ -7,8 +7,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
-#: A longest increasing subsequence of so many among the last JUDGED touches
-#: (predict/order/validator.py) is a reader's way: by chance it has 2 sqrt(32).
+#: Touches, or records, that are judged at a time, and held at the most until they are.
+JUDGED = 32
+#: A longest increasing subsequence of so many among the last JUDGED is a reader's way: by chance it
+#: has 2 sqrt(32). Records so near to each other in an order are of one way.
 WAY = 16
 
 

@@ -39,10 +39,11 @@ ACTIVE_BYTES = 256 << 10
 #: A walk that touched less of what it went over (in blocks) leaves something out.
 DENSITY = 0.8
 #: It is asked of each piece, and not of the whole: one gap as wide as REACH_BYTES, as between a
-#: file's header and its first record, would outweigh what comes after it.
-PIECE_BYTES = 8 * MIB
+#: file's header and its first record, would outweigh what comes after it. What is touched out of
+#: order is in the same piece.
+PIECE_BYTES = BACK_BYTES
 #: One that did so in so many pieces, the last, skips: together they are as long as REACH_BYTES.
-PIECES = 4
+PIECES = REACH_BYTES // PIECE_BYTES
 
 
 @dataclass(eq=False)

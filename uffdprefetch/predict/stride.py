@@ -32,7 +32,7 @@ PERIODS_MIN = 6
 EVIDENCE_RECORDS_MIN = 24
 PERIODS_OF_A_BLOCK = 8
 #: Smaller records than this, on average, lie too many in what one fault maps.
-RECORD_MIN_BYTES = 8 << 10
+RECORD_MIN_BYTES = BLOCK_BYTES // PERIODS_OF_A_BLOCK
 #: Longest period, in records: an inference looks at PERIODS times as many, 8 ms at the longest.
 PERIOD_MAX = 1024
 RECORDS_MAX = 16 * PERIOD_MAX

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
@@ -23,10 +24,6 @@ LOOKAHEAD_MAX_BYTES = 256 * MIB
 LOOKAHEAD_SECONDS = 0.4
 #: Pool: the part of it that all windows together take from what stays over the epochs.
 POOL_SHARE = 64
-#: Pool: a window of less is no better than reading on demand.
-POOL_WINDOW_LEAST_BYTES = 4 * MIB
-#: Readers so close to each other want the same: the ranks that slice a tensor.
-NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
 
@@ -59,9 +56,10 @@ def lookahead_bytes(
 
 
 def places(at: Iterable[tuple[int, int]]) -> int:
-    """At how many places files are read: (file, offset in bytes) of each walk, those that are near
-    each other as one. At least 1."""
-    apart = sum(a[0] != b[0] or b[1] - a[1] > NEAR_BYTES for a, b in pairwise(sorted(at)))
+    """At how many places files are read: (file, offset in bytes) of each walk; those that are
+    within the least lookahead of each other want the same, as ranks that slice a tensor do, and
+    count as one. At least 1."""
+    apart = sum(a[0] != b[0] or b[1] - a[1] > LOOKAHEAD_MIN_BYTES for a, b in pairwise(sorted(at)))
     return apart + 1
 
 
@@ -75,7 +73,8 @@ def pool_bytes(budget_bytes: int, files_bytes: int, places: int, reserve_bytes: 
     """
     share = budget_bytes // (2 if files_bytes <= budget_bytes else POOL_SHARE)
     share = max(share, reserve_bytes // 2)
-    least = min(POOL_WINDOW_LEAST_BYTES, budget_bytes // (4 * places))
+    # less than one large request is no better than reading on demand
+    least = min(CHUNK_MAX_BYTES, budget_bytes // (4 * places))
     return max(least, share // places)
 
 

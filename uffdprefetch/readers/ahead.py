@@ -43,7 +43,7 @@ from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
-from uffdprefetch.readers.predictor import GUESS_CONFIDENCE, Predictor
+from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
@@ -276,9 +276,9 @@ class Ahead(Predictor):
 
     # ---- what is seen ---------------------------------------------------------------------------
 
-    def confidence(self, reader: Reader, now_ns: int) -> float:
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
         """See Predictor."""
-        return GUESS_CONFIDENCE
+        return Confidence.GUESS
 
     def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
         """See Predictor. Where no scan has found exactly what was touched the touches tell it."""

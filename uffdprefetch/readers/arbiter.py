@@ -13,7 +13,7 @@ from typing import Any
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.units import MAX_BYTES
-from uffdprefetch.readers.predictor import Predictor, RangeSource
+from uffdprefetch.readers.predictor import Confidence, Predictor, RangeSource
 from uffdprefetch.readers.walks import Step, Walks
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState
@@ -251,7 +251,7 @@ class Arbiter:
 
     def _surest(self, reader: Reader, now: int) -> Predictor | None:
         """Of those that it concerns and the run's policy allows; None: of none of them."""
-        best, most = None, 0.0
+        best, most = None, Confidence.NONE
         for predictor in self._predictors:
             concerned = predictor.trait is None or predictor.trait in reader.traits
             if concerned and self._policy in predictor.policies:

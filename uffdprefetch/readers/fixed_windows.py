@@ -14,7 +14,7 @@ from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import FixedWindow
-from uffdprefetch.readers.predictor import GUESS_CONFIDENCE, Predictor
+from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
@@ -65,9 +65,9 @@ class FixedWindows(Predictor):
         self._windows = windows
         self._followed: WeakKeyDictionary[Stream, FollowedWalk] = WeakKeyDictionary()
 
-    def confidence(self, reader: Reader, now_ns: int) -> float:
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
         """See Predictor."""
-        return GUESS_CONFIDENCE
+        return Confidence.GUESS
 
     def demand(self, reader: Reader, now_ns: int) -> list[tuple[Consumer, PrefetchRange]]:
         """See Predictor: of each walk the next window."""

@@ -19,7 +19,7 @@ from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import FILES_MAX, Ledger
@@ -42,11 +42,8 @@ PLAN_NS = 10 * MS
 #: reader's rate. The rest of a lookahead that has grown follows.
 AT_ONCE_BYTES = LOOKAHEAD_MIN_BYTES
 AT_ONCE_PARTS = 8
-#: How sure it is of an order that is to become known: a reader that jumps about meanwhile is not to
-#: have the whole file read (readers/whole_files.py), ...
-PENDING_CONFIDENCE = 0.7
-#: ... and for at most AWAIT_NS no windows, unless it has a walk of at least AWAIT_DENSITY: of
-#: records in a shuffled order some follow each other by chance.
+#: Of a reader whose order is to become known for at most AWAIT_NS no windows, unless it has a walk
+#: of at least AWAIT_DENSITY: of records in a shuffled order some follow each other by chance.
 AWAIT_NS = 2000 * MS
 AWAIT_DENSITY = 0.5
 
@@ -324,7 +321,7 @@ class KnownOrders(Predictor):
 
     # ---- what is wanted -------------------------------------------------------------------------
 
-    def confidence(self, reader: Reader, now_ns: int) -> float:
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
         """See Predictor: an order that is followed is known."""
         state, order = reader.order, self.order_of(reader)
         before = self._followed.pop(reader, None)
@@ -339,8 +336,9 @@ class KnownOrders(Predictor):
         pending = self.pending(reader)
         state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
         if state.followed:
-            return 1.0
-        return PENDING_CONFIDENCE if pending and self._is_awaited(reader, now_ns) else 0.0
+            return Confidence.KNOWS
+        awaits = pending and self._is_awaited(reader, now_ns)
+        return Confidence.AWAITS if awaits else Confidence.NONE
 
     def unmapped(self, region: Region) -> None:
         """See Predictor."""
@@ -357,7 +355,8 @@ class KnownOrders(Predictor):
 
     @staticmethod
     def _is_awaited(reader: Reader, now_ns: int) -> bool:
-        """Whether nothing else is to be done for a reader until its order is known."""
+        """Whether nothing else is to be done for a reader until its order is known: one that jumps
+        about meanwhile is not to have the whole file read (readers/whole_files.py)."""
         if reader.access is Access.JUMPS:
             return True
         dense = any(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any, ClassVar
 
 from uffdprefetch.predict.streams import Stream
@@ -17,8 +18,15 @@ from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
-#: Who guesses by walks always knows something; whoever knows an order knows more.
-GUESS_CONFIDENCE = 0.1
+
+class Confidence(IntEnum):
+    """How sure a predictor is of a reader; whoever is surest is in charge."""
+
+    NONE = 0
+    GUESS = 1  # by walks: something is always known
+    SEEKS = 2  # records of which a sequence will soon be known
+    AWAITS = 3  # an order that is to become known
+    KNOWS = 4  # an order
 
 
 class RangeSource:
@@ -61,8 +69,8 @@ class Predictor(RangeSource, ABC):
         return False
 
     @abstractmethod
-    def confidence(self, reader: Reader, now_ns: int) -> float:
-        """How sure it is of what this reader will need: 0, it does not know, to 1."""
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
+        """How sure it is of what this reader will need."""
 
     @abstractmethod
     def demand(self, reader: Reader, now_ns: int) -> Iterable[tuple[Consumer, PrefetchRange]]:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.clock import MS
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
-from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import CPU_PART
@@ -41,15 +42,10 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
 #: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
 #: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
 SURE_BYTES = PIECES * PIECE_BYTES
-#: Least stretch that all ranks of the node have passed from which to tell what they leave out
-#: together.
-PASSED_BYTES = 4 << 20
 #: No windows meanwhile: until the index is there (it is read from the same slow storage), and then
 #: until there is a sequence. What is read is read on demand until then.
 HOLD_INDEX_NS = 3000 * MS
 HOLD_NS = 1000 * MS
-#: How sure it is that there will be: more than who guesses is.
-HOLD_CONFIDENCE = 0.6
 #: How often a sequence is looked for: at first, and at last.
 SEEK_NS = 20 * MS
 SEEK_SLOWEST_NS = 2000 * MS
@@ -165,14 +161,14 @@ class Strides(Predictor):
             watch.since_ns = watch.since_ns or now
             self._seek(watch, now)
 
-    def confidence(self, reader: Reader, now_ns: int) -> float:
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
         """See Predictor. `--policy auto` has its windows until there is a sequence."""
         watch = self._watch(reader) if self._always else None
         if watch is None or not watch.holds(now_ns):
-            return 0.0
+            return Confidence.NONE
         walks = reader.table.active()
         dense = any(walk.settled and (walk.density or 0.0) >= DENSITY for walk in walks)
-        return 0.0 if dense else HOLD_CONFIDENCE
+        return Confidence.NONE if dense else Confidence.SEEKS
 
     def demand(self, reader: Reader, now_ns: int) -> tuple[tuple[Consumer, PrefetchRange], ...]:
         """See Predictor."""
@@ -215,7 +211,7 @@ class Strides(Predictor):
         low = max((a for a, _ in spans), default=0) + BACK_BYTES
         high = min((b for _, b in spans), default=0) - BACK_BYTES
         low = max(low, high - SURE_BYTES)
-        if high - low < PASSED_BYTES:
+        if high - low < DISTANCE_MIN_BYTES:
             return False
         for reader, _ in walks:
             for region in reader.regions.values():

@@ -16,7 +16,8 @@ from uffdprefetch.base.units import MIB
 MIN_BYTES = CHUNK_MAX_BYTES
 #: ... and so many that a link of some GB/s is busy.
 MAX_BYTES = 64 * MIB
-#: Never more under way than storage brings in this time.
+#: Never more under way than storage brings in this time, over which its bandwidth is taken, too
+#: (warm/meter.py): what a step has changed shows in the next sample.
 MAX_SECONDS = 0.05
 #: Nor less: what the service may take until it sends the next, on a node whose cores are busy.
 MIN_SECONDS = 0.016

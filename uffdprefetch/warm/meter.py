@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND, Storage
+from uffdprefetch.warm.depth import MAX_SECONDS
 
 #: Latencies that are remembered.
 RECENT = 64
@@ -25,8 +26,6 @@ UNLIKELY = 16
 UNSURE_MOST = 5
 #: Of less the clock's noise tells more than the link.
 TELLING_BYTES = 512 << 10
-#: Bandwidth is taken over busy stretches of this length.
-METER_NS = 50_000_000
 
 
 @dataclass
@@ -50,7 +49,7 @@ class BusyStretches:
         self._bytes += result.bytes
         now_ns = result.done_ns - result.idle_done_ns
         elapsed = now_ns - self._from_ns
-        if elapsed < METER_NS:
+        if elapsed < MAX_SECONDS * 1e9:
             return None
         sample = self._bytes * 1e9 / elapsed
         self.peak, self._last = max(self.peak, min(sample, self._last)), sample

@@ -18,7 +18,6 @@ from uffdprefetch.pool.eviction import Cyclic
 from uffdprefetch.pool.node_pool import without
 from uffdprefetch.pool.workingset import (
     ACTIVE,
-    ACTIVE_MOST,
     LASTS_POOLS,
     NEAR_SHARE,
     Ghosts,
@@ -147,7 +146,7 @@ def test_the_number_of_evictions_may_wrap_round() -> None:
 
 
 def test_of_too_much_the_longest_proven_is_ordinary_again() -> None:
-    most = int(ACTIVE_MOST * 80)
+    most = 80 - 80 // NEAR_SHARE
     one, two = books(list(range(1, 101, 2))), books(list(range(2, 101, 2)))
     gone, once = books([1, 2, 3], present=False), books([1, 2, 3], 1)
     retire([one, two, gone, once], 120, 80)

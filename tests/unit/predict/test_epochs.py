@@ -24,8 +24,8 @@ from planned_readers import (
 from walked_orders import MIB, PAGE
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.order.epochs import BEGUN_ITEMS
 from uffdprefetch.predict.order.order import Order
+from uffdprefetch.predict.order.progress import AGREE
 from uffdprefetch.predict.sequences import WAY
 from uffdprefetch.readers.known_order import PlannedReader
 
@@ -158,7 +158,7 @@ def test_single_touches_by_chance_are_no_next_epoch() -> None:
 
 
 def test_an_epoch_has_begun_when_its_items_are_touched_wherever_the_first_ones_are_mapped() -> None:
-    for first, some in ((2000, BEGUN_ITEMS), (2600, WAY)):
+    for first, some in ((2000, AGREE), (2600, WAY)):
         # What lies before is mapped still, and is read without a touch.
         reader = follows(Orders(range(100, 200), range(2000, 3000)))
         reads(reader, range(100, 200))
@@ -290,7 +290,7 @@ def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan()
 def test_what_was_mapped_in_the_epoch_before_is_not_held_against_the_next_one() -> None:
     reader = follows(Orders(range(100, 1100), range(2000, 3000)))
     reads(reader, range(100, 1100))
-    reads(reader, range(2000, 2000 + BEGUN_ITEMS))
+    reads(reader, range(2000, 2000 + AGREE))
     assert reader.epoch == 1
     # A look that comes only now finds all of the first epoch, 62 MiB.
     reader.mapped([(100 * RECORD, 1100 * RECORD)], 9)

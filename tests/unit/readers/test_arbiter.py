@@ -17,7 +17,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
@@ -51,7 +51,7 @@ class Oracle(Predictor):
     policies = frozenset({"auto"})
 
     def __init__(self) -> None:
-        self.sure, self.seen, self.gone = 0.0, list[Observation](), 0
+        self.sure, self.seen, self.gone = Confidence.NONE, list[Observation](), 0
         self.lost: list[int] = []
         self.more = 0  # times that it has more
         self.consumer, self.at = FileConsumer(0, 7), 0
@@ -60,7 +60,7 @@ class Oracle(Predictor):
         self.seen += batch.touches
         return False
 
-    def confidence(self, reader: Reader, now_ns: int) -> float:
+    def confidence(self, reader: Reader, now_ns: int) -> Confidence:
         return self.sure
 
     def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
@@ -136,7 +136,7 @@ def test_the_surest_is_asked_alone_and_what_the_others_wanted_is_taken_back() ->
     (walk,) = node.region.reader.table.active()
     (head,) = {consumer for consumer, _ in node.notes.wanted}
     node.notes.wanted.clear()
-    node.oracle.sure = 0.9
+    node.oracle.sure = Confidence.AWAITS
     node.reads(8)
     assert node.by() == {"FileConsumer"} and len(node.notes.wanted) == 8
     assert node.notes.forgotten.count(head) == 1 and not node.oracle.gone
@@ -145,7 +145,7 @@ def test_the_surest_is_asked_alone_and_what_the_others_wanted_is_taken_back() ->
 
 def test_who_has_more_is_asked_again_though_nothing_is_touched() -> None:
     node = Node()
-    node.oracle.sure, node.oracle.more = 0.9, 3
+    node.oracle.sure, node.oracle.more = Confidence.AWAITS, 3
     node.reads(1)
     for _ in range(6):
         node.now += 10**7
@@ -156,9 +156,9 @@ def test_who_has_more_is_asked_again_though_nothing_is_touched() -> None:
 def test_after_a_short_takeover_windows_ask_again_for_what_they_lost() -> None:
     node = Node()
     node.reads(12)
-    node.oracle.sure = 0.9
+    node.oracle.sure = Confidence.AWAITS
     node.reads(1)
-    node.oracle.sure = 0.0
+    node.oracle.sure = Confidence.NONE
     node.notes.wanted.clear()
     node.reads(2)
     starts = [wanted.start for _, wanted in node.notes.wanted]
@@ -169,9 +169,9 @@ def test_so_do_fixed_windows() -> None:
     node = Node(policy="fixed", size_bytes=50 * MIB)
     node.oracle.policies = frozenset({"fixed"})
     node.reads(2)
-    node.oracle.sure = 0.9
+    node.oracle.sure = Confidence.AWAITS
     node.reads(1)
-    node.oracle.sure = 0.0
+    node.oracle.sure = Confidence.NONE
     node.notes.wanted.clear()
     node.reads(2)
     assert [wanted.start for _, wanted in node.notes.wanted] == [4 * MIB]
@@ -179,7 +179,7 @@ def test_so_do_fixed_windows() -> None:
 
 def test_a_predictor_is_not_asked_under_another_policy() -> None:
     node = Node(policy="fixed")
-    node.oracle.sure = 1.0
+    node.oracle.sure = Confidence.KNOWS
     node.reads(8)
     assert node.by() == {"FollowedWalk"} and len(node.oracle.seen) == 8
     none = Node(policy="none")
@@ -189,9 +189,9 @@ def test_a_predictor_is_not_asked_under_another_policy() -> None:
 
 def test_one_that_knows_nothing_any_more_is_told_so_and_windows_are_back() -> None:
     node = Node()
-    node.oracle.sure = 0.9
+    node.oracle.sure = Confidence.AWAITS
     node.reads(4)
-    node.oracle.sure = 0.0
+    node.oracle.sure = Confidence.NONE
     node.notes.wanted.clear()
     node.reads(8)
     assert node.by() == {"Head"} and node.oracle.gone == 1
@@ -199,7 +199,7 @@ def test_one_that_knows_nothing_any_more_is_told_so_and_windows_are_back() -> No
 
 def test_a_mapping_that_is_gone_is_nobodys() -> None:
     node = Node()
-    node.oracle.sure = 0.9
+    node.oracle.sure = Confidence.AWAITS
     node.reads(1)
     node.coordinator.arbiter.due(node.region)
     node.region.reader.remove(node.region)
@@ -234,7 +234,7 @@ def test_a_file_that_is_mapped_piece_by_piece_has_one_reader() -> None:
 
 def test_a_reader_that_was_touched_through_a_mapping_that_is_gone_is_asked_of_by_another() -> None:
     node = Node()
-    node.oracle.sure = 0.9
+    node.oracle.sure = Confidence.AWAITS
     gone = node.maps(node.region.file, 2)
     seen = Observation(0, MIB, node.now)
     node.coordinator.arbiter.observe(Batch(gone, node.now, [seen]))

@@ -20,7 +20,7 @@ from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.meter import METER_NS
+from uffdprefetch.warm.depth import MAX_SECONDS
 from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, READAHEAD_EXTENT_BYTES, Scheduler
 from uffdprefetch.warm.token_bucket import TokenBucket
 
@@ -214,7 +214,7 @@ def test_a_device_that_does_not_answer_holds_up_no_other(
 ) -> None:
     """Though its reader stands nearer to what is missing, and as much as ever is read at a time."""
     notes = Deaf(elsewhere.key[0], most)
-    notes.took_ns = METER_NS
+    notes.took_ns = int(1e9 * MAX_SECONDS)
     scheduler = scheduler_of(notes)
     deaf, other = reader(1, 100 * MIB, 3e8), reader(2, 500 * MIB, 3e8)
     at = 100 * MIB
@@ -408,7 +408,7 @@ def test_bandwidth_shows_where_a_mib_is_under_way_for_an_order(
 ) -> None:
     """Of 32 that are under way at a time, for longer than bandwidth is taken over."""
     notes = Notes()
-    notes.took_ns = 2 * METER_NS
+    notes.took_ns = int(2e9 * MAX_SECONDS)
     scheduler = scheduler_of(notes)
     for n in range(32):
         start = n * 2 * length

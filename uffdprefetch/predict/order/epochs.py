@@ -3,7 +3,7 @@
 
 Nobody says that an epoch has begun. What the present order does not explain, touched or found
 mapped, is told to a cursor through the next order: the epoch has begun when that is past
-BEGUN_ITEMS items (OrderCursor.has_begun). A page of the last epoch that was evicted and is read
+AGREE items (OrderCursor.has_begun). A page of the last epoch that was evicted and is read
 again, or a worker that is late, touches the next order too, by chance: a cursor follows the
 foremost touch, so touches are held until several agree (_Held); of what is mapped it needs three
 quarters anyway.
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uffdprefetch.base.units import HUGE_BYTES
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.order.progress import (
+    AGREE,
     NEAR_BYTES,
-    SEVERAL,
     OrderPosition,
 )
-from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
+from uffdprefetch.predict.sequences import JUDGED, WAY, longest_increasing_subsequence
 
 if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     import numpy as np
@@ -30,12 +30,6 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import OrderCursor
     from uffdprefetch.predict.order.extents import OrderExtents
     from uffdprefetch.predict.order.order import Order
-
-#: Items of the next order that begin the next epoch. (A single one is by chance, or of a worker
-#: that is late.)
-BEGUN_ITEMS = 4
-#: Most touches that are held.
-EARLY_MAX = 32
 
 
 class Source(Protocol):
@@ -79,7 +73,7 @@ class _Held:
         if spot is not None and spot.plan_bytes not in places:
             self._touches.append(_Touch(spot, start, end, now_ns))
         agree = self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
-        if agree or len(self._touches) >= EARLY_MAX:
+        if agree or len(self._touches) >= JUDGED:
             for touch in self._touches:
                 upcoming.saw(touch.start, touch.end, touch.now_ns)
             self._touches = []
@@ -88,11 +82,9 @@ class _Held:
         """Whether they are several items there, which no single fault has mapped."""
         near_bytes = upcoming.position_bytes + NEAR_BYTES
         near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
-        several = len(near) >= SEVERAL or any(
-            touch.end - touch.start > HUGE_BYTES for touch in near
-        )
+        several = len(near) > 1 or any(touch.end - touch.start > HUGE_BYTES for touch in near)
         items = sum(touch.spot.items for touch in near)
-        return several and items >= min(BEGUN_ITEMS, upcoming.items)
+        return several and items >= min(AGREE, upcoming.items)
 
     def _on_a_way(self, upcoming: OrderCursor) -> bool:
         """Whether they are a way through it, wherever that is: what comes first may be mapped
@@ -178,7 +170,7 @@ class Epochs:
     def _go_on(self, upcoming: OrderCursor) -> bool:
         """To the next epoch, if it has begun; whether it has."""
         before = self.cursor
-        if before is None or not upcoming.has_begun(BEGUN_ITEMS):
+        if before is None or not upcoming.has_begun(AGREE):
             return False
         self.done_items += before.position
         self.base_bytes += before.total_bytes

@@ -14,6 +14,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import overlapping, spread
+from uffdprefetch.base.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from uffdprefetch.predict.order.order import Order
@@ -21,14 +22,10 @@ if TYPE_CHECKING:
 
 #: Longer extents are cut at multiples of this, so that progress within a long item shows.
 GRAIN_BYTES = 1 << 20
-#: But into no more pieces than this in all (the grain grows).
-PIECES_MAX = 1 << 22
-#: (block, unit) pairs that next_use() takes at a time: 32 MiB an array.
-_PAIRS = 1 << 22
-#: It remembers its answers for files of no more blocks than this: 4 bytes each, when asked for.
-_BLOCKS_MAX = 1 << 28
-#: Sums of plan bytes stay below it.
-_TOTAL_MAX = 1 << 62
+#: Entries of one array, 32 MiB: pieces that long extents are cut into in all (the grain grows),
+#: (block, unit) pairs that next_use() takes at a time, and blocks of a file for which it remembers
+#: its answers.
+ENTRIES_MOST = 1 << 22
 
 _NONE: Array = np.zeros(0, np.int64)
 
@@ -73,7 +70,7 @@ class OrderExtents:
             starts, ends, item = starts[some], ends[some], item[some]
             before = None if before is None else before[some]
         total = float((ends - starts).sum(dtype=np.float64))
-        if max(total, float(order.whole_bytes)) >= _TOTAL_MAX:
+        if max(total, float(order.whole_bytes)) >= MAX_BYTES / 2:
             raise ValueError(f"an order of {total:.3g} bytes: at most 2^62 can be counted")
         whole_starts = starts
         starts, ends, owner = _cut(starts, ends, _grain_bytes(total))
@@ -205,7 +202,7 @@ class OrderExtents:
         most = self._pages * self.page_bytes // block_bytes + 1
         answer: Array = np.full(len(blocks), len(self), np.int64)
         inside = np.flatnonzero((blocks >= 0) & (blocks < most))
-        if most > _BLOCKS_MAX:
+        if most > ENTRIES_MOST:
             answer[inside] = self._search(blocks[inside], block_bytes, first)
             return answer
         if self._next is None or self._next_block_bytes != block_bytes:
@@ -230,9 +227,9 @@ class OrderExtents:
         answer: Array = np.full(len(blocks), len(self), np.int64)
         sums: Array = np.cumsum(counts)
         at = 0
-        while at < len(blocks):  # one block at least, else as many as make _PAIRS
+        while at < len(blocks):  # one block at least, else as many as make ENTRIES_MOST
             before = int(sums[at - 1]) if at else 0
-            upto_block = max(at + 1, int(np.searchsorted(sums, before + _PAIRS, "right")))
+            upto_block = max(at + 1, int(np.searchsorted(sums, before + ENTRIES_MOST, "right")))
             part = np.arange(at, upto_block)[counts[at:upto_block] > 0]
             if len(part):
                 answer[part] = self._earliest(low[part], counts[part], begin[part], first)
@@ -255,7 +252,7 @@ class OrderExtents:
 
 def _grain_bytes(total_bytes: float) -> int:
     grain = GRAIN_BYTES
-    while total_bytes / grain > PIECES_MAX:
+    while total_bytes / grain > ENTRIES_MOST:
         grain *= 2
     return grain
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.price import FREE_BYTES
 
 #: Sampling interval: one issued range is watched per 256 KiB of the order.
 SAMPLE_BYTES = 256 << 10
@@ -27,7 +28,7 @@ TOUCHED_PART = 0.25
 #: Least bytes observed before a verdict: without readers, or where pages leave the page table at
 #: once, little is seen. Also the bytes, beyond those prefetched ahead, that may be read while the
 #: position stands still.
-READ_BYTES = 16 * MIB
+READ_BYTES = FREE_BYTES
 
 
 class OrderGuard:

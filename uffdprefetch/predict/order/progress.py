@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import HUGE_BYTES, MIB
 from uffdprefetch.predict.rate import Rate
-from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
+from uffdprefetch.predict.sequences import JUDGED, WAY, longest_increasing_subsequence
+from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 #: A touch this far ahead of the foremost one (or of what was handed out) is the reader's, and the
 #: position may follow. A stray one can skip no more.
-NEAR_BYTES = 16 * MIB
+NEAR_BYTES = LOOKAHEAD_MIN_BYTES
 #: Farther ones, ahead or behind, by this part of the order are of another worker, or come late:
 #: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
 #: quarter, which is far from half.
@@ -36,28 +37,23 @@ HORIZON_PART = 8
 #: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
 #: what was handed out.
 MAPPED_PART = 0.75
-#: Units more than that part of a stretch that are a reader's way, wherever in the order it is: 32
-#: of which none is missing. Of a file of which half is mapped, anywhere, one order in 10^5 has one.
-STANDS_OUT = 8.0
-#: They are looked at when so much more of what is ahead has come: all looks together go over the
-#: order so many times.
+MAPPED_BEYOND = 4
+#: A stretch of them far ahead is looked for when so much more of what is ahead has come: all looks
+#: together go over the order so many times.
 LOOK_PART = 64
 #: The most of what lies beyond a reader that is there all the same: faults map what lies beside.
 BEYOND_PART = 0.5
-MAPPED_BEYOND = 4
 #: How far ahead a reader of which few touches show may be: FAR_TIMES x rate x elapsed, elapsed
 #: capped at FAR_SECONDS, the whole at FAR_BYTES.
 FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
-#: A reader is where the last RECENT touches of its way (predict/sequences.py) were. Of several
-#: readers WAY touches within BESIDE_UNITS of another: the latest tell where they are.
-RECENT, BESIDE_UNITS = 4, 16
+#: So many agree: a reader is where the last of its way (predict/sequences.py) were, and items of
+#: the next order begin the next epoch (predict/order/epochs.py). A single one is by chance, or of
+#: a worker that is late.
+AGREE = 4
 #: A page that two records share is the one ahead's only where that is SHARED_TIMES as near.
 SHARED_TIMES = 4
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64
-
-#: Places that no single touch explains.
-SEVERAL = 2
 
 #: What is known of a unit: nothing; its pages were touched, perhaps for another one; a reader was
 #: there.
@@ -128,7 +124,7 @@ class OrderProgress:
         items, unit = self._units.item, 0
         for _ in range(least):
             if unit == len(items):
-                return 0 < min(SEVERAL, unit) <= self._at
+                return 0 < min(2, unit) <= self._at
             last = unit
             unit = int(items.searchsorted(items[unit], "right"))
         return last < self._at
@@ -305,8 +301,9 @@ class OrderProgress:
     def _lead_far(self) -> None:
         """To the end of the stretch that most stands out of what is mapped ahead, if it is a
         reader's way, which nobody has followed: of many pieces of the file, of which hardly one is
-        missing, and after which the next ones are. Where most of the file is mapped that tells
-        nothing, and neither does one fault that maps many units."""
+        missing, as JUDGED of which none is, and after which the next ones are. Of a file of which
+        half is mapped, anywhere, one order in 10^5 has such a stretch. Where most of the file is
+        mapped that tells nothing, and neither does one fault that maps many units."""
         import numpy as np
 
         there = self._states[self._front :]
@@ -321,7 +318,7 @@ class OrderProgress:
         places = np.sort(self._units.starts[self._front + begin : self._front + end] // HUGE_BYTES)
         apart = int((np.diff(places) != 0).sum()) + 1
         if (
-            more[end - 1] - least[end - 1] >= STANDS_OUT
+            more[end - 1] - least[end - 1] >= (1 - MAPPED_PART) * JUDGED
             and apart >= WAY
             and len(rest) >= WAY
             and rest.mean() <= BEYOND_PART
@@ -433,15 +430,16 @@ class OrderProgress:
         self._front = front
 
     def _resume(self) -> None:
-        """Readers are far ahead and nobody is here: on to the next place where one is. A single
-        touch is no reader: what lies beside a record is due anywhere."""
+        """Readers are far ahead and nobody is here: on to the next place where one is; of several,
+        WAY touches within so many units of another, the latest tell. A single touch is no reader:
+        what lies beside a record is due anywhere."""
         lately = [unit for unit in self._verdict.lately() if unit >= self._front]
         way = longest_increasing_subsequence(lately)
         if len(way) >= WAY:
-            self._lead(way[-RECENT])
+            self._lead(way[-AGREE])
             return
         places = sorted(set(lately))
-        beside = {unit for a, b in pairwise(places) if b - a <= BESIDE_UNITS for unit in (a, b)}
+        beside = {unit for a, b in pairwise(places) if b - a <= WAY for unit in (a, b)}
         if len(beside) >= WAY:
             self._lead(min(beside.intersection(lately[-WAY:]), default=0))
 

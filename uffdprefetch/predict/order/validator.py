@@ -15,15 +15,9 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.order.guard import READ_BYTES
-from uffdprefetch.predict.sequences import WAY, longest_increasing_subsequence
+from uffdprefetch.predict.sequences import JUDGED, WAY, longest_increasing_subsequence
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
-#: Records judged at a time; fewer than half of them expected: wrong.
-JUDGED = 32
-#: A touch within this many units after a recently judged one is a worker going on in its batch.
-LOCAL_UNITS = 16
-#: Right touches in a row, none of them near the position, that show the position to be wrong.
-ELSEWHERE = 32
 #: Of what is in no item READ_BYTES are too much, or this part of the order, where hardly an item
 #: was ever touched: fewer than MATCHED.
 OUTSIDE_PART = 0.05
@@ -41,7 +35,7 @@ class OrderValidator:
         self._items, self._total_bytes = items, total_bytes
         self.wrong: str | None = None
         self._votes: deque[bool] = deque(maxlen=JUDGED)
-        self._judged: Array = np.full(JUDGED, -LOCAL_UNITS - 1, np.int64)
+        self._judged: Array = np.full(JUDGED, -WAY - 1, np.int64)
         self._count = 0
         self._latest = -1
         self._elsewhere = 0
@@ -55,15 +49,16 @@ class OrderValidator:
         return units[-self._count :] if self._count < JUDGED else units
 
     def follows(self, hits: Array) -> bool:
-        """Whether one of these units comes soon after one that was judged lately."""
-        return self._after(hits) <= LOCAL_UNITS
+        """Whether one of these units comes soon after one that was judged lately: a worker goes on
+        in its batch."""
+        return self._after(hits) <= WAY
 
     def _after(self, hits: Array) -> int:
         """How many units after one judged lately the nearest of ``hits`` (ascending) is."""
         found: Any = hits.searchsorted(self._judged)
         found[found == len(hits)] = -1
         steps = hits[found] - self._judged
-        return int(steps.min(initial=LOCAL_UNITS + 1, where=steps >= 0))
+        return int(steps.min(initial=WAY + 1, where=steps >= 0))
 
     def outside(self, start: int, end: int, read: int) -> None:
         """A touch of what is in no item, when so many units are known to have been read. A B-tree's
@@ -120,7 +115,7 @@ class OrderValidator:
                 f"{right} of the last {JUDGED} records touched were to come near item"
                 f" {position:,} of {self._items:,}"
             )
-        return self._elsewhere >= ELSEWHERE
+        return self._elsewhere >= JUDGED
 
     def _is_wrong(self, why: str) -> None:
         if self.wrong is None:
