@@ -37,6 +37,7 @@ from uffdprefetch.pool.eviction import (
 from uffdprefetch.pool.other_nodes import NoOthers, OtherNodes
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.predict import window
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.storage import BLOCK_BYTES
@@ -76,8 +77,6 @@ VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
 #: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
-#: Greatest age of a list of victims.
-PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
@@ -332,9 +331,9 @@ class NodePool:
 
     def wants_victims(self) -> bool:
         """Whether to make a new list of victims: half of it is used and the pool is nearly full, or
-        it is older than PLAN_NS."""
+        it is older than LATELY_NS."""
         remaining = self.pool.victims_left()
-        if remaining < 0 or self.clock.now_ns() - self._planned_ns > PLAN_NS:
+        if remaining < 0 or self.clock.now_ns() - self._planned_ns > LATELY_NS:
             return True
         full = self.pool.used_bytes() >= NEARLY_FULL * self.budget_bytes
         return full and remaining <= self._victims() // 2

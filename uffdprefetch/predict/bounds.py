@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of the core are bounded by: how much is remembered."""
+"""What all parts of the core are bounded by: how much is remembered, and for how long it holds."""
 
 from __future__ import annotations
 
@@ -7,3 +7,10 @@ from __future__ import annotations
 #: more are taken. More than a job has at a time (the files of a data set, the ranges that one scan
 #: finds), and some hundred KiB of memory for each table.
 ENTRIES_MAX = 4096
+#: What was seen within this time still holds: that a reader is there, how fast it is, that what was
+#: read is in memory, and that there is room for more. A job's pauses between two batches are longer
+#: than any reply of storage, and shorter than its epochs.
+LATELY_NS = 1_000_000_000
+#: How often what lasts much longer is decided anew: what an order needs next and how far its reader
+#: is, whether a file is to be read whole, whether records are left out.
+DECIDE_NS = 10_000_000

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Half-life of the rate: one second. Shorter follows batches instead of the job.
-RATE_HALF_LIFE_NS = 1_000_000_000
-#: Touches closer than this are one sample: a page-table scan brings several at one time.
+from uffdprefetch.predict.bounds import LATELY_NS
+
+#: Touches closer than this are one sample: a page-table scan brings several at one time. Nor is a
+#: sequence of records looked for, or judged whether to read a file whole, more often.
 RATE_SAMPLE_NS = 20_000_000
 #: A window grows to this many times what the rate asks for, at most.
 BOOST_MAX = 4.0
@@ -15,7 +16,8 @@ BOOST_MAX = 4.0
 
 class Rate:
     """Bytes per second: an exponentially weighted moving average, by time, so that a burst of short
-    steps does not outvote a long pause. Times in CLOCK_MONOTONIC ns."""
+    steps does not outvote a long pause. Its half-life is LATELY_NS: shorter follows batches instead
+    of the job. Times in CLOCK_MONOTONIC ns."""
 
     def __init__(self, since_ns: int | None = None) -> None:
         """None: the first note() only begins it."""
@@ -33,7 +35,7 @@ class Rate:
         elapsed = now_ns - self._sample_ns
         if elapsed < RATE_SAMPLE_NS:
             return
-        keep = 0.5 ** (elapsed / RATE_HALF_LIFE_NS)
+        keep = 0.5 ** (elapsed / LATELY_NS)
         self._weight = self._weight * keep + (1 - keep)
         sample = self._sample_bytes * 1e9 / elapsed
         self.bytes_per_second += (sample - self.bytes_per_second) * (1 - keep) / self._weight

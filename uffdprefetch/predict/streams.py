@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.rate import Rate
 
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
@@ -27,10 +28,8 @@ CANDIDATE_REACH_BYTES = 5 * MIB
 BACK_BYTES = 8 * MIB
 #: Streams kept per reader; the longest silent one goes first.
 STREAMS_MAX = 128
-#: A walk that another one has taken over is silent for this long.
-SILENT_NS = 1_000_000_000
-#: Any other silent walk is forgotten after this, if its reader reads elsewhere, and a reader
-#: protects no blocks of the pool any more.
+#: A walk that is silent (LATELY_NS), and that no other one has taken over, is forgotten after this,
+#: if its reader reads elsewhere, and a reader protects no blocks of the pool any more.
 FORGET_NS = 10_000_000_000
 #: Progress that makes a stream sure.
 SETTLED_BYTES = 2 * MIB
@@ -236,7 +235,7 @@ class StreamTable:
         latest = max((s.last_ns for s in self.streams), default=0)
         for old in list(self.streams):
             quiet = now_ns - old.last_ns
-            if old.last_ns == latest or quiet < SILENT_NS:
+            if old.last_ns == latest or quiet < LATELY_NS:
                 continue
             taken_over = any(
                 s.last_ns > old.last_ns

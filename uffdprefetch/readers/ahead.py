@@ -15,7 +15,7 @@ from typing import Any
 
 from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.units import PAGE_BYTES, format_size
-from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.fronts import (
     AROUND_BLOCKS,
     ASKED,
@@ -44,7 +44,7 @@ from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Confidence, Predictor
-from uffdprefetch.readers.whole_files import QUIET_NS, VisitedFile, WholeFiles, describe
+from uffdprefetch.readers.whole_files import VisitedFile, WholeFiles, describe
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.sense.pagetables import CLUSTER_BYTES
@@ -201,7 +201,7 @@ class Traffic:
     def step(self, fronts: Iterable[Front], now_ns: int) -> None:
         """Another turn, with these fronts."""
         self.now_ns = now_ns
-        moving = (front.length for front in fronts if now_ns - front.last_ns < QUIET_NS)
+        moving = (front.length for front in fronts if now_ns - front.last_ns < LATELY_NS)
         self.longest = max(moving, default=0)
 
     def just_missed(self) -> list[tuple[int, Front]]:
@@ -357,7 +357,7 @@ class Ahead(Predictor):
         of, found = self._files.get(region.file.key), list[float]()
         for head in of.heads.values() if of is not None else ():
             rate, ahead = head.rate_bytes_per_second, head.front.ahead * BLOCK_BYTES
-            if head.front.pid == region.reader.pid and rate and now_ns - head.last_ns < QUIET_NS:
+            if head.front.pid == region.reader.pid and rate and now_ns - head.last_ns < LATELY_NS:
                 found.append(ahead / rate / 2 * 1e9)
         return int(min(found)) if found else None
 

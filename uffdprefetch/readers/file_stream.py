@@ -20,6 +20,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, SLOW_BYTES_PER_SECOND, UNKNOWN, Storage
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.state.files import FileState
@@ -42,11 +43,6 @@ LOOKS_AT_ONCE = 256
 GONE_NS = 2000 * MS
 #: How often it is read where the kernel does not keep it.
 PASSES_MAX = 2
-#: What was read, or asked for, so long ago the kernel may have dropped: it is news again.
-AGAIN_NS = 1000 * MS
-#: While a stream lasts, how often there may have become too little room for it.
-MEMORY_NS = 1000 * MS
-
 
 #: See Arbiter.want().
 Want = Callable[[Consumer, PrefetchRange], int]
@@ -245,7 +241,7 @@ class Streaming:
         """Whether to look if there is room still."""
         if now < self.memory_ns:
             return False
-        self.memory_ns = now + MEMORY_NS
+        self.memory_ns = now + LATELY_NS
         return True
 
 

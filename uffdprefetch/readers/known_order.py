@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
-from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard
 from uffdprefetch.predict.randomness import Access
@@ -21,6 +21,7 @@ from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense.observation import Batch
+from uffdprefetch.sense.pagetable_scan import RECENT_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import FILES_MAX, Ledger
 from uffdprefetch.state.reader import Process, Reader, Region
@@ -30,13 +31,9 @@ from uffdprefetch.warm.scheduler import Scheduler
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import OrderCursor
 
-#: Silence of the pool's faults after which page tables tell instead.
-QUIET_NS = 100_000_000
 #: A node reads all of a file where its orders are as long as this part of it: what is read besides
 #: costs less than requests that are shorter than storage would answer at once.
 ALL_SHARE = 0.9
-#: Interval at which an order is asked what is next: what lies ahead lasts much longer.
-PLAN_NS = 10 * MS
 #: What is asked for at a time, as each record takes the service 15 us in which nothing else goes
 #: out: the least lookahead, and so 1.6 GB/s, or this part of the lookahead, some 50 ms of its
 #: reader's rate. The rest of a lookahead that has grown follows.
@@ -219,7 +216,7 @@ class KnownOrders(Predictor):
 
     name = "known order"
     policies = frozenset({"auto", "fixed", "stride", "plan"})
-    every_ns = PLAN_NS
+    every_ns = DECIDE_NS
 
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK,
@@ -300,7 +297,8 @@ class KnownOrders(Predictor):
         order = self.order_of(batch.region.reader)
         if order is None:
             return False
-        quiet = now_ns - order.touched_ns >= QUIET_NS
+        # in the pool faults tell, and page tables where those are silent
+        quiet = now_ns - order.touched_ns >= RECENT_NS
         if region.verdict == ServingMode.POOL and not quiet:
             order.seen = [*order.seen, *found][-ENTRIES_MAX:]
             return False

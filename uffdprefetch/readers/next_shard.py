@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Protocol
 
 from uffdprefetch.predict import shards
-from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.survival import Law
-from uffdprefetch.readers.file_stream import AGAIN_NS, STEP_BYTES
+from uffdprefetch.readers.file_stream import STEP_BYTES
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opened, Opener
@@ -128,7 +128,7 @@ class NextShard:
         if found is None or found.file is None:
             return
         before = found.consumer
-        if (before is None or before.walk is not walk) and now - found.asked_ns > AGAIN_NS:
+        if (before is None or before.walk is not walk) and now - found.asked_ns > LATELY_NS:
             self._forget(found)  # somebody comes there once more
         after = found.file
         most = min(most, after.size_bytes)
@@ -166,7 +166,7 @@ class NextShard:
             file, consumer = found.file, found.consumer
             if file is None or consumer is None or file.pooled is None or file.mappings.attached:
                 continue
-            if now - consumer.walk.last_ns <= AGAIN_NS:
+            if now - consumer.walk.last_ns <= LATELY_NS:
                 yield file, found.frontier_bytes
 
     def dismissed(self, reader: Reader) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch.base.clock import MS
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
-from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_NS
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
+from uffdprefetch.sense.pagetable_scan import LOOKS
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("uffdprefetch.serve")
 
-#: Interval at which a job's own progress is read.
-LOOK_NS = 10 * MS
-#: What could not be told is asked again after this, some times, and after twice as much each time.
-AGAIN_NS = 40 * MS
-AGAIN_TIMES = 16
-AGAIN_MAX_NS = 1000 * MS
 _COUNT = struct.Struct("<Q")
 
 
@@ -175,8 +169,7 @@ class TrackedAnnouncement:
     settled: bool = False  # nothing is left to be asked, ...
     more: bool = False  # ... but for files of the data set that are mapped later
     again_ns: int = 0
-    wait_ns: int = AGAIN_NS
-    asked_times: int = 0
+    since_ns: int = 0  # that it is asked what could not be told
     items: int = 0  # read so far
     done: set[tuple[int, str]] = field(default_factory=set)  # (part, path) of known orders
     readers: list[PlannedReader] = field(default_factory=list)
@@ -281,13 +274,13 @@ class Announcements:
         """Progress, and questions that are due: once a turn, before what was touched is taken."""
         if not self._heard:
             return
-        self.next_ns = now + LOOK_NS
+        self.next_ns = now + DECIDE_NS
         for name, heard in list(self._heard.items()):
             count = self._count(heard.said.pid, heard.said.slot)
             items = (count or 0) & ~ENDED
             if items > heard.items:
                 heard.items = items
-                heard.again_ns, heard.wait_ns = 0, AGAIN_NS  # there is more to tell by
+                heard.again_ns, heard.since_ns = 0, now  # there is more to tell by
                 for reader in heard.readers:
                     reader.said(items, now)
                 self._came()
@@ -327,7 +320,7 @@ class Announcements:
                             [client.pid, region.address, region.offset_bytes, region.length_bytes]
                         )
         if not any(needs_order(file, self._clock) for file, _ in files.values()):
-            heard.again_ns = self._clock.now_ns() + AGAIN_NS
+            heard.again_ns = self._clock.now_ns() + DECIDE_NS
             return
         heard.asked = True
         states = [file for file, _ in files.values()]
@@ -345,10 +338,10 @@ class Announcements:
         if heard is not self._heard.get((heard.said.pid, heard.said.reader)):
             return  # it has ended, or there is a new one
         now = self._clock.now_ns()
-        heard.again_ns = now + heard.wait_ns
-        heard.asked_times += 1
-        if heard.asked_times > AGAIN_TIMES:
-            heard.wait_ns = min(2 * heard.wait_ns, AGAIN_MAX_NS)
+        # what could not be told is asked again, the more rarely the longer it takes
+        heard.since_ns = heard.since_ns or now
+        waited_ns = (now - heard.since_ns) // LOOKS
+        heard.again_ns = now + min(LATELY_NS, max(DECIDE_NS, waited_ns))
         heard.settled = not answer.get("again", False)
         heard.more = answer.get("more", False)
         if "error" in answer:

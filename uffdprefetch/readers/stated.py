@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import format_size
-from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import (
-    AGAIN_NS,
-    MEMORY_NS,
     FileStream,
     Room,
     Stage,
@@ -37,9 +35,6 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region
 from uffdprefetch.warm.consumer import FileConsumer, Priority
 from uffdprefetch.warm.scheduler import Scheduler
-
-#: Who has read within this time, beyond what is streamed, reads there.
-PASSING_NS = 1000 * MS
 
 
 class Sayer(Enum):
@@ -95,9 +90,9 @@ class HeldBytes:
     found: int = 0
 
     def count(self, file: FileState, streamed: IntervalSet, now: int) -> int:
-        """Once in MEMORY_NS, and when more is streamed."""
+        """Once in LATELY_NS, and when more is streamed."""
         held = streamed.total_bytes()
-        if now < self.at_ns + MEMORY_NS and held == self.of_bytes:
+        if now < self.at_ns + LATELY_NS and held == self.of_bytes:
             return self.found
         self.at_ns, self.of_bytes, used = now, held, 0
         for start, end in streamed:
@@ -177,7 +172,7 @@ class StatedRanges(RangeSource):
     def _say(self, region: Region, start: int, end: int, by: Sayer, is_guess: bool) -> None:
         book = self._book(region, by)
         stream = book.streaming.stream
-        if stream is None and self._clock.now_ns() - book.streaming.ended_ns > AGAIN_NS:
+        if stream is None and self._clock.now_ns() - book.streaming.ended_ns > LATELY_NS:
             book.said.forget()
         any_said = book.said.streamed or book.said.pending
         book.is_guess = is_guess and (book.is_guess or not any_said)
@@ -219,7 +214,7 @@ class StatedRanges(RangeSource):
                     walk
                     for reader in book.readers.values()
                     for walk in reader.table.streams
-                    if now_ns - walk.last_ns < PASSING_NS
+                    if now_ns - walk.last_ns < LATELY_NS
                 ]
                 if stream.terms.guess and self._bound is not None:
                     stream.most_bytes, depth = self._bound(stream)
@@ -256,7 +251,7 @@ class StatedRanges(RangeSource):
                 stream.terms.priority, stream.terms.place = Priority.STATED, book.place
                 stream.terms.guess = book.is_guess and self._bound is not None
                 streaming.begin(stream, f"{book.by.value} has said that it will be needed")
-                streaming.memory_ns = now + MEMORY_NS
+                streaming.memory_ns = now + LATELY_NS
             said.streamed.add(start, end)
             stream.add(start, end)
         if streaming.stream is None:

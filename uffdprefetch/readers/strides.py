@@ -15,19 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import MS
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.randomness import Access
+from uffdprefetch.predict.rate import RATE_SAMPLE_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
+from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, PlannedReader
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import CPU_PART
+from uffdprefetch.sense.pagetable_scan import CPU_PART, LOOK_SLOWEST_NS
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Process, Reader, Trait
@@ -42,18 +43,8 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
 #: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
 #: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
 SURE_BYTES = PIECES * PIECE_BYTES
-#: No windows meanwhile: until the index is there (it is read from the same slow storage), and then
-#: until there is a sequence. What is read is read on demand until then.
-HOLD_INDEX_NS = 3000 * MS
-HOLD_NS = 1000 * MS
-#: How often a sequence is looked for: at first, and at last.
-SEEK_NS = 20 * MS
-SEEK_SLOWEST_NS = 2000 * MS
-#: Interval at which a followed sequence is compared with what is read, and how far back.
-FOLLOW_NS = 20 * MS
+#: How far back a sequence that is followed is compared with what is read.
 FOLLOW_BYTES = 256 << 20
-#: After one that was wrong; and between looks at what the ranks of a node leave out together.
-AGAIN_NS = 250 * MS
 #: Sequences of one rank in one file that may turn out wrong.
 ATTEMPTS = 3
 #: How far back a rank's page tables are read: seven periods of the longest skip that a Stream
@@ -63,8 +54,6 @@ SPAN_BYTES = 1 << 30
 RUNS_MAX = 16 * RUNS_AT_ONCE
 #: An order of more records takes too long to make in the service's thread (0.2 s).
 ITEMS_MAX = 1 << 20
-#: A process that has not moved for as long is not what the others wait for.
-QUIET_NS = 1000 * MS
 
 
 @dataclass
@@ -76,18 +65,19 @@ class _Watch:
     since_ns: int = 0  # it seems to skip
     index_ns: int = 0  # the index is there
     next_ns: int = 0
-    every_ns: int = SEEK_NS
+    every_ns: int = RATE_SAMPLE_NS
     attempts: int = 0
     over: str | None = None  # why nothing more is inferred
     order: StridedReader | None = None
 
     def holds(self, now: int) -> bool:
-        """Whether to open no windows now."""
+        """Whether to open no windows now: until the index is there (it is read from the same slow
+        storage), and then until there is a sequence. What is read is read on demand meanwhile."""
         if not self.since_ns or self.over or self.attempts or self.order is not None:
             return False
         if not self.index_ns:
-            return now - self.since_ns < HOLD_INDEX_NS
-        return now - self.index_ns < HOLD_NS
+            return now - self.since_ns < AWAIT_NS
+        return now - self.index_ns < AWAIT_NS
 
 
 class Strides(Predictor):
@@ -190,7 +180,7 @@ class Strides(Predictor):
         if now >= until_ns:
             began = self._clock.cpu_ns()
             found = self._look_together(file)
-            until_ns = now + max(AGAIN_NS, CPU_PART * (self._clock.cpu_ns() - began))
+            until_ns = now + max(LOOK_SLOWEST_NS, CPU_PART * (self._clock.cpu_ns() - began))
             self._left_out[file.key] = until_ns, found
         return found
 
@@ -202,7 +192,7 @@ class Strides(Predictor):
             if (active := reader.table.active())
         ]
         latest = max((walk.last_ns for _, walk in walks), default=0)
-        walks = [each for each in walks if latest - each[1].last_ns < QUIET_NS]
+        walks = [each for each in walks if latest - each[1].last_ns < LATELY_NS]
         if {reader.rank for reader in readers} - {reader.rank for reader, _ in walks}:
             return False  # one of them has yet to begin, or waits: what it reads is not known
         # of what all have passed: one that is ahead has met its own records only; and less what
@@ -226,7 +216,7 @@ class Strides(Predictor):
         index = self._indices.get(watch.file)
         if index is None:
             watch.over = self._indices.why_not(watch.file)
-            watch.next_ns = now + SEEK_NS
+            watch.next_ns = now + RATE_SAMPLE_NS
             if watch.over and self._always:
                 self._ledger.degrade(
                     f"--policy stride needs to know the records: {watch.over};"
@@ -237,7 +227,7 @@ class Strides(Predictor):
         watch.index_ns = watch.index_ns or now
         began = self._clock.cpu_ns()
         self._infer(watch, index, now)
-        watch.every_ns = min(SEEK_SLOWEST_NS, watch.every_ns * 5 // 4)
+        watch.every_ns = min(LATELY_NS, watch.every_ns * 5 // 4)
         watch.next_ns = now + max(watch.every_ns, CPU_PART * (self._clock.cpu_ns() - began))
 
     def _infer(self, watch: _Watch, index: RecordIndex, now: int) -> None:
@@ -285,7 +275,7 @@ class Strides(Predictor):
         if not streams:
             return None
         latest, direction = streams[0][1].last_ns, streams[0][1].direction
-        places = [s.position_bytes for _, s in streams if latest - s.last_ns < QUIET_NS]
+        places = [s.position_bytes for _, s in streams if latest - s.last_ns < LATELY_NS]
         starts = [s.start_bytes for _, s in streams]
         if direction > 0:
             high = min(places)
@@ -317,11 +307,11 @@ class Strides(Predictor):
             seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
             if seen is not None:
                 order.compare(seen, now)
-            order.next_ns = now + max(FOLLOW_NS, CPU_PART * (self._clock.cpu_ns() - began))
+            order.next_ns = now + max(RATE_SAMPLE_NS, CPU_PART * (self._clock.cpu_ns() - began))
         if order.wrong is not None:
             self._known_orders.remove(order)
             watch.order = None
             watch.attempts += 1
-            watch.next_ns, watch.every_ns = now + AGAIN_NS, AGAIN_NS
+            watch.next_ns, watch.every_ns = now + LOOK_SLOWEST_NS, LOOK_SLOWEST_NS
             if watch.attempts >= ATTEMPTS:
                 watch.over = "no sequence holds"

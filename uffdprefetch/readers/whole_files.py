@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uffdprefetch.base.clock import MS
 from uffdprefetch.base.units import MIB, format_size
-from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.fronts import FileFronts
 from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.predict.randomness import Access
+from uffdprefetch.predict.rate import RATE_SAMPLE_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
@@ -35,10 +35,6 @@ from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import FileConsumer
 from uffdprefetch.warm.scheduler import Scheduler
 
-#: Whether a file is read whole is judged as often.
-JUDGE_NS = 20 * MS
-#: A file that is read whole and that nobody touches for as long is read no further.
-QUIET_NS = 500 * MS
 #: What a run may read for nothing by files that it reads whole: a little, and of what their visits
 #: bring a part that grows with the share of time that is saved. Where half is saved it is 1.5 times
 #: as much, two and a half times what plain reads: what bench/harm_table.py allows. Not the account
@@ -112,7 +108,7 @@ class WholeFiles:
             book.ranks.add(reader.rank)
         if now_ns < book.judge_ns or book.streaming.stream is not None or not book.visits.places:
             return
-        book.judge_ns = now_ns + JUDGE_NS
+        book.judge_ns = now_ns + RATE_SAMPLE_NS
         file, size = book.file, book.file.size_bytes
         missing, touched = book.fronts.unknown * BLOCK_BYTES, book.blocks * BLOCK_BYTES
         if not book.visits.is_worth_it(size, missing, touched, BLOCK_BYTES, now_ns, link):
@@ -179,8 +175,8 @@ class WholeFiles:
         file, streaming = book.file, book.streaming
         if file.guard.changed or file.opened.fd < 0:
             streaming.end(Stage.STOPPED, "the file is not managed any more", now_ns)
-        elif now_ns - book.touched_ns > QUIET_NS:
-            streaming.end(Stage.WATCHED, "nobody has come for half a second", now_ns)
+        elif now_ns - book.touched_ns > LATELY_NS:
+            streaming.end(Stage.WATCHED, "nobody has come for a second", now_ns)
         elif streaming.is_memory_due(now_ns):
             cached = file.size_bytes - book.fronts.unknown * BLOCK_BYTES
             room, limit = self._room.of(file, stream.pooled, cached)

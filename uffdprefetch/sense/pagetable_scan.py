@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES
-from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
+from uffdprefetch.predict.streams import FORGET_NS, PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch, Observation
@@ -18,31 +19,28 @@ from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.windows import Windows
 
-#: Looking for streams in page tables: at first often, then rarely: a reader that begins late is
-#: seen late by one part in LOOKS_WHILE_QUIET of how long it has waited.
+#: Looking for streams in page tables: at first often, and no longer at a time, then rarely.
 LOOK_FIRST_NS = 2 * MS
 LOOK_SLOWEST_NS = 250 * MS
-LOOKS_WHILE_QUIET = 16
-#: How recent a touch keeps scans frequent while no walk is settled: a storage's reply takes that
-#: long at most, where prefetching pays.
-UNSURE_NS = 100 * MS
+#: One looks so many times while something takes its time: a reader that begins late is seen late by
+#: one part in so many of how long it has waited.
+LOOKS = 16
+#: How recent a touch keeps scans frequent while no walk is settled, and how rare those of one that
+#: stands are: a storage's reply takes that long at most, where prefetching pays.
+RECENT_NS = 100 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30
-LOOK_AT_ONCE_NS = 2 * MS
 #: Looking may take one part in this many of a core; what a few hundred looks take at once, as where
 #: a walk begins, it may take before it has rested for it.
 CPU_PART = 25
 LOOK_CREDIT_NS = 10 * MS
-#: Progress of a walk that is sure: as often as the window demands, within these.
+#: Progress of a walk that is sure: as often as the window demands, but no more often than this.
 POLL_FASTEST_NS = 4 * MS
-POLL_SLOWEST_NS = 100 * MS
 POLLS_PER_WINDOW = 8
 #: A reader of the pool whose faults tell nothing is looked at this often.
 SILENT_NS = 50 * MS
 #: More gaps than so many of what a mapping has mapped: one look over all of it costs less.
 GAPS_MAX = 32
-#: Looks of REACH_BYTES one after the other, as long as the stream is further on.
-FOLLOW_STEPS = 8
 
 
 def _going(region: Region, active: list[Stream]) -> list[Stream]:
@@ -93,7 +91,7 @@ class PagetableScanner:
         batch = Batch(region, now)
         for stream in active:
             quiet = now - stream.last_ns
-            if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
+            if quiet > FORGET_NS or (not by_tables and quiet < SILENT_NS):
                 continue
             self._follow(batch, stream)
         # who follows an order that is known begins nowhere else
@@ -108,7 +106,7 @@ class PagetableScanner:
             region.reader.looked(cold)
             region.scan.news_ns = now
         going = _going(region, active)
-        settled = bool(going) and (not everywhere or now - region.scan.elsewhere_ns > UNSURE_NS)
+        settled = bool(going) and (not everywhere or now - region.scan.elsewhere_ns > RECENT_NS)
         due = self._next_look_ns(region, going, settled, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = self._clock.cpu_ns() - began
@@ -125,7 +123,7 @@ class PagetableScanner:
         if everywhere:
             if self._look_elsewhere(batch):
                 scan.elsewhere_ns = now
-            settled = settled and now - scan.elsewhere_ns > UNSURE_NS
+            settled = settled and now - scan.elsewhere_ns > RECENT_NS
         whole_due = scan.resume_at or now - scan.whole_ns >= LOOK_SLOWEST_NS
         if whole_due or not (settled or everywhere):
             if not scan.resume_at:
@@ -146,7 +144,8 @@ class PagetableScanner:
     def _follow(self, batch: Batch, stream: Stream) -> None:
         """Look ahead of a stream, and again from where that leads."""
         at, forward = stream.position_bytes, stream.direction > 0
-        for _ in range(FOLLOW_STEPS):
+        began = self._clock.now_ns()
+        while self._clock.now_ns() - began < LOOK_FIRST_NS:
             start = at - (BLOCK_BYTES if forward else REACH_BYTES)
             clusters, _ = self._new_touches(batch, start, start + REACH_BYTES, batch.at_ns)
             ends = [end if forward else start for start, end in clusters]
@@ -159,7 +158,7 @@ class PagetableScanner:
         """Go on with the look over the whole region, for a bounded time."""
         region = batch.region
         now = began = self._clock.now_ns()
-        while now == began or now - began < LOOK_AT_ONCE_NS:
+        while now == began or now - began < LOOK_FIRST_NS:
             start = max(region.scan.resume_at, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
             _, more = self._new_touches(batch, start, end, now)
@@ -179,7 +178,7 @@ class PagetableScanner:
         began = self._clock.now_ns()
         for start, end in gaps:
             more = start
-            while more < end and self._clock.now_ns() - began < LOOK_AT_ONCE_NS:
+            while more < end and self._clock.now_ns() - began < LOOK_FIRST_NS:
                 _, more = self._new_touches(batch, more, end, began)
                 if not more:
                     break
@@ -189,27 +188,27 @@ class PagetableScanner:
         """In how long to look again, whatever that costs."""
         order = region.reader.order
         by_tables = region.verdict != wire.ServingMode.POOL
-        begun = any(now - s.last_ns < UNSURE_NS for s in region.walks)
+        begun = any(now - s.last_ns < RECENT_NS for s in region.walks)
         if region.scan.resume_at or (not settled and begun and not order.announced):
             return LOOK_FIRST_NS
         if settled and by_tables:
             if self._pace is not None:
-                due = self._pace(region, now) or POLL_SLOWEST_NS
+                due = self._pace(region, now) or RECENT_NS
             else:
                 due = min(self._poll_ns(s, now) for s in going)
-            return min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
+            return min(RECENT_NS, max(POLL_FASTEST_NS, due))
         if order.announced:
             heard = now - order.last_progress_ns < 2 * SILENT_NS
             return LOOK_SLOWEST_NS if heard else SILENT_NS
-        if order.followed or (settled and now - max(s.last_ns for s in going) < 1000 * MS):
+        if order.followed or (settled and now - max(s.last_ns for s in going) < LATELY_NS):
             return SILENT_NS
         quiet = now - region.scan.news_ns
-        return min(LOOK_SLOWEST_NS, max(LOOK_FIRST_NS, quiet // LOOKS_WHILE_QUIET))
+        return min(LOOK_SLOWEST_NS, max(LOOK_FIRST_NS, quiet // LOOKS))
 
     def _poll_ns(self, stream: Stream, now: int) -> int:
         """In how long a walk may have come so far that its window is to go on: a part of the
         window, or half of what has been asked for, where that is less."""
-        moves = now - stream.last_ns < UNSURE_NS
+        moves = now - stream.last_ns < RECENT_NS
         window = self._windows.of(stream)
         step_bytes = window.size_bytes // POLLS_PER_WINDOW
         asked_bytes = (window.frontier_bytes - stream.position_bytes) * stream.direction
@@ -219,7 +218,7 @@ class PagetableScanner:
             step_bytes = min(step_bytes, PIECE_BYTES)
         rate = stream.rate_bytes_per_second
         if not rate:
-            return POLL_FASTEST_NS if moves else POLL_SLOWEST_NS
+            return POLL_FASTEST_NS if moves else RECENT_NS
         return int(step_bytes / rate * 1e9)
 
     def seen_last(self, client: Client, region_id: int, runs: list[tuple[int, int]]) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.windows import Windows
-
-#: A checkpoint that has been touched is armed again after this, if no reader is near: the threads
-#: of a reader, and its next few records, would touch it again at once.
-REARM_NS = 1_000_000_000
 
 
 class CheckpointPlacer:
@@ -23,7 +20,8 @@ class CheckpointPlacer:
         self._windows, self._ledger, self._clock = windows, ledger, clock
 
     def refresh(self, region: Region) -> None:
-        """Arm again what its readers have left behind."""
+        """Arm again what its readers have left behind, after LATELY_NS: the threads of a reader,
+        and its next few records, would touch it again at once."""
         if region.verdict == wire.ServingMode.POOL:
             self._rearm_pool(region)
         elif region.checkpoints.fired:
@@ -31,7 +29,7 @@ class CheckpointPlacer:
 
     def _rearm(self, region: Region) -> None:
         now = self._clock.now_ns()
-        old = [page for page, at in region.checkpoints.fired.items() if now - at > REARM_NS]
+        old = [page for page, at in region.checkpoints.fired.items() if now - at > LATELY_NS]
         if not old:
             return
         kept, pages = [self._reach(s) for s in region.reader.table.active()], []
@@ -51,13 +49,13 @@ class CheckpointPlacer:
         now = self._clock.now_ns()
         if now < region.checkpoints.rearm_at_ns:
             return
-        region.checkpoints.rearm_at_ns = now + REARM_NS // 10
+        region.checkpoints.rearm_at_ns = now + LATELY_NS // 10
         kept = [self._reach(s) for s in region.reader.table.active()]
         pages = []
         for cell, at in list(region.checkpoints.fired.items()):
             page = region.checkpoints.armed[cell]
             offset = page * uffd.PAGE_BYTES
-            if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
+            if now - at > LATELY_NS and not any(low <= offset <= high for low, high in kept):
                 pages.append(page)
                 del region.checkpoints.fired[cell], region.checkpoints.armed[cell]
         if pages:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.streams import (
     CANDIDATE_REACH_BYTES,
     FORGET_NS,
@@ -14,7 +15,6 @@ from uffdprefetch.predict.streams import (
     PIECES,
     REACH_BYTES,
     SETTLED_BYTES,
-    SILENT_NS,
     STREAMS_MAX,
     Stream,
     StreamTable,
@@ -212,7 +212,7 @@ def test_a_walk_that_was_left_for_one_nearby_ends_when_silent() -> None:
     head = reader.touch(0, 512 * KIB)
     walk = reader.walk(20 * MIB, 24 * MIB)
     assert reader.table.active() == [head, walk]
-    reader.now_ns += SILENT_NS
+    reader.now_ns += LATELY_NS
     walk = reader.walk(24 * MIB, 25 * MIB)
     reader.table.expire(reader.now_ns)
     assert reader.table.active() == [walk]

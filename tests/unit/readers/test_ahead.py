@@ -10,10 +10,10 @@ import pytest
 from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.fronts import AROUND_BLOCKS, Front
 from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.readers import ahead as module
-from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
@@ -167,7 +167,7 @@ def test_a_long_walk_may_have_more_under_way(bed: Bed, file: FileState) -> None:
     head.front.start = head.front.position - (4 << 30) // BLOCK
     most = int(MAX_SECONDS * bed.ahead._measured().bandwidth_bytes_per_second)
     assert depth_at(bed, walker, head.front) == most
-    bed.now += QUIET_NS
+    bed.now += LATELY_NS
     assert depth_at(bed, walker, head.front) == young, "nobody goes on there"
 
 

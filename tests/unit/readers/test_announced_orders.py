@@ -23,8 +23,10 @@ from planned_readers import SIZE, place, reads
 from uffdprefetch.base.clock import MS
 from uffdprefetch.job.channel import ENDED, SCHEMA
 from uffdprefetch.orders.announcement import AnnounceError
+from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_NS
 from uffdprefetch.readers import order_sources
-from uffdprefetch.readers.order_sources import AGAIN_NS, AGAIN_TIMES, LOOK_NS, Announcements
+from uffdprefetch.readers.order_sources import Announcements
+from uffdprefetch.sense.pagetable_scan import LOOKS
 
 pytestmark = warnings_fail
 
@@ -171,7 +173,7 @@ def test_what_is_said_moves_the_reader(job: Job, heard: Announcements) -> None:
         progress(job, 1, said)
         heard.look(job.now)
         assert (place(reader) if reader.look() else None, job.came) == ((0, at), came)
-    assert heard.next_ns == job.now + LOOK_NS and heard._progress == opened
+    assert heard.next_ns == job.now + DECIDE_NS and heard._progress == opened
 
 
 def test_each_counter_is_its_own(job: Job, heard: Announcements) -> None:
@@ -280,7 +282,7 @@ def test_what_could_not_be_told_is_asked_again_less_and_less_often(
     written(job, 1)
     heard.announced(10, 10, 1)
     waits: list[int] = []
-    for _ in range(AGAIN_TIMES + 8):
+    while sum(waits) < 20_000:
         heard.look(job.now + 10**12)
         count = len(job.helper.asked)
         job.helper.answer(again=True)
@@ -291,17 +293,17 @@ def test_what_could_not_be_told_is_asked_again_less_and_less_often(
             heard.look(job.now)
         waits.append((job.now - began) // MS)
         assert heard.pending(only(client))
-    assert waits[: AGAIN_TIMES + 2] == [40] * (AGAIN_TIMES + 1) + [80]
-    assert waits[-2:] == [1000, 1000]
+    assert waits[:3] == [DECIDE_NS // MS] * 3 and waits[-2:] == [LATELY_NS // MS] * 2
+    for number, wait in enumerate(waits):
+        assert wait <= max(DECIDE_NS // MS, sum(waits[:number]) // LOOKS) + 10, "never much later"
     assert [question["first"] for question in job.helper.asked[:3]] == [True, False, False]
     progress(job, 1, 5)
     job.helper.answer(again=True)
     heard.look(job.now)
     assert job.helper.asked[-1]["said"] == 5, "asked at once: there is more to tell by"
-    heard._heard[10, "loader"].asked_times = 0
     job.helper.answer(again=True)
     count = len(job.helper.asked)
-    heard.look(job.now + AGAIN_NS)
+    heard.look(job.now + DECIDE_NS)
     assert len(job.helper.asked) == count + 1, "and often again"
 
 
@@ -310,9 +312,9 @@ def test_parts_that_are_known_are_not_asked_for_again(job: Job, heard: Announcem
     written(job, 1)
     heard.announced(10, 10, 1)
     job.helper.answer(orders=[part("some", 3), part("more", 1)], again=True)
-    heard.look(job.now + AGAIN_NS - 1)
+    heard.look(job.now + DECIDE_NS - 1)
     assert len(job.helper.asked) == 1
-    heard.look(job.now + AGAIN_NS)
+    heard.look(job.now + DECIDE_NS)
     assert job.helper.asked[-1]["done"] == [(1, "/train"), (3, "/train")]
     job.helper.answer(orders=[])
     heard.look(job.now + 10**12)
@@ -366,9 +368,9 @@ def test_where_nothing_is_mapped_yet_it_is_asked_when_something_is(
     client.regions[0] = SimpleNamespace(
         file=job.file("/train"), address=0, offset_bytes=0, length_bytes=SIZE
     )
-    heard.look(job.now + AGAIN_NS - 1)
+    heard.look(job.now + DECIDE_NS - 1)
     assert job.helper.asked == []
-    heard.next_ns = job.now + LOOK_NS
+    heard.next_ns = job.now + DECIDE_NS
     heard.mapped(job.process(13, 5, "/train"))
     assert heard.next_ns > job.now, "not what it waits for"
     heard.look(job.now)
@@ -378,7 +380,7 @@ def test_where_nothing_is_mapped_yet_it_is_asked_when_something_is(
     heard.look(job.now)
     assert [question["do"] for question in job.helper.asked] == ["announced"]
     job.helper.answer(orders=[])
-    heard.next_ns = job.now + LOOK_NS
+    heard.next_ns = job.now + DECIDE_NS
     heard.mapped(client)
     assert heard.next_ns > job.now, "nothing is missing any more"
 
@@ -390,7 +392,7 @@ def test_where_nothing_was_mapped_it_is_asked_again_soon(job: Job, heard: Announ
     client.regions[0] = SimpleNamespace(
         file=job.file("/train"), address=0, offset_bytes=0, length_bytes=SIZE
     )
-    heard.look(job.now + AGAIN_NS)
+    heard.look(job.now + DECIDE_NS)
     assert len(job.helper.asked) == 1
 
 
@@ -404,7 +406,7 @@ def test_while_all_is_in_the_page_cache_nobody_is_asked(job: Job, heard: Announc
     written(job, 1)
     heard.announced(10, 10, 1)
     assert job.helper.asked == []
-    assert heard.next_ns <= job.now + LOOK_NS, "it may end"
+    assert heard.next_ns <= job.now + DECIDE_NS, "it may end"
     cached.remove("/valid")
     heard.mapped(client)
     heard.look(job.now)

@@ -13,10 +13,11 @@ from conftest import warnings_fail
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.predict.bounds import DECIDE_NS
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.known_order import AWAIT_NS, PLAN_NS, KnownOrders
+from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
@@ -134,9 +135,9 @@ def test_a_chance_walk_gets_no_window_while_the_order_is_awaited(node: Node) -> 
     node.orders.awaited = True
     node.walks(density=0.02)
     node.plan()
-    node.plan(AWAIT_NS - PLAN_NS)
+    node.plan(AWAIT_NS - DECIDE_NS)
     assert node.scheduler.wanted == []
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     assert node.scheduler.wanted, "but not for ever"
 
 
@@ -154,7 +155,7 @@ def test_a_walk_that_may_be_anything_waits_too(node: Node) -> None:
     node.plan()
     assert node.scheduler.wanted == []
     node.orders.awaited = False
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     assert node.scheduler.wanted
 
 
@@ -167,14 +168,14 @@ def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
     assert node.scheduler.wanted
     node.scheduler.wanted.clear()
     node.orders.awaited = True
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     node.walks(density=0.02, at=512 * MIB)
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     assert node.scheduler.wanted == []
     node.orders.awaited = False
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     node.walks(density=0.04, at=512 * MIB)
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     assert node.scheduler.wanted, "and when it is not any more what it does counts"
 
 
@@ -197,7 +198,7 @@ def test_windows_of_before_are_taken_away_once(node: Node) -> None:
     asked = len(node.scheduler.wanted)
     node.orders.known = known()
     node.plan()
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     assert node.scheduler.forgotten.count("Head") == 1 and node.orders.planned == 2
     assert len(node.scheduler.wanted) == asked
 
@@ -234,7 +235,7 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
     if has_a_plan:
         node.plan()
     node.orders.known = None  # it has come to its end
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     for place in range(64):
         at = place * 37 % 64 * 16 * MIB
         node.reader.jumps.saw(at, at + 1, node.now + place)
@@ -268,7 +269,7 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
         event = SimpleNamespace(region=1, page=page, time_ns=node.now, handle_ns=1, tid=100)
         node.coordinator.events.take(node.client, [event])  # type: ignore[list-item]
     node.orders.known, order.dropped = None, dropped
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     assert (node.reader.access is Access.JUMPS) == (dropped is not None)
 
 
@@ -285,7 +286,7 @@ def test_a_known_order_is_looked_at_now_and_then_and_the_last_touch_is_not_lost(
 ) -> None:
     node.orders.known = known()
     node.plan()
-    node.plan(PLAN_NS - 1)
+    node.plan(DECIDE_NS - 1)
     assert node.orders.planned == 1
     assert node.coordinator.due_ns == node.now + 1, "the service has to wake up by itself"
     node.now += 1
@@ -294,7 +295,7 @@ def test_a_known_order_is_looked_at_now_and_then_and_the_last_touch_is_not_lost(
 
 
 def test_an_order_that_has_come_is_asked_for_at_once(node: Node) -> None:
-    """A file of many small ones is read in less than PLAN_NS."""
+    """A file of many small ones is read in less than DECIDE_NS."""
     node.orders.known = known()
     node.plan()
     node.coordinator.arbiter.orders_came()
@@ -309,7 +310,7 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
     node.orders.known = known()
     node.plan(10**9)
     node.orders.known.progress_ns = node.now if heard else 0
-    node.plan(PLAN_NS)
+    node.plan(DECIDE_NS)
     node.region.scan.due_ns = node.now
     node.coordinator.look(node.now)
     assert node.region.scan.due_ns == node.now + every

@@ -185,7 +185,7 @@ def test_who_reads_the_pools_memory_finds_the_next_file_there(node: Node) -> Non
     stream = node.streams[1]
     assert list(node.shards.awaited(stream.last_ns)) == [(wanted.file, 8 * MIB)]
     assert to_come(wanted.file, 8 * MIB, MIB) == Block(3, 0, 1, 0, 64, 8)
-    assert list(node.shards.awaited(stream.last_ns + 2 * module.AGAIN_NS)) == [], "nobody came"
+    assert list(node.shards.awaited(stream.last_ns + 2 * module.LATELY_NS)) == [], "nobody came"
     wanted.file.mappings.attached = 1
     assert list(node.shards.awaited(stream.last_ns)) == [], "its own readers tell"
     wanted.file.pooled = None
@@ -281,7 +281,7 @@ def test_it_is_read_again_when_the_reader_comes_again(node: Node) -> None:
     node.beyond(reader, SIZE - 24 * MIB)
     node.opens()
     assert node.beyond(reader, SIZE - 24 * MIB)
-    node.now += 2 * module.AGAIN_NS
+    node.now += 2 * module.LATELY_NS
     assert node.beyond(reader, SIZE - 24 * MIB) == [], "it stands there"
     (wanted,) = node.beyond(reader, SIZE - 24 * MIB, id=2)  # a second epoch
     assert wanted.start == 0

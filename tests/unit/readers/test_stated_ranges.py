@@ -91,7 +91,7 @@ def test_what_the_kernel_has_dropped_since_is_read_when_it_is_said_again(
     region = bed.region(file)
     bed.stated.needed(region, 0, 64 * MIB)
     bed.rest(100)
-    bed.now += 2 * module.AGAIN_NS
+    bed.now += 2 * module.LATELY_NS
     bed.of(file).remove(0, 32 * MIB)
     file.cache.forget_recent()
     before = len(bed.sent)
@@ -203,7 +203,7 @@ def test_of_ranges_that_are_named_one_by_one_those_that_fit_are_read_until_some_
     bed.rest(200)
     assert list(read(bed)) == [(0, 96 * MIB)]
     file.blocks.mark_used(0, 64 * MIB)
-    bed.now += 2 * module.AGAIN_NS
+    bed.now += 2 * module.LATELY_NS
     bed.stated.needed(region, 96 * MIB, 160 * MIB)
     bed.rest(200)
     assert list(read(bed)) == [(0, 160 * MIB)]
@@ -230,7 +230,7 @@ def test_it_ends_when_memory_becomes_short_or_the_file_changes(
     bed.turn()
     assert said(bed, other)[0] == "stopped" and bed.ledger.degradations == []
     monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (MIB, Limit.MEMORY))
-    bed.now += 2 * module.MEMORY_NS
+    bed.now += 2 * module.LATELY_NS
     bed.rest(20)
     assert said(bed, file)[0] == "stopped" and bed.missing(file)
     (finding,) = bed.ledger.degradations
@@ -316,7 +316,7 @@ def test_whole_that_does_not_fit_is_one_finding(
     bed = believing(monkeypatch, whole=("tokens.*",), budget_bytes=SIZE - 1)
     for _ in range(3):
         bed.stated.attached(bed.region(file))
-        bed.now += 2 * module.AGAIN_NS
+        bed.now += 2 * module.LATELY_NS
         bed.turn()
     (finding,) = bed.ledger.degradations
     assert "--whole" in finding and "--budget" in finding and bed.sent == []

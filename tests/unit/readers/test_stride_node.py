@@ -19,7 +19,7 @@ from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import KnownOrders
-from uffdprefetch.readers.strides import ATTEMPTS, HOLD_INDEX_NS, HOLD_NS, SURE_BYTES, Strides
+from uffdprefetch.readers.strides import ATTEMPTS, AWAIT_NS, SURE_BYTES, Strides
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.ledger import Ledger
@@ -224,13 +224,13 @@ def test_waiting_for_an_index_or_a_sequence_has_an_end(make: Any) -> None:
     node = make(equal())
     node.reads(0, range(3, 30, 8))
     assert node.holds()
-    node.now += HOLD_INDEX_NS
+    node.now += AWAIT_NS
     assert not node.holds()
     other = make(equal())
     other.shelf.index = other.index
     other.reads(0, [3, 9, 20])
     assert other.holds()
-    other.now += HOLD_NS
+    other.now += AWAIT_NS
     assert not other.holds()
 
 

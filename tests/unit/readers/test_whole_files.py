@@ -17,12 +17,12 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.native.pool import PRESENT
 from uffdprefetch.pool.node_pool import NodePool
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers import whole_files as module
-from uffdprefetch.readers.file_stream import GONE_NS, MEMORY_NS
+from uffdprefetch.readers.file_stream import GONE_NS
 from uffdprefetch.readers.fixed_windows import FollowedWalk
-from uffdprefetch.readers.whole_files import QUIET_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import PrefetchRange, Priority
@@ -132,7 +132,7 @@ def test_it_ends_when_nobody_comes_and_goes_on_when_somebody_does(
     bed: Bed, file: FileState
 ) -> None:
     region = streaming(bed, file)
-    bed.rest(1, QUIET_NS + MS)
+    bed.rest(1, LATELY_NS + MS)
     assert bed.said(file)["state"] == "undecided"
     ended(bed, file)
     bed.visits(region, MANY)
@@ -143,12 +143,12 @@ def test_who_comes_now_and_then_has_no_more_of_it_read_for_that(bed: Bed, file: 
     """Each time that it begins again it goes on at the pace of all misses."""
     region = streaming(bed, file)
     bed.visits(region, 50)
-    bed.rest(1, QUIET_NS + MS)
+    bed.rest(1, LATELY_NS + MS)
     before = bed.said(file)["read_bytes"]
     for _ in range(10):
         bed.visits(region, 2)
         bed.rest(50)
-        bed.rest(1, QUIET_NS + MS)
+        bed.rest(1, LATELY_NS + MS)
     assert bed.said(file)["read_bytes"] - before < 10 * MIB
 
 
@@ -199,7 +199,7 @@ def test_where_memory_becomes_short_it_ends_with_one_finding(
 ) -> None:
     region = streaming(bed, file)
     monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (MIB, Limit.MEMORY))
-    bed.now += 2 * MEMORY_NS
+    bed.now += 2 * LATELY_NS
     bed.visits(region, 1)
     assert bed.said(file)["state"] == "stopped"
     bed.visits(region, 200)

@@ -22,7 +22,7 @@ from uffdprefetch.sense.pagetable_scan import (
     LOOK_FIRST_NS,
     LOOK_SLOWEST_NS,
     POLL_FASTEST_NS,
-    POLL_SLOWEST_NS,
+    RECENT_NS,
     PagetableScanner,
 )
 from uffdprefetch.state.region_state import ScanState
@@ -96,7 +96,7 @@ def test_a_walk_of_unknown_pace_is_looked_at_soon(node: Node) -> None:
     stream = node.walk()
     assert node.look() == POLL_FASTEST_NS
     stream.last_ns = NOW - 10**9
-    assert node.look() == POLL_SLOWEST_NS, "it stands"
+    assert node.look() == RECENT_NS, "it stands"
 
 
 def test_the_next_look_is_before_the_end_of_what_was_asked_for(node: Node) -> None:
@@ -170,5 +170,5 @@ def test_a_mapping_of_many_touches_is_looked_at_in_one(node: Node) -> None:
 def test_who_is_read_ahead_for_says_when_the_next_look_is_due(node: Node) -> None:
     node.scanner = node.everywhere
     node.walk(32 * MIB, 512 * MIB, rate=40 * MIB)
-    for node.pace, due in ((30 * MS, 30 * MS), (MS, POLL_FASTEST_NS), (None, POLL_SLOWEST_NS)):
+    for node.pace, due in ((30 * MS, 30 * MS), (MS, POLL_FASTEST_NS), (None, RECENT_NS)):
         assert node.look() == due
