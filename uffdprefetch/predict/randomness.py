@@ -5,61 +5,37 @@ Streams (predict/streams.py) find walks; in a file of a few hundred MiB any two 
 the reach of one walk, and a random reader looks like a few fast ones. Here a touch is *in order*
 when it lies next to one of the last touches, or when what was passed over to come there was read,
 too; else it is a *jump*. A reader that jumps may still walk in large steps, forward or backward:
-then its longest run in the other direction is short. Of n random jumps the longest monotone runs
-are both about 2 sqrt(n) long (Ulam's problem; Vershik and Kerov, Logan and Shepp 1977). What one
-look has found at once comes in the order of the file; there two looks are compared.
+then its jumps have a trend (the test of Mann and Kendall, [Kendall]), also where several walk at a
+time or begin again. What one look has found at once comes in the order of the file: such touches
+are ties, and two looks are compared.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
-from itertools import pairwise, starmap
-from math import comb, log2
-from operator import mul
+from math import sqrt
 
 from uffdprefetch.base.units import MIB
-from uffdprefetch.predict.sequences import longest_monotone_length
 
 #: Window of touches that is judged.
 TOUCHES = 64
 #: So many jumps among them make a reader one that jumps about: a record of 192 KiB is one jump and
-#: up to three touches in order.
+#: up to three touches in order. Where of the later half half as many are jumps it goes in order by
+#: now.
 JUMPS_RANDOM = 16
-#: So few in the later half end it.
-JUMPS_ORDERLY = 3
-#: For trust, which is lent and taken back sooner.
+#: The last touches: next to them is in order, and two thirds of them in order show a walk. No more
+#: are kept of one scan, spread evenly over it.
 RECENT = 16
 #: Next to: closer than this, or than this part of a small file. Kernel fault-around and readahead,
 #: records that a few ranks skip.
 NEAR_BYTES = MIB
-NEAR_LEAST_BYTES = 256 << 10
 NEAR_SHARE = 256
-#: Both longest runs at least this: chance gives 4 or more of 32 touches that were seen six at a
-#: time, 10 or more of 64 seen singly (1 % quantiles); one walk gives 1, and 1 for each new epoch.
-RUNS_RANDOM = 4
-#: The order of the jumps may be judged from so many of them on, ...
-TRUST_TOUCHES = 5
-#: ... seen at so many different times, ...
-TRUST_TIMES = 3
-#: ... no more than so many at one.
-TOGETHER = 2
-#: Of a walk one in so many jumps may go the other way: an LMDB's leaf page.
-UNLESS = 6
-#: ... of a reader that has jumped about: it has to show twice as much.
-UNLESS_RANDOM = 12
-#: Most touches kept of one scan, spread evenly over it.
-TOGETHER_MAX = 16
-#: Two scans of at least MIXED_LEAST jumps each decide alone: of a random reader's pairs of touches
-#: between this part and the rest of 1 goes back (2 x 8 of them: in nine cases of ten), of a walk's
-#: none or all.
-MIXED_LEAST = 8
-MIXED_SHARE = 0.25
-#: Evidence, in bits, for a walk: that what one scan saw lies beyond what the scans before saw would
-#: by chance have this probability. BACK_SHARE of it may lie before (tree pages, pages seen late).
-SURE_BITS = 30.0
-BACK_SHARE = 0.2
+#: Standard deviations from chance that are a trend: random readers, which are judged again and
+#: again, show one in 1 of 10^6 cases. Half as many leave it open.
+TREND = 5.0
 #: One part in this many of what was passed over must have been read, for a touch to be in order.
 PASSED_SHARE = 8
 #: A reader is judged again every EVERY touches.
@@ -76,49 +52,31 @@ class Access(Enum):
     JUMPS = "jumps"
 
 
-def in_batches(touches: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Touches (ns, offset in bytes) in order of time; those of one time are a batch."""
+def trend(touches: Iterable[tuple[int, int]]) -> float:
+    """How far (ns, offset in bytes), in order of time, go one way, in standard deviations from what
+    chance gives: Kendall's S of all pairs of different times; below 0: backward."""
     batches: dict[int, list[int]] = {}
     for at_ns, start in touches:
         batches.setdefault(at_ns, []).append(start)
-    return list(batches.values())
+    before, score = list[int](), 0
+    for batch in batches.values():
+        for start in batch:
+            score += bisect_left(before, start) + bisect_right(before, start) - len(before)
+        before = sorted(before + batch)
+    variance = _variance(len(before)) - sum(_variance(len(batch)) for batch in batches.values())
+    return score / sqrt(variance) if variance else 0.0
 
 
-def both_runs(touches: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """(the shorter one of the longest rising and falling runs, number of batches)."""
-    batches = in_batches(touches)
-    return min(longest_monotone_length(batches, sign) for sign in (1, -1)), len(batches)
-
-
-def _back(earlier: list[int], later: list[int]) -> float:
-    """Which part of the pairs of touches go back, from one batch to the next."""
-    back = sum(a > b for a in earlier for b in later)
-    return back / (len(earlier) * len(later))
-
-
-def mixed(touches: Iterable[tuple[int, int]]) -> bool:
-    """Whether a batch of many, as a rule, lies all over where the one before lay."""
-    batches = [batch for batch in in_batches(touches) if len(batch) >= MIXED_LEAST]
-    found = [MIXED_SHARE < _back(a, b) < 1 - MIXED_SHARE for a, b in pairwise(batches)]
-    return 2 * sum(found) > len(found)
-
-
-def one_way(touches: Iterable[tuple[int, int]]) -> bool:
-    """Whether the batches lie one beyond the other, surely by no chance: m and n random touches do
-    in 2 of (m + n)! / (m! n!) cases. The last batch may still grow, so it counts for nothing."""
-    batches = in_batches(touches)[:-1]
-    sure = [log2(comb(len(a) + len(b), len(b))) for a, b in pairwise(batches)]
-    if sum(sure) < SURE_BITS:
-        return False
-    back = sum(map(mul, sure, starmap(_back, pairwise(batches)))) / sum(sure)
-    return not BACK_SHARE < back < 1 - BACK_SHARE
+def _variance(count: int) -> float:
+    """Of S of so many in random order; less that of each tie, where there are some."""
+    return count * (count - 1) * (2 * count + 5) / 18
 
 
 class RandomnessDetector:
     """The touches of one reader (a process) of one file."""
 
     def __init__(self, file_bytes: int) -> None:
-        self._near_bytes = min(NEAR_BYTES, max(NEAR_LEAST_BYTES, file_bytes // NEAR_SHARE))
+        self._near_bytes = min(NEAR_BYTES, file_bytes // NEAR_SHARE)
         self._last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # (start, end)
         self._touches: deque[Touch] = deque(maxlen=TOUCHES)
         self._together = (0, 1)  # of the last time: how many are remembered, and each which one
@@ -147,7 +105,7 @@ class RandomnessDetector:
             kept, step = 0, 1
         elif (self.count - touches[-kept][3]) % step:
             return
-        if kept == TOGETHER_MAX:
+        if kept == RECENT:
             last = [touches.pop() for _ in range(kept)]
             touches.extend(last[-1::-2])
             kept, step = kept // 2, 2 * step
@@ -166,43 +124,27 @@ class RandomnessDetector:
         return jumps * (self.count - number) // len(self._touches), oldest_ns
 
     def _judge(self) -> None:
-        before = self.access
-        if self._jumps_about():
+        before, touches = self.access, list(self._touches)
+        jumps = [touch[:2] for touch in touches if not touch[2]]
+        deviations = abs(trend(jumps))
+        if self._jumps_about(touches, len(jumps), deviations):
             self.access = Access.JUMPS
             if before is not Access.JUMPS:
                 self.jumps, self.since_ns = self.jumped()
-        elif self.count > RECENT and self._walks():
+        elif self.count > RECENT and (deviations >= TREND or self._goes_on(touches[-RECENT:])):
             self.access = Access.WALKS  # next to no random reader ever does
         else:
             self.access = Access.UNKNOWN
 
-    def _jumps_about(self) -> bool:
-        touches = list(self._touches)
-        jumps = [touch[:2] for touch in touches if not touch[2]]
-        if self.access is Access.JUMPS:
-            later = touches[-TOUCHES // 2 :]
-            few = sum(not touch[2] for touch in later) <= JUMPS_ORDERLY
-            return not (few or self._monotone(later, UNLESS_RANDOM) or one_way(jumps))
-        if len(jumps) < JUMPS_RANDOM or one_way(jumps):
+    def _jumps_about(self, touches: list[Touch], jumps: int, deviations: float) -> bool:
+        later = touches[-TOUCHES // 2 :]
+        if sum(not touch[2] for touch in later) <= JUMPS_RANDOM // 4:
             return False
-        many = len(touches) >= TOUCHES // 2 - 1
-        return mixed(jumps) or (many and both_runs(jumps)[0] >= RUNS_RANDOM)
+        if self.access is Access.JUMPS:
+            return deviations < TREND
+        return jumps >= JUMPS_RANDOM and deviations < TREND / 2
 
     @staticmethod
-    def _monotone(touches: list[Touch], unless: int) -> bool:
-        """Whether the jumps go one way, but for one in ``unless``. Of many that were seen together
-        one_way() knows."""
-        jumps = [touch[:2] for touch in touches if not touch[2]]
-        if len(jumps) < TRUST_TOUCHES:
-            return False
-        run, batches = both_runs(jumps)
-        seen_singly = batches >= TRUST_TIMES and len(jumps) <= TOGETHER * batches
-        return seen_singly and run <= max(1, batches // unless)
-
-    def _walks(self) -> bool:
-        """Whether its last touches show a walk."""
-        last = list(self._touches)[-RECENT:]
-        if 3 * sum(touch[2] for touch in last) >= 2 * len(last):
-            return True
-        jumps = (touch[:2] for touch in self._touches if not touch[2])
-        return self._monotone(last, UNLESS) or one_way(jumps)
+    def _goes_on(touches: list[Touch]) -> bool:
+        """Whether these are in order, most of them."""
+        return 3 * sum(touch[2] for touch in touches) >= 2 * len(touches)

@@ -5,7 +5,6 @@ Mathematics 11, 1975). Pure."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 
 #: Touches, or records, that are judged at a time, and held at the most until they are.
 JUDGED = 32
@@ -27,15 +26,3 @@ def longest_increasing_subsequence(units: list[int]) -> list[int]:
         way.append(units[place])
         place = before[place]
     return way[::-1]
-
-
-def longest_monotone_length(batches: Iterable[list[int]], sign: int) -> int:
-    """The longest strictly rising (``sign`` 1) or falling (-1) run through offsets in bytes, taking
-    at most one of each batch: the touches of a batch were seen together, their order is not known.
-    """
-    tails: list[int] = []
-    for batch in batches:
-        for at in sorted((sign * one for one in batch), reverse=True):
-            i = bisect_left(tails, at)
-            tails[i : i + 1] = [at]
-    return len(tails)
