@@ -29,9 +29,9 @@ JUMPS_RANDOM = 16
 #: The last touches: next to them is in order, and two thirds of them in order show a walk. No more
 #: are kept of one scan, spread evenly over it.
 RECENT = 16
-#: Next to: closer than this, or than this part of a small file. Kernel fault-around and readahead,
-#: records that a few ranks skip.
+#: Next to: closer than this. Kernel fault-around and readahead, records that a few ranks skip; ...
 NEAR_BYTES = MIB
+#: ... in a small file closer than this part of it: of random touches one in eight is near the last.
 NEAR_SHARE = 256
 #: Standard deviations from chance that are a trend: random readers, which are judged again and
 #: again, show one in 1 of 10^6 cases. Half as many leave it open.

@@ -25,27 +25,26 @@ if TYPE_CHECKING:
     from uffdprefetch.formats.index import RecordIndex
 
 
-#: Periods that a sequence must have been seen for. More where records are so small that neighbours
-#: are often mapped too: PERIODS_OF_A_BLOCK x BLOCK_BYTES / mean record.
+#: Periods that a sequence must have been seen for.
 PERIODS_MIN = 6
+#: More where records are so small that neighbours are often mapped too: so many times BLOCK_BYTES /
+#: mean record.
+PERIODS_OF_A_BLOCK = 8
 #: Least number of records, read or not, as evidence: one bit each, too many for a random reader.
 EVIDENCE_RECORDS_MIN = 24
-PERIODS_OF_A_BLOCK = 8
 #: Smaller records than this, on average, lie too many in what one fault maps.
 RECORD_MIN_BYTES = BLOCK_BYTES // PERIODS_OF_A_BLOCK
-#: Longest period, in records: an inference looks at PERIODS times as many, 8 ms at the longest.
-PERIOD_MAX = 1024
-RECORDS_MAX = 16 * PERIOD_MAX
-#: In this part of the periods every record of the sequence must be mapped (pages are reclaimed) ...
+#: Records that an inference looks at, some 10 ms at the longest: the last ones. A period of 1,365
+#: is seen PERIODS_MIN times in them.
+RECORDS_MAX = 1 << 13
+#: In this part of the periods every record of the sequence must be mapped, and so much of each of
+#: them (pages are reclaimed); and for each record of the sequence, or each other one, where those
+#: are fewer, no more than the rest may be mapped that no neighbour explains ...
 MEMBER_SHARE = 0.9
-#: ... another place of the period in no more than this, and of all those no more than half.
+#: ... another place of the period in no more than this, ...
 OTHER_SHARE = 0.85
+#: ... and all those in no more than half.
 OTHERS_SHARE = 0.5
-#: Mapped records that no neighbour explains, for each record of the sequence (or each other one,
-#: where those are fewer).
-UNEXPLAINED_SHARE = 0.1
-#: One in this many of a record's pages may be missing: a checkpoint that was armed again.
-MISSING_PART = 16
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def look(
     starts, ends = starts[first:last], ends[first:last]
     begin, end = _page(starts), _page(ends + PAGE_BYTES - 1)
     missing = end - begin - covered(union(*_ranges(runs)), begin, end)
-    mapped = missing <= (end - begin) // MISSING_PART // PAGE_BYTES * PAGE_BYTES
+    mapped = missing <= (1 - MEMBER_SHARE) * (end - begin)
     return Seen(int(numbers[first]), starts, ends, mapped)
 
 
@@ -132,7 +131,7 @@ def infer(seen: Seen, direction: int = 1) -> Skipping | None:
         mapped = mapped[::-1]
     mean_bytes = int(seen.ends[last - 1] - seen.starts[first]) / len(mapped)
     least = max(PERIODS_MIN, round(PERIODS_OF_A_BLOCK * BLOCK_BYTES / mean_bytes))
-    for period in range(2, min(PERIOD_MAX, len(mapped) // least) + 1):
+    for period in range(2, len(mapped) // least + 1):
         some = max(least, -(-EVIDENCE_RECORDS_MIN // period))
         for periods in (some, 2 * some, 4 * some):
             records = periods * period
@@ -192,8 +191,8 @@ def _explains(skipping: Skipping, seen: Seen, part: slice, strict: bool = True) 
     """Whether all of it is mapped there, and little else but for what lies beside it."""
     starts, ends, mapped = seen.starts[part], seen.ends[part], seen.mapped[part]
     members = skipping.has(np.arange(*part.indices(len(seen))) + seen.first)
-    share = UNEXPLAINED_SHARE if strict else 3 * UNEXPLAINED_SHARE
-    if mapped[members].mean() < (MEMBER_SHARE if strict else 1 - 3 * UNEXPLAINED_SHARE):
+    share = (1 - MEMBER_SHARE) * (1 if strict else 3)
+    if mapped[members].mean() < 1 - share:
         return False
     around = union(
         starts[members] // BLOCK_BYTES * BLOCK_BYTES,

@@ -20,19 +20,16 @@ LOOKAHEAD_MIN_BYTES = 16 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: Who knows an order stays this long ahead of the reader's own rate: longer than any batch, shorter
-#: than a phase.
+#: than a phase, and some times the latency of any storage.
 LOOKAHEAD_SECONDS = 0.4
 #: Pool: the part of it that all windows together take from what stays over the epochs.
 POOL_SHARE = 64
-#: Headroom over Little's law (rate x fetch latency).
-LATENCY_HEADROOM = 8.0
 
 
 def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float = 1.0) -> int:
     """How far ahead of a reader of this rate, no less than LOOKAHEAD_MIN_BYTES and no more than
     LOOKAHEAD_MAX_BYTES."""
-    seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
-    ahead = max(LOOKAHEAD_MIN_BYTES, rate_bytes_per_second * seconds) * boost
+    ahead = max(LOOKAHEAD_MIN_BYTES, rate_bytes_per_second * LOOKAHEAD_SECONDS) * boost
     return int(min(ahead, LOOKAHEAD_MAX_BYTES))
 
 

@@ -31,9 +31,9 @@ from uffdprefetch.warm.windows import Windows
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
 
-#: Bytes asked for at once, and the backlog below which more is asked for. What is under way is the
-#: scheduler's.
+#: Bytes asked for at once, ...
 PIECE_BYTES = 32 * MIB
+#: ... and the backlog below which more is asked for. What is under way is the scheduler's.
 WAITING_BYTES = 8 * MIB
 #: No less is asked for at once, if there is more of it.
 STEP_BYTES = MIB

@@ -16,7 +16,7 @@ from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import DENSITY, Stream
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Confidence, Predictor
@@ -31,18 +31,15 @@ from uffdprefetch.warm.scheduler import Scheduler
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import OrderCursor
 
-#: A node reads all of a file where its orders are as long as this part of it: what is read besides
-#: costs less than requests that are shorter than storage would answer at once.
-ALL_SHARE = 0.9
 #: What is asked for at a time, as each record takes the service 15 us in which nothing else goes
-#: out: the least lookahead, and so 1.6 GB/s, or this part of the lookahead, some 50 ms of its
-#: reader's rate. The rest of a lookahead that has grown follows.
+#: out: the least lookahead, and so 1.6 GB/s, ...
 AT_ONCE_BYTES = LOOKAHEAD_MIN_BYTES
+#: ... or this part of the lookahead, some 50 ms of its reader's rate. The rest of a lookahead that
+#: has grown follows.
 AT_ONCE_PARTS = 8
 #: Of a reader whose order is to become known for at most AWAIT_NS no windows, unless it has a walk
-#: of at least AWAIT_DENSITY: of records in a shuffled order some follow each other by chance.
+#: of at least DENSITY: of records in a shuffled order some follow each other by chance.
 AWAIT_NS = 2000 * MS
-AWAIT_DENSITY = 0.5
 
 
 class PlannedReader:
@@ -358,8 +355,7 @@ class KnownOrders(Predictor):
         if reader.access is Access.JUMPS:
             return True
         dense = any(
-            walk.settled and (walk.density or 0.0) >= AWAIT_DENSITY
-            for walk in reader.table.active()
+            walk.settled and (walk.density or 0.0) >= DENSITY for walk in reader.table.active()
         )
         return not dense and now_ns - reader.order.pending_since_ns < AWAIT_NS
 
@@ -395,13 +391,14 @@ class KnownOrders(Predictor):
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is
-        room: then what lies beside a record is not read in vain."""
+        room: what lies beside a record is not read in vain then, and costs less than requests that
+        are shorter than storage would answer at once."""
         if not file.call.unit_bytes or file.size_bytes > self._room_bytes(file):
             return False
         orders = sum(
             one.walk.here_bytes for one in self.all if one.file is file and one.walk is not None
         )
-        return orders >= ALL_SHARE * file.size_bytes
+        return orders >= DENSITY * file.size_bytes
 
     def describe(self) -> list[dict[str, Any]]:
         """For the summary: those that have ended (the last FILES_MAX), and the others."""

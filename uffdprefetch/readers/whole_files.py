@@ -42,6 +42,7 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: of it is for nothing yet, and what is saved comes at random, so that seconds would let a fast
 #: link read many times what plain does before the first visit has paid.
 WHOLE_FREE_BYTES = 4 * MIB
+#: The part of what visits bring, while nothing is saved, and for each share of the time that is.
 FREE_SHARE, SAVED_SHARE = 0.05, 3.0
 
 

@@ -19,8 +19,9 @@ from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.reader import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.windows import Windows
 
-#: Looking for streams in page tables: at first often, and no longer at a time, then rarely.
+#: Looking for streams in page tables: at first as often, and no longer at a time; ...
 LOOK_FIRST_NS = 2 * MS
+#: ... at last as rarely: a new reader's first quarter of a second is read without help at the most.
 LOOK_SLOWEST_NS = 250 * MS
 #: One looks so many times while something takes its time: a reader that begins late is seen late by
 #: one part in so many of how long it has waited.
@@ -30,12 +31,14 @@ LOOKS = 16
 RECENT_NS = 100 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30
-#: Looking may take one part in this many of a core; what a few hundred looks take at once, as where
-#: a walk begins, it may take before it has rested for it.
+#: Looking may take one part in this many of a core; ...
 CPU_PART = 25
+#: ... what a few hundred looks take at once, as where a walk begins, before it has rested for it.
 LOOK_CREDIT_NS = 10 * MS
 #: Progress of a walk that is sure: as often as the window demands, but no more often than this.
 POLL_FASTEST_NS = 4 * MS
+#: A walk of --policy fixed is looked at so many times while its reader comes over its window, so
+#: that the next one is asked for in time.
 POLLS_PER_WINDOW = 8
 #: A reader of the pool whose faults tell nothing is looked at this often.
 SILENT_NS = 50 * MS

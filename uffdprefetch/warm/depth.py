@@ -21,6 +21,7 @@ MAX_BYTES = 64 * MIB
 MAX_SECONDS = 0.05
 #: Nor less: what the service may take until it sends the next, on a node whose cores are busy.
 MIN_SECONDS = 0.016
+#: The next try is so many times as much: less would not show in the bandwidth (GAIN).
 STEP = 1.5
 #: A step is kept when the bandwidth grew by this; less is noise.
 GAIN = 1.1

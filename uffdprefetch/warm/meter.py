@@ -15,16 +15,16 @@ from uffdprefetch.warm.depth import MAX_SECONDS
 RECENT = 64
 #: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
 LATENCY_LEAST = 1e-4
-#: So many tell a latency: readers' own requests may have stood before all of a few.
+#: So many tell a latency: readers' own requests may have stood before all of a few. Of reads of
+#: which nobody knows what was there so many are taken, and the middle one of them.
 SAMPLES_LEAST = 3
 #: What a large request takes beside its latency is at least this part of it, once that is known.
 LATENCY_PART = 8
 #: Of so many rates one, the best, is left out: a part of what it counts may have been under way for
 #: somebody else.
 UNLIKELY = 16
-#: Of reads of which nobody knows what was there so many tell, and the middle one of them.
-UNSURE_MOST = 5
-#: Of less the clock's noise tells more than the link.
+#: What tells the bandwidth is read by so much at a time, or, of records in a known order, beside as
+#: much: of less it is latency that shows, and the clock's noise.
 TELLING_BYTES = 512 << 10
 
 
@@ -100,7 +100,7 @@ class Meter:
             if result.bytes >= 3 * result.resident_bytes:
                 self._large.append((result.bytes, took))
         elif result.sensor < 0:
-            if len(self._unsure) < UNSURE_MOST:
+            if len(self._unsure) < SAMPLES_LEAST:
                 self._unsure.append((result.bytes, took))
         else:
             kind = self._mixed if result.resident_bytes else self._small

@@ -25,25 +25,22 @@ from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
-from uffdprefetch.warm.meter import Meter
+from uffdprefetch.warm.meter import TELLING_BYTES, Meter
 from uffdprefetch.warm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
 
-#: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
-#: readahead(2) works, half of that: a demand miss waits behind what is under way. (Of what yields
-#: only a window is.)
+#: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; ...
 EXTENT_BYTES = CHUNK_MAX_BYTES
+#: ... where readahead(2) works, half of that: a demand miss waits behind what is under way. (Of
+#: what yields only a window is.)
 READAHEAD_EXTENT_BYTES = 2 * MIB
 #: What yields to its readers' misses is read by as much as a miss brings, and by so many extents at
 #: a time: when one has ended, the others go on until the service has sent the next.
 EXTENTS = 4
 #: Of a guess less is taken back too late.
 GUESSED_EXTENT_BYTES = MIB
-#: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
-#: under way beside one. Of less it is latency that shows.
-METERED_BYTES = 1 * MIB
 #: In what time the service, which shares its cores with the job, has sent the next request: what is
 #: under way of what nobody waits for lasts as long.
 RESPONSE_SECONDS = 0.008
@@ -586,7 +583,7 @@ class Scheduler:
             self.meter.note_alone(result)
         device = self.device_of(file)
         beside = device.under_way_bytes if extent.need is not None else 0
-        if max(result.bytes, beside) >= METERED_BYTES and not extent.window_bytes:
+        if max(result.bytes, beside) >= TELLING_BYTES and not extent.window_bytes:
             sample = self.meter.note(result, device.idle, extent.alone)
             if sample and self._waits_for(device):
                 device.depth.note(sample)

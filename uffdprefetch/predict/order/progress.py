@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.base.units import HUGE_BYTES, MIB
+from uffdprefetch.base.units import HUGE_BYTES
 from uffdprefetch.predict.rate import Rate
 from uffdprefetch.predict.sequences import JUDGED, WAY, longest_increasing_subsequence
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
@@ -34,18 +34,14 @@ NEAR_BYTES = LOOKAHEAD_MIN_BYTES
 #: quarter, which is far from half.
 HORIZON_PART = 8
 #: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
-#: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
-#: what was handed out.
+#: follows as far as MAPPED_PART of the units are mapped, and at most AGREE units beyond what was
+#: handed out.
 MAPPED_PART = 0.75
-MAPPED_BEYOND = 4
 #: A stretch of them far ahead is looked for when so much more of what is ahead has come: all looks
 #: together go over the order so many times.
 LOOK_PART = 64
 #: The most of what lies beyond a reader that is there all the same: faults map what lies beside.
 BEYOND_PART = 0.5
-#: How far ahead a reader of which few touches show may be: FAR_TIMES x rate x elapsed, elapsed
-#: capped at FAR_SECONDS, the whole at FAR_BYTES.
-FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
 #: So many agree: a reader is where the last of its way (predict/sequences.py) were, and items of
 #: the next order begin the next epoch (predict/order/epochs.py). A single one is by chance, or of
 #: a worker that is late.
@@ -285,7 +281,7 @@ class OrderProgress:
         places = places[order]
         whole = whole[order[np.append(True, places[1:] != places[:-1])[: len(order)]]]  # the next
         self._settle(whole, self._states[whole])
-        upto = max(self._sent, min(self._front + MAPPED_BEYOND, len(units)))
+        upto = max(self._sent, min(self._front + AGREE, len(units)))
         self._beyond += int((whole >= upto).sum())
         there = self._states[self._front : upto]
         read = (there == _TOUCHED) | (there == _READ)
@@ -358,13 +354,14 @@ class OrderProgress:
         return max(self._sent, self._units.at(foremost))
 
     def _goes_on_far(self, unit: int, now_ns: int) -> bool:
-        """Where not each touch shows, a reader may have gone far, at its pace, since one did: two
-        touches one after the other there tell."""
+        """Where not each touch shows, a reader may have gone far, at its pace, since one did, up to
+        the horizon: two touches one after the other there tell."""
         if not self._near_ns or unit >= len(self._units):
             return False
         at = int(self._units.coordinate[unit])
-        seconds = min(FAR_SECONDS, (now_ns - self._near_ns) / 1e9)
-        reach = min(FAR_BYTES, int(FAR_TIMES * self.rate_bytes_per_second * seconds))
+        seconds = (now_ns - self._near_ns) / 1e9
+        reach = NEAR_BYTES + int(self.rate_bytes_per_second * seconds)
+        reach = min(reach, self._horizon_bytes())
         if at - int(self._units.coordinate[self._front]) > reach:
             return False
         before, self._far = self._far, unit

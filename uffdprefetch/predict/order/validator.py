@@ -18,9 +18,9 @@ from uffdprefetch.predict.order.guard import READ_BYTES
 from uffdprefetch.predict.sequences import JUDGED, WAY, longest_increasing_subsequence
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
-#: Of what is in no item READ_BYTES are too much, or this part of the order, where hardly an item
-#: was ever touched: fewer than MATCHED.
+#: Of what is in no item READ_BYTES are too much, or this part of the order, ...
 OUTSIDE_PART = 0.05
+#: ... where hardly an item was ever touched: fewer than this.
 MATCHED = 8
 #: Share of what page-table scans find that is not due soon, from which on the order is wrong.
 #: (Of a right order's, what a fault maps beside its record; of another order of the same records
