@@ -191,6 +191,7 @@ struct up_pool_event {
 
 struct up_pool_options {
 	uint64_t budget_bytes;
+	uint64_t free_bytes; /* read beyond what readers were given, by requests that cost the same whatever they bring */
 	uint32_t chunk_bytes; /* the unit of the books: 64 KiB, or the size of a huge page */
 	uint32_t threads, huge;
 	int32_t event_fd;

@@ -127,15 +127,17 @@ class Pool:
         *,
         huge: bool = False,
         guardian: bool = False,
+        free_bytes: int = 0,
     ) -> None:
         """``guardian``: a process that outlives this one holds the userfaultfds, too
-        (csrc/service/pool/guardian.c).
+        (csrc/service/pool/guardian.c). ``free_bytes``: so much may be read beyond what readers were
+        given, where a request costs the same whatever it brings.
 
         Raises OSError.
         """
         options = _ffi.new("struct up_pool_options *")
         options.budget_bytes, options.chunk_bytes = budget_bytes, chunk_bytes
-        options.threads = threads
+        options.threads, options.free_bytes = threads, free_bytes
         options.huge, options.event_fd, options.guardian = huge, event_fd, guardian
         pointer = _ffi.new("struct up_pool **")
         _checked(_lib.up_pool_create(pointer, options), "page pool")

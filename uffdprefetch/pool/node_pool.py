@@ -40,6 +40,7 @@ from uffdprefetch.predict import window
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.order.epochs import Epochs
+from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.protocol.snapshot import PoolState
@@ -144,7 +145,7 @@ class NodePool:
         self._buffer_bytes = threads * BUFFER_BYTES
         self.pool = self.make(
             self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
-            huge=self.huge, guardian=True,
+            huge=self.huge, guardian=True, free_bytes=FREE_BYTES,
         )  # fmt: skip
         self.policy: Policy = LRU() if self.config.pool.evict == "lru" else Cyclic()
         self.budget_bytes, self.keep_bytes = self.config.budget_bytes, 0

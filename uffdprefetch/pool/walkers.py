@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.streams import FORGET_NS, Stream
+from uffdprefetch.predict.streams import FORGET_NS, STREAMS_MAX, Stream
 from uffdprefetch.state.reader import Reader
 
 
@@ -13,7 +12,7 @@ def note_walker(reader: Reader, tid: int, stream: Stream) -> None:
     walkers = reader.pool.walkers
     on, last = walkers.pop(tid, (stream, stream))
     walkers[tid] = (stream if stream is last else on), stream
-    if len(walkers) > ENTRIES_MAX:
+    if len(walkers) > STREAMS_MAX:  # there are no more to follow
         del walkers[next(iter(walkers))]
 
 

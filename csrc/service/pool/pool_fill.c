@@ -32,9 +32,6 @@
 /* The memfd's inode is locked while it is written, and whoever waits for memory there waits with the lock, which a
  * punch needs: it is let go of after so much. */
 #define WRITE_BYTES (64u << 10)
-/* Where a request costs the same whatever it brings, a miss brings all of that, as long as no more than so much beyond
- * what readers were given was read so: who reads here and there uses little of it. FREE_BYTES of predict/price.py. */
-#define UNIT_FREE_BYTES (16u << 20)
 /* Of bring(): up_pool_room(0) was called meanwhile. */
 #define GIVES_ALL 1
 
@@ -138,7 +135,9 @@ static int take_demand(struct up_pool *p, struct fill *out)
 		}
 		if (has_its_threads(p, f))
 			continue; /* which look here again when they have read */
-		whole = f->unit && all_fit(p) && f->by_unit <= f->mapped + UNIT_FREE_BYTES / pool_chunk_bytes(p);
+		/* Where a request costs the same whatever it brings, a miss brings all of that, as long as no more than
+		 * free_bytes beyond what readers were given was read so: who reads here and there uses little of it. */
+		whole = f->unit && all_fit(p) && f->by_unit <= f->mapped + p->options.free_bytes / pool_chunk_bytes(p);
 		if (whole) { /* on its own grid */
 			most = f->unit;
 			low -= low % most;

@@ -8,9 +8,8 @@ from typing import Any
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import walkers
-from uffdprefetch.pool.walkers import ENTRIES_MAX
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
-from uffdprefetch.predict.streams import FORGET_NS, Stream, StreamTable
+from uffdprefetch.predict.streams import FORGET_NS, STREAMS_MAX, Stream, StreamTable
 from uffdprefetch.readers.walks import goes_on
 from uffdprefetch.state.reader import PoolTouches
 
@@ -77,9 +76,9 @@ def test_who_has_not_read_for_long_is_no_reader() -> None:
 
 def test_threads_without_end_are_not_remembered_without_end() -> None:
     mapping = Mapping()
-    for tid in range(3 * ENTRIES_MAX):
+    for tid in range(3 * STREAMS_MAX):
         walk = mapping.touch(tid, tid * 65536)
-    assert len(mapping.reader.pool.walkers) == ENTRIES_MAX
+    assert len(mapping.reader.pool.walkers) == STREAMS_MAX
     assert walk in mapping.readers()
 
 
