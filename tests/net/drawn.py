@@ -583,7 +583,9 @@ SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
 BY_MODULE = {
     "fronts": ["fronts", "replayed"], "price": ["fronts", "chains", "visits", "replayed"],
     "survival": ["fronts", "chains", "visits", "replayed"], "steps": ["chains", "replayed"],
-    "visits": ["visits", "replayed"], "checkpoints": ["places", "walks"], "order": [
+    "visits": ["visits", "replayed"], "bounds": ["walks", "epochs", "cursors", "replayed"],
+    "sequences": ["quiet", "cursors", "epochs", "held"],
+    "checkpoints": ["places", "walks"], "order": [
         "quiet", "sparse", "cursors", "foreign", "epochs", "long_items", "guards", "beside",
         "held", "twice",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.rate import BOOST_MAX
 from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
 
@@ -20,7 +21,7 @@ LOOKAHEAD_MIN_BYTES = 16 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: Who knows an order stays this long ahead of the reader's own rate: longer than any batch, shorter
-#: than a phase, and some times the latency of any storage.
+#: than a phase.
 LOOKAHEAD_SECONDS = 0.4
 #: Pool: the part of it that all windows together take from what stays over the epochs.
 POOL_SHARE = 64
@@ -29,7 +30,9 @@ POOL_SHARE = 64
 def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float = 1.0) -> int:
     """How far ahead of a reader of this rate, no less than LOOKAHEAD_MIN_BYTES and no more than
     LOOKAHEAD_MAX_BYTES."""
-    ahead = max(LOOKAHEAD_MIN_BYTES, rate_bytes_per_second * LOOKAHEAD_SECONDS) * boost
+    # of a long latency (Little's law) as much as being late would make it grow to
+    seconds = max(LOOKAHEAD_SECONDS, BOOST_MAX * storage.latency_seconds)
+    ahead = max(LOOKAHEAD_MIN_BYTES, rate_bytes_per_second * seconds) * boost
     return int(min(ahead, LOOKAHEAD_MAX_BYTES))
 
 

@@ -514,7 +514,7 @@ def test_the_lookahead_is_little_s_law_within_bounds() -> None:
     assert lookahead_bytes(slow, Storage(), GIB) == window.LOOKAHEAD_MIN_BYTES
     rate = fast.rate_bytes_per_second
     assert lookahead_bytes(fast, Storage(), GIB) == pytest.approx(rate * 0.4, rel=0.01)
-    assert lookahead_bytes(fast, Storage(0, 0.1), GIB) == pytest.approx(rate * 0.8, rel=0.01)
+    assert lookahead_bytes(fast, Storage(0, 0.2), GIB) == pytest.approx(rate * 0.8, rel=0.01)
     assert lookahead_bytes(fast, Storage(0, 10), GIB) == window.LOOKAHEAD_MAX_BYTES
     assert lookahead_bytes(fast, Storage(0, 10), 40 * MIB) == 40 * MIB
     assert lookahead_bytes(fast, Storage(0, 10), 0) == MIB
