@@ -361,3 +361,33 @@ def test_a_class_has_few_fields() -> None:
     )
     fewer = [name for name, n in WIDE.items() if wide.get(name, 0) < n]
     assert not fewer, f"fewer by now, say so in WIDE: {fewer}"
+
+
+#: Of all packages whose numbers decide what is read; 242 before most were found to say the same.
+NUMBERS_MOST = 140
+
+
+def test_numbers_that_decide_are_few_and_each_says_what_it_is_for() -> None:
+    found = list(HOUSE["deciding"](HOUSE["modules"](ROOT)))
+    assert len(found) > NUMBERS_MOST // 2, "the count sees nothing"
+    mute = [f"{module.name}.{name}" for module, name, said in found if not said]
+    assert not mute, (
+        "a number decides what is read and has no comment of its own. Say above it what it is for, "
+        "and where it comes from:\n" + "\n".join(mute)
+    )
+    assert len(found) <= NUMBERS_MOST, (
+        f"{len(found)} numbers decide what is read. Ask what holds the new one (python -m "
+        "tests.net.mutate NAME), and whether another one says the same: how much is remembered and "
+        "for how long it holds (predict/bounds.py), what a request brings, what may be lost for "
+        "nothing. Or delete one that nothing holds (docs/constants.md)"
+    )
+
+
+def test_what_holds_each_number_is_told() -> None:
+    told = (ROOT / "docs" / "constants.md").read_text()
+    lacking = [
+        f"{module.name}.{name}"
+        for module, name, _ in HOUSE["deciding"](HOUSE["modules"](ROOT))
+        if f"| `{module.name.partition('.')[2]}` | `{name}` |" not in told
+    ]
+    assert not lacking, "run python -m tests.net.mutate NAME --write for:\n" + "\n".join(lacking)
