@@ -45,7 +45,7 @@ MODULES = [
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
     "native.memory_limits", "warm.token_bucket", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.checkpoint_events", "sense.pagetable_scan", "sense.pagetables",
-    "state.reader", "pool.walkers", "pool.node_pool", "pool.order_eviction", "pool.residents",
+    "state.reader", "pool.node_pool", "pool.order_eviction", "pool.residents",
     *("orders." + name for name in (
         "announcement", "extents_file", "indexer_client", "indices",
     )),

@@ -155,10 +155,3 @@ def mounted(kind: str) -> FileSystem:
         if plain in (one.mounts or (one.name.lower(),)):
             return one
     return FileSystem(kind)
-
-
-def cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, int]:
-    """[start, end) extended to whole requests of storage, within the file."""
-    if not unit_bytes:
-        return start, end
-    return start // unit_bytes * unit_bytes, min(size_bytes, -(-end // unit_bytes) * unit_bytes)

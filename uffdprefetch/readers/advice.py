@@ -29,7 +29,7 @@ class Advice:
     def attached(self, region: Region, advice: int) -> None:
         """A mapping is managed from now on, which the job has advised (MADV_NORMAL, MADV_RANDOM,
         MADV_SEQUENTIAL) before, or the process that it was forked from."""
-        region.reads = _OF_MAPPING.get(advice, Stated.NORMAL)
+        self._reads(region, _OF_MAPPING.get(advice, Stated.NORMAL))
 
     def populated(self, region: Region) -> None:
         """The job has mapped it with MAP_POPULATE: without us the kernel had read all of it before
@@ -49,7 +49,12 @@ class Advice:
         elif what == Stated.UNNEEDED:
             self._unneeded(region, start, end)
         elif what in (Stated.NORMAL, Stated.SEQUENTIAL, Stated.RANDOM):
-            region.reads = Stated(what)
+            self._reads(region, Stated(what))
+
+    @staticmethod
+    def _reads(region: Region, how: Stated) -> None:
+        region.reads = how
+        region.file.mappings.say_random(region.reader.says_random)
 
     def _lift(self, region: Region, start: int, end: int) -> None:
         unneeded = region.reader.unneeded

@@ -479,9 +479,9 @@ class Ahead(Predictor):
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
         depth_bytes = self._depth_bytes(reader, front)
         for low, high in reader.unneeded.ranges.missing(first, last):
-            self._publisher.put(
-                WINDOW, self._traffic.now_ns, reader.pid, of.file, low, high - low, 0
-            )
+            if self._publisher.active:
+                now_ns = self._traffic.now_ns
+                self._publisher.put(WINDOW, now_ns, reader.pid, of.file, low, high - low, 0)
             yield PrefetchRange(
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )

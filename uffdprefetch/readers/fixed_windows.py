@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from uffdprefetch.base.config import Config
-from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.rate import Feedback
@@ -75,7 +74,8 @@ class FixedWindows(Predictor):
         if reader.access is Access.JUMPS:
             return found
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
-        for walk in walks_of(reader, now_ns) if pooled else reader.table.active():
+        active = reader.table.active()
+        for walk in reader.pool.followed(active, now_ns) if pooled else active:
             size_bytes = self._windows.of(walk, pooled).size_bytes
             one = self._followed.get(walk) or FollowedWalk(walk)
             wanted = window.fixed(

@@ -48,10 +48,11 @@ class CheckpointEvents:
                 region.checkpoints.fired[event.page] = at_ns
             region.scan.due_ns = min(region.scan.due_ns, now)
             region.scan.news_ns = now
-            self._publisher.put(
-                TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
-                tid=event.tid,
-            )  # fmt: skip
+            if self._publisher.active:
+                self._publisher.put(
+                    TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
+                    tid=event.tid,
+                )  # fmt: skip
             if not client.page_table.is_readable:
                 end = start + uffd.PAGE_BYTES
                 around = start - BLOCK_BYTES, end + BLOCK_BYTES

@@ -87,7 +87,6 @@ class PagetableScanner:
         cost one part in ``share`` of what looking may. ``crowd``: how many mappings there are;
         where a look at each takes too long, those of which nothing has been touched share."""
         began = self._clock.cpu_ns()
-        cold = region.file.account.cold
         walks = region.walks
         active = [] if region.reader.order.announced else [s for s in walks if s.active]
         by_tables = region.verdict != wire.ServingMode.POOL
@@ -106,7 +105,7 @@ class PagetableScanner:
         region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if batch.touches:
-            region.reader.looked(cold)
+            region.reader.looked()
             region.scan.news_ns = now
         going = _going(region, active)
         settled = bool(going) and (not everywhere or now - region.scan.elsewhere_ns > RECENT_NS)
@@ -241,7 +240,7 @@ class PagetableScanner:
 
     def _last_look(self, region: Region, found: list[tuple[int, int]], now: int) -> None:
         """What it has found, (offset, bytes) in the order of the file, is news."""
-        cold, batch = region.file.account.cold, Batch(region, now)
+        batch = Batch(region, now)
         start, end = found[0][0], sum(found[-1])
         clusters = pagetables.note_found(region, start, end, found, self._teller(batch))
         self._add(batch, clusters, now)
@@ -249,7 +248,7 @@ class PagetableScanner:
         region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if clusters:
-            region.reader.looked(cold)
+            region.reader.looked()
             region.scan.news_ns = now
 
     def _new_touches(

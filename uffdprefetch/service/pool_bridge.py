@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.walkers import note_walker, walks_of
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.next_shard import NextShard
@@ -105,13 +104,14 @@ class PoolBridge:
             how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
             if step is not None:
                 start, end = step.start, step.end
-                note_walker(region.reader, event.tid, step.walk)
+                region.reader.pool.follow(event.tid, step.walk)
                 how |= POOL_BACKWARD if step.walk.direction < 0 else 0
                 if event.refault and not step.goes_on:
                     self._pool.refaulted(file, event.offset, event.refault)
-            self._publisher.put(
-                TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
-            )  # fmt: skip
+            if self._publisher.active:
+                self._publisher.put(
+                    TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+                )
 
     def plan_evictions(self, now: int, known_orders: KnownOrders | None) -> None:
         """Have blocks ready to leave the pool when it is full."""
@@ -123,7 +123,7 @@ class PoolBridge:
                 (reader, walk, self._windows.of(walk, pooled=True).size_bytes)
                 for reader in readers
                 if reader.pooled and (known_orders is None or known_orders.order_of(reader) is None)
-                for walk in walks_of(reader, now)
+                for walk in reader.pool.followed(reader.table.active(), now)
             ),
             [
                 one

@@ -33,7 +33,8 @@ class Mappings:
         self.idle_ns = now
 
     def say_random(self, so: bool) -> None:
-        """Whether a job says that it reads it here and there, the last one that was asked."""
+        """Whether a job says that it reads it here and there: the last one that has mapped it, or
+        said how it reads."""
         self.says_random = so
 
     def came(self, *, copies: bool) -> None:

@@ -35,6 +35,8 @@ class EventPublisher:
 
     def __init__(self) -> None:
         self._recorders: dict[int, socket.socket] = {}
+        #: Whether one is connected: else nobody need tell us anything.
+        self.active = False
         self._batch = bytearray()
         self._files: dict[int, dict[str, Any]] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -43,11 +45,6 @@ class EventPublisher:
         self._tables_changed = False
         self.lost = 0
 
-    @property
-    def active(self) -> bool:
-        """Whether a recorder is connected."""
-        return bool(self._recorders)
-
     # -------------------------------------------------------------- recorders
 
     def join(self, sock: socket.socket) -> bool:
@@ -55,12 +52,15 @@ class EventPublisher:
         if len(self._recorders) >= RECORDERS_MAX:
             return False
         self._recorders[sock.fileno()] = sock
+        self.active = True
         self._tables_changed = True
         return True
 
     def leave(self, fd: int) -> socket.socket | None:
         """Remove a recorder and return its socket, to be closed."""
-        return self._recorders.pop(fd, None)
+        gone = self._recorders.pop(fd, None)
+        self.active = bool(self._recorders)
+        return gone
 
     def socket_of(self, fd: int) -> socket.socket | None:
         """The recorder with this descriptor."""

@@ -17,7 +17,7 @@ from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.gain import FirstMisses
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.storage import BLOCK_BYTES
-from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.predict.streams import FORGET_NS, STREAMS_MAX, Stream, StreamTable
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
@@ -70,6 +70,21 @@ class PoolTouches:
     planned: int = 0  # while its order was known
     #: thread -> (whose walk it is on, whose it touched last)
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
+
+    def follow(self, tid: int, walk: Stream) -> None:
+        """A thread is on the walk of its last two touches: a single one may be a tree's page."""
+        on, last = self.walkers.pop(tid, (walk, walk))
+        self.walkers[tid] = (walk if walk is last else on), walk
+        if len(self.walkers) > STREAMS_MAX:  # there are no more to follow
+            del self.walkers[next(iter(self.walkers))]
+
+    def followed(self, walks: Iterable[Stream], now: int) -> list[Stream]:
+        """Those that threads are on: they predict the next uses of blocks. A walk that ended where
+        another began, and a reader's few steps through a tree, do not count: each would protect
+        blocks and be prefetched for."""
+        since = now - FORGET_NS  # idle for longer it protects no blocks from eviction
+        on = {id(walk) for walk, _ in self.walkers.values()}
+        return [walk for walk in walks if id(walk) in on and walk.last_ns > since]
 
 
 @dataclass
@@ -168,10 +183,17 @@ class FirstLooks:
     def __init__(self, pid: int) -> None:
         self._pid, self._faults, self._looks = pid, processes.major_faults(pid) or 0, 0
 
+    @property
+    def over(self) -> bool:
+        """Whether none is to come."""
+        return self._looks >= FIRST_LOOKS
+
+    def end(self) -> None:
+        """None is to come: something of the file has been read ahead."""
+        self._looks = FIRST_LOOKS
+
     def look(self, regions: Iterable[Region]) -> FirstMisses | None:
-        """So far, in these mappings; None: it is no first look any more, or nobody tells."""
-        if self._looks >= FIRST_LOOKS:
-            return None
+        """So far, in these mappings; None: nobody tells."""
         self._looks += 1
         faults = processes.major_faults(self._pid)
         if faults is None:
@@ -262,12 +284,16 @@ class Reader:
         if self.jumps.access is Access.JUMPS:
             self.traits.add(Trait.JUMPS)
 
-    def looked(self, cold: bool) -> None:
-        """A look at a mapping has ended; ``cold``: when it began nothing of the file had been read
-        ahead. To the file's books, what its misses have brought so far. (Of the pool's memory no
-        touch is a miss of the kernel's.)"""
-        self.file.mappings.say_random(self.says_random)
-        found = None if not cold or self.pooled else self._first_looks.look(self.regions.values())
+    def looked(self) -> None:
+        """A look at a mapping has found something. To the file's books, what its misses have
+        brought so far, until something of the file is read ahead. (Of the pool's memory no touch is
+        a miss of the kernel's.)"""
+        if self._first_looks.over or self.pooled:
+            return
+        if not self.file.account.cold:
+            self._first_looks.end()
+            return
+        found = self._first_looks.look(self.regions.values())
         if found is not None:
             used = self.file.blocks.used
             used.first = max(used.first, found, key=lambda first: first.a_block)

@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES, corrected, probed
-from uffdprefetch.base.file_systems import cells
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
@@ -53,6 +52,19 @@ def yielding_bytes(storage: Storage) -> int:
     step = EXTENTS * MISS_BYTES
     steps = -(-(storage.busy_bytes() + MISS_BYTES) // step)
     return min(steps * step, FREE_BYTES)
+
+
+def _cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, int]:
+    """[start, end) extended to whole requests of storage, of ``unit_bytes``, within the file."""
+    if not unit_bytes:
+        return start, end
+    return start // unit_bytes * unit_bytes, min(size_bytes, -(-end // unit_bytes) * unit_bytes)
+
+
+def _leave_pages(extent: Extent) -> None:
+    """It goes nowhere, nor do checkpoint pages with it."""
+    if extent.pages:
+        extent.file.copies.drop(extent.pages)
 
 
 @dataclass
@@ -246,7 +258,7 @@ class Scheduler:
     @staticmethod
     def _take_back(queue: deque[Extent]) -> Extent:
         extent = queue.pop()
-        extent.file.copies.drop(extent.pages)
+        _leave_pages(extent)
         return extent
 
     def copy(self, file: FileState, pages: list[int]) -> None:
@@ -269,7 +281,7 @@ class Scheduler:
         of its pages would be one."""
         if not file.call.unit_bytes or file.blocks.was_here(start):
             return
-        low, high = cells(start, start + 1, file.call.unit_bytes, file.size_bytes)
+        low, high = _cells(start, start + 1, file.call.unit_bytes, file.size_bytes)
         if file.cache.fresh(low, high):
             self._send(Extent(file, low, high, None, []))
             self._workers.start()
@@ -277,7 +289,7 @@ class Scheduler:
     def forget(self, consumer: Consumer) -> None:
         """Drop what a consumer had queued."""
         for extent in self._queues.pop(id(consumer), ()):
-            extent.file.copies.drop(extent.pages)
+            _leave_pages(extent)
             self.device_of(extent.file).queued_bytes -= extent.end - extent.start
         self._consumers.pop(id(consumer), None)
 
@@ -289,7 +301,7 @@ class Scheduler:
         taken = [e for e in queue if e.file is file and e.start < end and start < e.end]
         for extent in taken:
             queue.remove(extent)
-            file.copies.drop(extent.pages)
+            _leave_pages(extent)
             self.device_of(file).queued_bytes -= extent.end - extent.start
         if not queue:
             self.forget(consumer)
@@ -388,7 +400,7 @@ class Scheduler:
                 continue
             deferred_ns = self._deferred_ns(extent, queue[-1])
             if deferred_ns is not None and extent.passed:  # it was not needed
-                extent.file.copies.drop(extent.pages)
+                _leave_pages(extent)
                 self._drop_first(key)
                 continue
             if deferred_ns is not None:
@@ -432,7 +444,7 @@ class Scheduler:
             extent.pooled = None  # it has been closed since
         fresh = extent.fresh
         if file.guard.changed or file.mappings.resting or not (extent.pages or fresh):
-            file.copies.drop(extent.pages)
+            _leave_pages(extent)
             return True
         if fresh and extent.whole:
             length = extent.end - extent.start
@@ -445,7 +457,7 @@ class Scheduler:
         """Where a request costs more than its bytes: the whole of what one brings, less what is
         under way."""
         file = extent.file
-        cell = cells(extent.start, extent.end, file.call.unit_bytes, file.size_bytes)
+        cell = _cells(extent.start, extent.end, file.call.unit_bytes, file.size_bytes)
         for start, end in extent.in_flight.missing(*cell):
             if start <= extent.start < end:
                 if extent.need is not None:
@@ -525,9 +537,9 @@ class Scheduler:
             file, length = extent.file, extent.end - extent.start
             self.device_of(file).under_way_bytes -= extent.sent_bytes
             extent.in_flight.remove(extent.start, extent.end)
-            copied = [p for i, p in enumerate(extent.pages) if result.copied >> i & 1]
-            file.copies.drop(extent.pages)
-            file.copies.came(copied)
+            if extent.pages:
+                file.copies.drop(extent.pages)
+                file.copies.came(p for i, p in enumerate(extent.pages) if result.copied >> i & 1)
             if result.error:
                 self.failed_extents += 1
                 self.last_error = f"{file.path} at {extent.start}: errno {-result.error}"

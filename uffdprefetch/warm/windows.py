@@ -71,7 +71,9 @@ class Windows:
             return
         began = self._clock.cpu_ns()
         walks = [(reader, walk) for reader in readers for walk in reader.table.active()]
-        self.places = window.places((id(one.file), walk.position_bytes) for one, walk in walks)
+        self.places = 1
+        if len(walks) > 1:
+            self.places = window.places((id(one.file), walk.position_bytes) for one, walk in walks)
         if self.pool is not None:
             self.pool.note_places((one.file, walk) for one, walk in walks if one.pooled)
         cost_ns = self._clock.cpu_ns() - began

@@ -53,10 +53,3 @@ def test_a_network_is_coherent_only_where_its_server_is_asked() -> None:
     assert {one.name for one in FILE_SYSTEMS.values() if one.is_coherent} & network == {
         "Lustre", "GPFS",
     }  # fmt: skip
-
-
-def test_ranges_are_rounded_to_whole_requests_within_the_file() -> None:
-    assert fs.cells(5 * MIB, 6 * MIB, 4 * MIB, 100 * MIB) == (4 * MIB, 8 * MIB)
-    assert fs.cells(4 * MIB, 8 * MIB, 4 * MIB, 100 * MIB) == (4 * MIB, 8 * MIB)
-    assert fs.cells(97 * MIB, 98 * MIB, 4 * MIB, 98 * MIB + 1) == (96 * MIB, 98 * MIB + 1)
-    assert fs.cells(5, 6, 0, 100) == (5, 6)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pool/walkers.py: of all walks of a reader, those that are its readers' walks."""
+"""state/reader.py, PoolTouches: of all walks of a reader, those that are its readers' walks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from uffdprefetch.base.clock import CLOCK
-from uffdprefetch.pool import walkers
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.streams import FORGET_NS, STREAMS_MAX, Stream, StreamTable
 from uffdprefetch.readers.walks import goes_on
@@ -26,7 +25,7 @@ class Mapping:
     def touch(self, tid: int, at: int, later_ns: int = 1_000_000) -> Stream:
         self.now += later_ns
         stream, _ = self.reader.table.touch(at, at + 65536, self.now)
-        walkers.note_walker(self.reader, tid, stream)
+        self.reader.pool.follow(tid, stream)
         return stream
 
     def walk(self, tid: int, at: int, touches: int) -> Stream:
@@ -35,7 +34,7 @@ class Mapping:
         return stream
 
     def readers(self) -> list[Stream]:
-        return walkers.walks_of(self.reader, self.now)
+        return self.reader.pool.followed(self.reader.table.active(), self.now)
 
 
 def test_a_look_at_a_page_elsewhere_is_no_reader() -> None:

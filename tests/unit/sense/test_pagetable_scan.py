@@ -46,7 +46,7 @@ class Node:
         monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
             order=SimpleNamespace(announced=False, followed=False), pid=7,
-            file=None, looked=lambda cold: None,
+            file=None, looked=lambda: None,
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
             reader=self.reader, walks=[], file=file_of(SIZE),

@@ -21,7 +21,12 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import MAX_SECONDS
-from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, READAHEAD_EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.scheduler import (
+    GUESSED_EXTENT_BYTES,
+    READAHEAD_EXTENT_BYTES,
+    Scheduler,
+    _cells,
+)
 from uffdprefetch.warm.token_bucket import TokenBucket
 
 MIB = 1 << 20
@@ -474,3 +479,10 @@ def test_what_is_sent_is_told_of_then_and_what_is_taken_back_never(file: FileSta
     scheduler.forget(one)
     run_through(scheduler)
     assert told == notes.sent
+
+
+def test_ranges_are_rounded_to_whole_requests_within_the_file() -> None:
+    assert _cells(5 * MIB, 6 * MIB, 4 * MIB, 100 * MIB) == (4 * MIB, 8 * MIB)
+    assert _cells(4 * MIB, 8 * MIB, 4 * MIB, 100 * MIB) == (4 * MIB, 8 * MIB)
+    assert _cells(97 * MIB, 98 * MIB, 4 * MIB, 98 * MIB + 1) == (96 * MIB, 98 * MIB + 1)
+    assert _cells(5, 6, 0, 100) == (5, 6)
