@@ -390,3 +390,15 @@ def test_one_policy_guesses_for_both_engines(machine: Machine, engine: str) -> N
         match=r"^--policy: 'survival' is none of auto, fixed, stride, plan, none$",
     ):
         machine.load("--engine", engine, "--policy", "survival")
+
+
+def test_a_value_is_found_and_changed_by_its_name_in_json() -> None:
+    chosen = Config.of({"meet": "command line"}, engine="pool", meet="/shared", size_bytes=1 << 20)
+    assert (chosen.cluster.meet, chosen.fixed.size_bytes) == ("/shared", 1 << 20)
+    assert chosen.value("meet") == "/shared" and chosen.values()["engine"] == "pool"
+    other = chosen.but(meet=None, quiet=True)
+    assert (other.cluster.meet, other.wrap.quiet, other.engine) == (None, True, "pool")
+    assert other.source.origins == {"meet": "command line"}
+    assert other.fingerprint() != chosen.fingerprint() == chosen.but(quiet=True).fingerprint()
+    with pytest.raises(TypeError, match="no field 'siz'"):
+        Config.of(siz=1)

@@ -24,6 +24,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import UNMAPPED_MAX, Reader, Region, forget_unmapped, reader_of
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
 from uffdprefetch.warm.meter import Meter
+from uffdprefetch.warm.scheduler import Device
 
 SIZE = 256 * MIB
 
@@ -32,10 +33,13 @@ class Notes:
     """A scheduler: what was wanted, by whom; whose queue was forgotten."""
 
     def __init__(self) -> None:
-        self.meter = Meter()
+        self.meter, self.device = Meter(), Device()
         self.under_way_bytes = 1  # so that nothing is read to measure the link
         self.wanted: list[tuple[Any, PrefetchRange]] = []
         self.forgotten: list[Any] = []
+
+    def device_of(self, file: Any) -> Device:
+        return self.device
 
     def want(self, consumer: Any, wanted: PrefetchRange) -> None:
         self.wanted.append((consumer, wanted))

@@ -26,6 +26,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region, reader_of
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.meter import Meter
+from uffdprefetch.warm.scheduler import Device
 
 pytestmark = warnings_fail
 
@@ -37,7 +38,7 @@ class Notes:
     """A scheduler: what was wanted, whose queue was forgotten."""
 
     def __init__(self) -> None:
-        self.meter = Meter()
+        self.meter, self.device = Meter(), Device()
         for size in (MIB, BLOCK, BLOCK, BLOCK):  # 300 MB/s, 5 ms
             took: Any = SimpleNamespace(
                 bytes=size, resident_bytes=0, sensor=0, took_ns=5_000_000 + int(size / 0.3)
@@ -46,6 +47,9 @@ class Notes:
         self.under_way_bytes = 1  # so that nothing is read to measure it
         self.wanted: list[tuple[int, int]] = []
         self.forgotten: list[str] = []
+
+    def device_of(self, file: Any) -> Device:
+        return self.device
 
     def want(self, consumer: Any, wanted: PrefetchRange) -> None:
         self.wanted.append((wanted.start, wanted.end))

@@ -7,7 +7,7 @@ import pytest
 
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.storage import SLOW_BYTES_PER_SECOND
-from uffdprefetch.warm.meter import LATENCY_LEAST, Meter
+from uffdprefetch.warm.meter import LATENCY_LEAST, BusyStretches, Meter
 
 MIB, BANDWIDTH, LATENCY = 1 << 20, 300e6, 1e-3
 
@@ -17,7 +17,7 @@ def read(length: int, seconds: float) -> uffd.WarmResult:
 
 
 def met(*alone: tuple[int, float], pages: tuple[float, ...] = ()) -> Meter:
-    meter = Meter(bandwidth=BANDWIDTH)
+    meter = Meter(busy=BusyStretches(bandwidth=BANDWIDTH))
     for length, seconds in alone:
         meter.note_alone(read(length, seconds))
     for seconds in pages:
@@ -130,11 +130,11 @@ def test_what_was_there_in_part_tells_nothing_of_a_link() -> None:
 
 
 def test_what_is_less_than_the_clocks_noise_is_not_told_to_people() -> None:
-    meter = Meter(bandwidth=BANDWIDTH)
+    meter = Meter(busy=BusyStretches(bandwidth=BANDWIDTH))
     assert meter.told_latency is None
     meter.note(read(MIB, MIB / BANDWIDTH), was_idle=True, alone=True)
     assert meter.storage.latency_seconds == LATENCY_LEAST and meter.told_latency is None
-    other = Meter(bandwidth=BANDWIDTH)
+    other = Meter(busy=BusyStretches(bandwidth=BANDWIDTH))
     other.note(read(MIB, LATENCY + MIB / BANDWIDTH), was_idle=True, alone=True)
     assert other.told_latency == pytest.approx(LATENCY)
 
