@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of the core are bounded by: how much is remembered, and for how long it holds."""
+"""What all parts of the core are bounded by: how much is remembered, for how long it holds, and
+what finding out may cost."""
 
 from __future__ import annotations
 
@@ -14,3 +15,6 @@ LATELY_NS = 1_000_000_000
 #: How often what lasts much longer is decided anew: what an order needs next and how far its reader
 #: is, whether a file is to be read whole, whether records are left out.
 DECIDE_NS = 10_000_000
+#: Whatever is found out by going over much (page tables, the places at which files are read,
+#: records that are left out) may take one part in this many of a core.
+CPU_PART = 25

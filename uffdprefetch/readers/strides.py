@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
-from uffdprefetch.predict.bounds import LATELY_NS
+from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.rate import RATE_SAMPLE_NS
@@ -28,7 +28,7 @@ from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, PlannedReade
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import CPU_PART, LOOK_SLOWEST_NS
+from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Process, Reader, Trait

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.predict.bounds import LATELY_NS
+from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import FORGET_NS, PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
@@ -31,9 +31,8 @@ LOOKS = 16
 RECENT_NS = 100 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30
-#: Looking may take one part in this many of a core; ...
-CPU_PART = 25
-#: ... what a few hundred looks take at once, as where a walk begins, before it has rested for it.
+#: Looking may take CPU_PART of a core; what a few hundred looks take at once, as where a walk
+#: begins, before it has rested for it.
 LOOK_CREDIT_NS = 10 * MS
 #: Progress of a walk that is sure: as often as the window demands, but no more often than this.
 POLL_FASTEST_NS = 4 * MS

@@ -12,6 +12,7 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict import checkpoints, window
+from uffdprefetch.predict.bounds import CPU_PART
 from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Window
@@ -19,9 +20,6 @@ from uffdprefetch.state.file_pool import FilePool
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.scheduler import Scheduler
-
-#: Counting the places at which files are read may take one part in this many of a core.
-PLACES_COST = 25
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Windows:
         if self.pool is not None:
             self.pool.note_places((one.file, walk) for one, walk in walks if one.pooled)
         cost_ns = self._clock.cpu_ns() - began
-        self._places_due_ns = self._clock.now_ns() + PLACES_COST * cost_ns
+        self._places_due_ns = self._clock.now_ns() + CPU_PART * cost_ns
 
     def room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.predict.bounds import CPU_PART
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
 from uffdprefetch.predict.window import Window
@@ -17,7 +18,6 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetable_scan
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import (
-    CPU_PART,
     LOOK_CREDIT_NS,
     LOOK_FIRST_NS,
     LOOK_SLOWEST_NS,
