@@ -30,10 +30,11 @@ from tests.net import tape
 from uffdprefetch.predict import checkpoints, stride, window
 from uffdprefetch.predict.fronts import AROUND_BLOCKS, FileFronts, Front
 from uffdprefetch.predict.order import guard
-from uffdprefetch.predict.order.cursor import OrderCursor, lookahead_bytes
+from uffdprefetch.predict.order.cursor import lookahead_bytes
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
+from uffdprefetch.predict.order.seen import SeenCursor
 from uffdprefetch.predict.price import Account, least_probability, walk_gain
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.rate import Feedback
@@ -235,7 +236,7 @@ def cursors(seed: int) -> Iterator[Decision]:
     rng = random.Random(seed)
     count, size = rng.choice((300, 3000)), rng.choice((5000, 80 * KIB, 3 * MIB, 40 * MIB))
     told = shuffled(count, seed) if seed % 2 else np.arange(count)
-    walk = OrderCursor(fixed_records(told, size), count * size)
+    walk = SeenCursor(fixed_records(told, size), count * size)
     read = {
         0: told, 1: told[::-1], 2: shuffled(count, seed + 99), 3: np.roll(told, count // 3),
         4: np.where(np.arange(count) % 3 == 0, shuffled(count, 7), told),
@@ -280,7 +281,7 @@ def quiet(seed: int) -> Iterator[Decision]:
     rng = random.Random(seed)
     count, size = 3000, rng.choice((100 * KIB, MIB, 4 * MIB))
     rows = shuffled(count, seed)
-    walk = OrderCursor(fixed_records(rows, size), count * size)
+    walk = SeenCursor(fixed_records(rows, size), count * size)
     shows, skips = rng.choice((0.05, 0.3, 1.0)), rng.choice((0.0, 0.03, 0.06, 0.12))
     stray, item, now = rng.choice((0.0, 0.25, 0.5, 0.7)), 0, 10**9
     allowed = rng.choice((MIB, 4 * MIB, GIB))
@@ -320,7 +321,7 @@ def sparse(seed: int) -> Iterator[Decision]:
     rng = random.Random(seed)
     starts = np.arange(200, dtype=np.int64) * 8 * MIB + 64 * MIB
     order = Order(starts, starts + 100 * KIB, np.arange(200))
-    walk, now = OrderCursor(order, 2 * GIB), 10**9
+    walk, now = SeenCursor(order, 2 * GIB), 10**9
     for turn in range(200):
         now += MS
         low = int(starts[turn]) - rng.choice((0, 0, MIB, 3 * MIB))
@@ -337,7 +338,7 @@ def foreign(seed: int) -> Iterator[Decision]:
     rng = random.Random(seed)
     starts = np.arange(400, dtype=np.int64) * 200 * KIB + 100 * MIB
     order = Order(starts, starts + 100 * KIB, np.arange(400))
-    walk, now = OrderCursor(order, 400 * MIB), 10**9
+    walk, now = SeenCursor(order, 400 * MIB), 10**9
     for turn in range(900):
         now += MS
         inside = turn < 5 if seed % 2 else rng.random() < 0.3
@@ -495,14 +496,14 @@ def long_periods(seed: int) -> Iterator[Decision]:
 def beside(seed: int) -> Iterator[Decision]:
     """What is read beside a long order before it begins; and the next use of blocks in another."""
     size = (60 + seed) * KIB
-    walk = OrderCursor(fixed_records(np.arange(16_000), size), 4 * GIB)
+    walk = SeenCursor(fixed_records(np.arange(16_000), size), 4 * GIB)
     for at in range(16_000 * size, 4 * GIB, 64 * KIB):
         walk.saw(at, at + 64 * KIB, at)
         if walk.wrong:
             break
     yield at, walk.wrong
     rows, blocks = shuffled(4000, seed), np.arange(4000)
-    walk = OrderCursor(fixed_records(rows, 64 * KIB), 4000 * 64 * KIB)
+    walk = SeenCursor(fixed_records(rows, 64 * KIB), 4000 * 64 * KIB)
     for item in [*range(100, 180), *range(90, 100), *range(180, 400)]:
         at = int(rows[item]) * 64 * KIB
         walk.due(16 * MIB)
@@ -560,7 +561,7 @@ def twice(seed: int) -> Iterator[Decision]:
     """An order that has each record twice: a second touch goes on in a record that is being read,
     or is of its next turn."""
     size, rows = (100 + seed) * KIB, np.tile(np.arange(100), 2)
-    walk = OrderCursor(fixed_records(rows, size), 100 * size)
+    walk = SeenCursor(fixed_records(rows, size), 100 * size)
     for half in (0, size // 8 * 4):
         for at in range(half, 100 * size, size):
             moved = walk.saw(at, at + PAGE, at)

@@ -42,7 +42,7 @@ MODULES = [
         "fronts", "price", "randomness", "steps", "streams", "stride", "survival", "visits",
         "window",
     )),
-    *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
+    *("predict.order." + name for name in ("cursor", "epochs", "progress", "seen", "validator")),
     "native.memory_limits", "warm.token_bucket", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.checkpoint_events", "sense.pagetable_scan", "sense.pagetables",
     "state.reader", "pool.node_pool", "pool.order_eviction", "pool.residents",

@@ -322,7 +322,6 @@ WIDE = {
     "cluster.transport.Transport": 21,
     "native.net.Message": 21,
     "native.net.TransportCounts": 20,
-    "predict.order.progress.OrderProgress": 19,
     "protocol.snapshot.File": 19,
     "warm.scheduler.Scheduler": 19,
     "cluster.link.PoolNetwork": 17,

@@ -11,6 +11,10 @@ JUDGED = 32
 #: A longest increasing subsequence of so many among the last JUDGED is a reader's way: by chance it
 #: has 2 sqrt(32). Records so near to each other in an order are of one way.
 WAY = 16
+#: So many agree: a reader is where the last of its way were, and items of
+#: the next order begin the next epoch (predict/order/epochs.py). A single one is by chance, or of
+#: a worker that is late.
+AGREE = 4
 
 
 def longest_increasing_subsequence(units: list[int]) -> list[int]:

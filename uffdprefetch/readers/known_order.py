@@ -29,7 +29,7 @@ from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
-    from uffdprefetch.predict.order.cursor import OrderCursor
+    from uffdprefetch.predict.order.seen import SeenCursor
 
 #: What is asked for at a time, as each record takes the service 15 us in which nothing else goes
 #: out: the least lookahead, and so 1.6 GB/s, ...
@@ -89,11 +89,11 @@ class PlannedReader:
         return self.epochs.number
 
     @property
-    def walk(self) -> OrderCursor | None:
+    def walk(self) -> SeenCursor | None:
         """The walk through the present epoch, if its order was there at the last look()."""
         return self.epochs.cursor
 
-    def look(self) -> OrderCursor | None:
+    def look(self) -> SeenCursor | None:
         """The walk through the present epoch; None while its order is not there."""
         return self.epochs.look(self._clock.now_ns())
 

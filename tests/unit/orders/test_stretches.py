@@ -15,9 +15,9 @@ from walked_orders import MIB, PAGE, fixed_records, shuffled
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.orders import stretches as module
 from uffdprefetch.orders.stretches import Stretches, in_the_whole
-from uffdprefetch.predict.order.cursor import OrderCursor
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
+from uffdprefetch.predict.order.seen import SeenCursor
 
 pytestmark = warnings_fail
 
@@ -106,7 +106,7 @@ def test_an_order_of_one_file_is_as_it_was() -> None:
     assert in_the_whole([order]) == [order]
 
 
-def two_files(count: int, size: int, seed: int) -> list[OrderCursor]:
+def two_files(count: int, size: int, seed: int) -> list[SeenCursor]:
     """Walks through a shuffled order of records of which each file has half."""
     half = count // 2
     found = made(2, [(0, 0, half, 0), (1, half, half, 0)], count).records(shuffled(count, seed))
@@ -114,7 +114,7 @@ def two_files(count: int, size: int, seed: int) -> list[OrderCursor]:
     for records, which in found:
         one = fixed_records(records, size)
         orders.append(Order(one.starts, one.ends, which, count))
-    return [OrderCursor(order, FILE_BYTES, merge_gap_bytes=0) for order in in_the_whole(orders)]
+    return [SeenCursor(order, FILE_BYTES, merge_gap_bytes=0) for order in in_the_whole(orders)]
 
 
 def test_what_lies_ahead_is_handed_out_of_each_file_up_to_the_same_place_in_the_whole() -> None:
@@ -154,7 +154,7 @@ def test_touches_in_one_file_tell_how_far_the_whole_order_is() -> None:
 def test_what_is_said_between_two_items_of_a_file_counts() -> None:
     order = Order(np.array([0, 100]), np.array([100, 200]), np.array([2, 6]), 8,
                   np.array([200, 600]), 800)  # fmt: skip
-    walk = OrderCursor(order, FILE_BYTES)
+    walk = SeenCursor(order, FILE_BYTES)
     places = []
     for items in range(9):
         walk.said(items, items)

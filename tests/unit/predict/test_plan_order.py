@@ -25,6 +25,7 @@ from uffdprefetch.predict import window
 from uffdprefetch.predict.order.cursor import OrderCursor, OrderRange, lookahead_bytes
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
+from uffdprefetch.predict.order.seen import SeenCursor
 from uffdprefetch.predict.storage import Storage
 
 pytestmark = warnings_fail
@@ -100,7 +101,7 @@ def read_in_order(order: Order) -> Iterator[list[tuple[int, int]]]:
 
 def check_pieces(
     model: Model,
-    walk: OrderCursor,
+    walk: SeenCursor,
     pieces: list[OrderRange],
     before: int,
     file_bytes: int,
@@ -138,7 +139,10 @@ def test_each_page_is_handed_out_before_it_is_needed_and_once_a_window(seed: int
     file_bytes = rng.randint(1, 40 * MIB)
     order, gap = any_order(rng, file_bytes), rng.choice((0, PAGE, 64 * KIB, MIB))
     model = Model(order)
-    walk = OrderCursor(order, file_bytes, PAGE, gap, rng.choice((PAGE, MIB, 4 * MIB)))
+    walk = SeenCursor(
+        order, file_bytes, page_bytes=PAGE, merge_gap_bytes=gap,
+        slice_bytes=rng.choice((PAGE, MIB, 4 * MIB)),
+    )  # fmt: skip
     ahead = rng.choice((1, PAGE, 300 * KIB, 5 * MIB, 100 * MIB))
     assert walk.total_bytes == model.total
     out: set[int] = set()
@@ -162,10 +166,10 @@ def test_each_page_is_handed_out_before_it_is_needed_and_once_a_window(seed: int
 def test_what_is_between_position_and_sent_is_not_handed_out_again_but_later_it_is() -> None:
     size, far = 32 * KIB, 400
     near = fixed_records(np.array([*range(8), *range(8)]), size)
-    walk = OrderCursor(near, GIB)
+    walk = SeenCursor(near, GIB)
     assert walk.due(GIB) == [OrderRange(0, 8 * size, 0)]
     again = fixed_records(np.array([*range(8), *range(100, 100 + far), *range(8)]), size)
-    walk = OrderCursor(again, GIB)
+    walk = SeenCursor(again, GIB)
     pieces = []
     for item in range(again.items):
         pieces += walk.due(MIB)
@@ -177,16 +181,16 @@ def test_what_is_between_position_and_sent_is_not_handed_out_again_but_later_it_
 def test_a_gap_within_a_slice_is_read_over_and_none_beyond_it() -> None:
     rows = np.array([0, 2, 4, 100, 102, *range(200, 211), 1])  # 1 lies in a gap, needed last
     order = fixed_records(rows, PAGE)
-    walk = OrderCursor(order, MIB, merge_gap_bytes=PAGE, slice_bytes=5 * PAGE)
+    walk = SeenCursor(order, MIB, merge_gap_bytes=PAGE, slice_bytes=5 * PAGE)
     assert walk.due(20 * PAGE - 1)[:2] == [
         OrderRange(0, 5 * PAGE, 0), OrderRange(100 * PAGE, 103 * PAGE, 3 * PAGE)
     ]  # fmt: skip
     assert walk.sent_bytes == walk.total_bytes
-    apart = OrderCursor(order, MIB, merge_gap_bytes=PAGE, slice_bytes=5 * PAGE)
+    apart = SeenCursor(order, MIB, merge_gap_bytes=PAGE, slice_bytes=5 * PAGE)
     assert sum(piece.end - piece.start for piece in apart.due(GIB)) == (5 + 3 + 11) * PAGE
-    none = OrderCursor(order, MIB, merge_gap_bytes=0)
+    none = SeenCursor(order, MIB, merge_gap_bytes=0)
     assert len(none.due(GIB)) == 5  # 0 to 2 and 1 are neighbours
-    sliced = OrderCursor(fixed_records(np.array([0, 50, 1, 51]), PAGE), MIB, slice_bytes=2 * PAGE)
+    sliced = SeenCursor(fixed_records(np.array([0, 50, 1, 51]), PAGE), MIB, slice_bytes=2 * PAGE)
     assert sliced.due(GIB) == [
         OrderRange(0, PAGE, 0), OrderRange(50 * PAGE, 51 * PAGE, PAGE),
         OrderRange(PAGE, 2 * PAGE, 2 * PAGE), OrderRange(51 * PAGE, 52 * PAGE, 3 * PAGE),
@@ -195,13 +199,13 @@ def test_a_gap_within_a_slice_is_read_over_and_none_beyond_it() -> None:
 
 def test_pieces_end_with_the_file() -> None:
     order = Order(np.array([5000, 9000]), np.array([9001, 20_000]), np.array([0, 1]))
-    assert OrderCursor(order, 9100).due(MIB) == [OrderRange(PAGE, 9100, 0)]
-    assert OrderCursor(order, 0).due(MIB) == []
+    assert SeenCursor(order, 9100).due(MIB) == [OrderRange(PAGE, 9100, 0)]
+    assert SeenCursor(order, 0).due(MIB) == []
 
 
 def test_a_long_item_is_handed_out_and_passed_piece_by_piece() -> None:
     order = Order(np.array([0, GIB]), np.array([GIB, GIB + PAGE]), np.array([0, 1]))
-    walk = OrderCursor(order, 2 * GIB)
+    walk = SeenCursor(order, 2 * GIB)
     out = walk.due(16 * MIB)
     assert sum(piece.end - piece.start for piece in out) == 16 * MIB
     assert walk.saw(10 * MIB, 10 * MIB + PAGE, 1) == 1
@@ -218,7 +222,7 @@ def test_a_long_item_is_handed_out_and_passed_piece_by_piece() -> None:
 def test_position_is_behind_the_foremost_record_that_was_touched() -> None:
     size = 64 * KIB
     rows = shuffled(1000, 1)
-    walk = OrderCursor(fixed_records(rows, size, 512), GIB)
+    walk = SeenCursor(fixed_records(rows, size, 512), GIB)
     seen = []
     for item in (0, 2, 1, 3, 7, 5, 4, 6):
         at = 512 + int(rows[item]) * size
@@ -230,18 +234,18 @@ def test_position_is_behind_the_foremost_record_that_was_touched() -> None:
 
 def test_a_touch_may_be_of_several_records_and_a_record_have_several_touches() -> None:
     order = fixed_records(np.arange(1000), 100)  # 40 to a page
-    walk = OrderCursor(order, MIB)
+    walk = SeenCursor(order, MIB)
     assert walk.saw(0, PAGE, 1) == 41
     assert walk.position == 41
     assert walk.saw(PAGE, 2 * PAGE, 2) == 41  # and the 40th once more
     assert walk.saw(0, PAGE, 3) == 0
-    large = OrderCursor(fixed_records(shuffled(50, 3), 64 * PAGE), GIB)
+    large = SeenCursor(fixed_records(shuffled(50, 3), 64 * PAGE), GIB)
     at = int(shuffled(50, 3)[0]) * 64 * PAGE
     assert [large.saw(at + i * PAGE, at + i * PAGE + PAGE, i) for i in range(64)] == [1] + 63 * [0]
 
 
 def test_bytes_of_no_record_are_neither_right_nor_wrong() -> None:
-    walk = OrderCursor(fixed_records(np.arange(100), MIB, header=MIB), GIB)
+    walk = SeenCursor(fixed_records(np.arange(100), MIB, header=MIB), GIB)
     for i in range(1000):
         assert walk.saw(i % 256 * PAGE, (i % 256 + 1) * PAGE, i) == 0
         assert walk.saw(200 * MIB, 201 * MIB, i) == 0
@@ -250,7 +254,7 @@ def test_bytes_of_no_record_are_neither_right_nor_wrong() -> None:
 
 def test_an_item_that_occurs_again_matches_its_next_occurrence() -> None:
     a, b, c = 0, 50, 70
-    walk = OrderCursor(fixed_records(np.array([a, b, a, a, c]), PAGE), MIB)
+    walk = SeenCursor(fixed_records(np.array([a, b, a, a, c]), PAGE), MIB)
     positions = []
     for row in (a, b, a, a, c):
         walk.saw(row * PAGE, row * PAGE + PAGE, 1)
@@ -261,7 +265,7 @@ def test_an_item_that_occurs_again_matches_its_next_occurrence() -> None:
 def test_later_pages_of_a_record_being_read_are_not_its_next_occurrence() -> None:
     size = 16 * PAGE
     rows = np.array([3, *range(10, 100), 3, *range(100, 200)])
-    walk = OrderCursor(fixed_records(rows, size), GIB)
+    walk = SeenCursor(fixed_records(rows, size), GIB)
     for page in range(16):
         walk.saw(3 * size + page * PAGE, 3 * size + page * PAGE + PAGE, page)
         assert walk.position == 1
@@ -273,7 +277,7 @@ def test_later_pages_of_a_record_being_read_are_not_its_next_occurrence() -> Non
 
 def test_epochs_in_one_order_are_walked_through_one_after_the_other() -> None:
     rows = np.concatenate([shuffled(300, epoch) for epoch in range(3)])
-    walk = OrderCursor(fixed_records(rows, 16 * KIB), GIB)
+    walk = SeenCursor(fixed_records(rows, 16 * KIB), GIB)
     for item, row in enumerate(rows.tolist()):
         walk.saw(row * 16 * KIB, row * 16 * KIB + PAGE, item)
         assert item - 1 <= walk.position <= item + 1
@@ -283,7 +287,7 @@ def test_epochs_in_one_order_are_walked_through_one_after_the_other() -> None:
 @pytest.mark.parametrize("every", [3, 32])
 def test_a_sensor_that_sees_few_records_leaves_no_more_than_half_a_lookahead(every: int) -> None:
     rows, size, ahead = shuffled(20_000, 5), 128 * KIB, 16 * MIB
-    walk = OrderCursor(fixed_records(rows, size), 20_000 * size)
+    walk = SeenCursor(fixed_records(rows, size), 20_000 * size)
     for item, row in enumerate(rows.tolist()):
         walk.due(ahead)
         assert walk.sent_bytes > item * size
@@ -297,7 +301,7 @@ def test_a_sensor_that_sees_few_records_leaves_no_more_than_half_a_lookahead(eve
 
 def test_one_stray_touch_moves_nothing_far() -> None:
     rows, size = shuffled(100_000, 6), 128 * KIB
-    walk = OrderCursor(fixed_records(rows, size), 100_000 * size)
+    walk = SeenCursor(fixed_records(rows, size), 100_000 * size)
     for item in range(200):
         walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
     walk.due(16 * MIB)
@@ -307,7 +311,7 @@ def test_one_stray_touch_moves_nothing_far() -> None:
 
 
 def test_announced_progress_is_exact_and_never_goes_back() -> None:
-    walk = OrderCursor(fixed_records(shuffled(1000, 7), MIB), 1000 * MIB)
+    walk = SeenCursor(fixed_records(shuffled(1000, 7), MIB), 1000 * MIB)
     walk.said(500, 1)
     assert (walk.position, walk.position_bytes) == (500, 500 * MIB)
     walk.said(400, 2)
@@ -322,20 +326,20 @@ def test_announced_progress_is_exact_and_never_goes_back() -> None:
 def test_items_without_bytes_are_passed_with_those_before_them() -> None:
     starts = np.array([0, 5 * PAGE, 9 * PAGE])
     order = Order(starts, starts + np.array([PAGE, 0, PAGE]), np.array([1, 2, 5]), 8)
-    walk = OrderCursor(order, GIB)
+    walk = SeenCursor(order, GIB)
     assert (order.items, walk.position) == (8, 1)
     walk.saw(0, PAGE, 1)
     assert walk.position == 5
     walk.saw(9 * PAGE, 10 * PAGE, 1)
     assert (walk.position, walk.wrong) == (8, None)
-    empty = OrderCursor(Order(starts[:0], starts[:0], starts[:0]), GIB)
+    empty = SeenCursor(Order(starts[:0], starts[:0], starts[:0]), GIB)
     assert (empty.position, empty.due(GIB), empty.saw(0, PAGE, 1)) == (0, [], 0)
     assert empty.future(np.arange(3)).tolist() == [math.inf] * 3
 
 
 def test_only_a_touch_within_the_record_touched_foremost_tells_nothing_new() -> None:
     rows, size = shuffled(100, 33), 256 * KIB
-    walk = OrderCursor(fixed_records(rows, size), 100 * size)
+    walk = SeenCursor(fixed_records(rows, size), 100 * size)
     first, second = (int(row) * size for row in rows[:2])
     assert not walk.reads_on(first)
     walk.saw(first, first + PAGE, 1)
@@ -356,7 +360,7 @@ def spans(rows: np.ndarray, items: Iterable[int], size: int) -> list[tuple[int, 
 
 def test_the_position_follows_what_is_mapped_in_order() -> None:
     rows, size = shuffled(4000, 31), 64 * KIB
-    walk = OrderCursor(fixed_records(rows, size), 4000 * size)
+    walk = SeenCursor(fixed_records(rows, size), 4000 * size)
     walk.due(16 * MIB)
     sent = walk.sent_bytes // size
     assert walk.mapped(spans(rows, range(10), size), 1) == []
@@ -376,13 +380,13 @@ def test_what_one_fault_maps_is_no_way() -> None:
     beside what is read that most of the file is there."""
     # so few records that one fault's are enough to look
     for size, mapped, count in ((16 * KIB, 2 * MIB, 4_000), (2 * KIB, 64 * KIB, 1_000)):
-        in_order = OrderCursor(fixed_records(np.arange(count), size), count * size)
+        in_order = SeenCursor(fixed_records(np.arange(count), size), count * size)
         in_order.mapped([(0, size)], 1)
         at = count // 2 * size
         in_order.mapped([(at, at + mapped)], 2)
         assert in_order.position == 1
     rows = shuffled(100_000, 36)
-    walk = OrderCursor(fixed_records(rows, 4 * KIB), 100_000 * 4 * KIB)
+    walk = SeenCursor(fixed_records(rows, 4 * KIB), 100_000 * 4 * KIB)
     blocks = np.unique(rows[:15_000] // 16)
     walk.mapped([(int(b) * 64 * KIB, (int(b) + 1) * 64 * KIB) for b in blocks], 1)
     assert walk.position <= 15_000
@@ -395,7 +399,7 @@ def test_who_is_on_its_way_when_it_is_first_looked_at_is_found_there(beside: flo
     count, size = 3000, 64 * KIB
     rows = shuffled(count, 33)
     also = np.random.default_rng(34).permutation(count)[: int(beside * count)]
-    walk = OrderCursor(fixed_records(rows, size), count * size)
+    walk = SeenCursor(fixed_records(rows, size), count * size)
     found = spans(rows, range(1000), size) + [(int(i) * size, (int(i) + 1) * size) for i in also]
     walk.looked(found, walk.mapped(found, 1))
     assert abs(walk.position - 1000) <= 16
@@ -404,7 +408,7 @@ def test_who_is_on_its_way_when_it_is_first_looked_at_is_found_there(beside: flo
         walk.looked(found, walk.mapped(found, item))
         assert abs(walk.position - item - 50) <= 16
     assert walk.wrong is None
-    other = OrderCursor(fixed_records(rows, size), count * size)
+    other = SeenCursor(fixed_records(rows, size), count * size)
     stranger = shuffled(count, 35)
     for item in range(0, 2000, 100):
         found = spans(stranger, range(item, item + 100), size)
@@ -416,14 +420,14 @@ def test_neighbours_of_what_is_read_are_no_progress() -> None:
     """A fault maps 64 KiB: of records of 12 KiB others too, which come anywhere in the order."""
     count, size = 40_000, 12 * KIB
     rows = shuffled(count, 32)
-    walk = OrderCursor(fixed_records(rows, size), count * size)
+    walk = SeenCursor(fixed_records(rows, size), count * size)
     for item in range(2000):
         walk.due(16 * MIB)
         start = int(rows[item]) * size // (64 * KIB) * 64 * KIB
         assert walk.mapped([(start, start + 64 * KIB)], item) == []
         assert walk.position <= item + 16
     assert walk.position > 1900
-    lost = OrderCursor(fixed_records(rows, size), count * size)
+    lost = SeenCursor(fixed_records(rows, size), count * size)
     lost.due(16 * MIB)
     for item in range(20_000, 22_000):  # not where it is thought to be
         start = int(rows[item]) * size // (64 * KIB) * 64 * KIB
@@ -437,7 +441,7 @@ def test_a_record_of_which_neighbours_have_mapped_a_part_is_seen_all_the_same(si
     or the end of those beside it: half way through, hardly one is mapped by itself any more."""
     count, around = 1600, 64 * KIB
     rows, there = shuffled(count, 33), IntervalSet()
-    walk = OrderCursor(fixed_records(rows, size), count * size)
+    walk = SeenCursor(fixed_records(rows, size), count * size)
     for first in range(0, count, 12):  # of a look, in the order of the file
         walk.due(32 * MIB)
         found = []
@@ -454,7 +458,7 @@ def test_a_record_of_which_neighbours_have_mapped_a_part_is_seen_all_the_same(si
 
 def test_of_a_record_that_comes_again_only_the_next_time_is_mapped() -> None:
     rows, size = np.array([0, 1, 2, 3, 0, 1, 2, 3] * 100), 64 * KIB
-    walk = OrderCursor(fixed_records(rows, size), 4 * size)
+    walk = SeenCursor(fixed_records(rows, size), 4 * size)
     walk.due(64 * MIB)
     walk.mapped(spans(rows, range(4), size), 1)
     assert walk.position == 4
@@ -462,11 +466,11 @@ def test_of_a_record_that_comes_again_only_the_next_time_is_mapped() -> None:
 
 def test_what_is_mapped_of_no_item_that_is_due_may_be_another_epoch_s() -> None:
     first, second, size = np.arange(400), np.arange(400, 800), 64 * KIB
-    walk = OrderCursor(fixed_records(first, size), GIB)
+    walk = SeenCursor(fixed_records(first, size), GIB)
     walk.due(4 * MIB)
     there = [*spans(first, [0], size), *spans(second, range(9), size)]
     assert walk.mapped(there, 1) == spans(second, range(9), size)
-    after = OrderCursor(fixed_records(second, size), GIB)
+    after = SeenCursor(fixed_records(second, size), GIB)
     assert after.mapped(spans(second, range(9), size), 1) == []
     assert after.position == 4  # nothing of it has been handed out
 
@@ -477,7 +481,7 @@ def test_a_page_that_two_records_share_is_of_the_late_one() -> None:
     size = 20_000
     records = np.r_[11, 1000:2000, 10, 2000:9000]
     order = Order(records * size, (records + 1) * size, np.arange(len(records)))
-    walk = OrderCursor(order, 9000 * size)
+    walk = SeenCursor(order, 9000 * size)
     walk.due(64 * MIB)
 
     def touch(item: int) -> None:
@@ -494,9 +498,9 @@ def test_a_page_that_two_records_share_is_of_the_late_one() -> None:
 # ---- rate, deadlines, lookahead, future ---------------------------------------------------------
 
 
-def paced(bytes_per_second: int, size: int = MIB, count: int = 3000) -> OrderCursor:
+def paced(bytes_per_second: int, size: int = MIB, count: int = 3000) -> SeenCursor:
     rows = shuffled(count, 16)
-    walk = OrderCursor(fixed_records(rows, size), count * size)
+    walk = SeenCursor(fixed_records(rows, size), count * size)
     walk.due(16 * MIB)
     for item in range(200):
         at = int(rows[item]) * size
@@ -533,7 +537,7 @@ def test_a_reader_that_may_have_read_on_has_as_much_more_ahead() -> None:
 
 def test_until_its_rate_is_known_a_reader_of_an_exact_order_may_be_as_fast_as_the_storage() -> None:
     order, storage = fixed_records(shuffled(300, 16), MIB), Storage(200e6, 0.001)
-    exact, judged = (OrderCursor(order, 300 * MIB, judged=judged) for judged in (False, True))
+    exact, judged = (SeenCursor(order, 300 * MIB, judged=judged) for judged in (False, True))
     assert lookahead_bytes(exact, storage, GIB) == int(0.4 * 200e6)
     assert lookahead_bytes(exact, Storage(), GIB) == window.LOOKAHEAD_MIN_BYTES
     assert lookahead_bytes(judged, storage, GIB) == window.LOOKAHEAD_MIN_BYTES
@@ -543,9 +547,20 @@ def test_until_its_rate_is_known_a_reader_of_an_exact_order_may_be_as_fast_as_th
     assert lookahead_bytes(exact, storage, GIB) == window.LOOKAHEAD_MIN_BYTES
 
 
+def test_by_what_is_told_alone_an_order_is_followed_exactly() -> None:
+    order = fixed_records(shuffled(300, 16), MIB)
+    told, seen = OrderCursor(order, 300 * MIB), SeenCursor(order, 300 * MIB, judged=False)
+    for items in (0, 8, 8, 5, 40, 300):
+        for walk in (told, seen):
+            walk.said(items, items * 10**7)
+        assert told.position == seen.position == max(items, told.position)
+        assert told.due(16 * MIB) == seen.due(16 * MIB)
+    assert told.exact and told.wrong is None and told.position_bytes == told.total_bytes
+
+
 def test_the_lookahead_of_small_records_counts_their_pages() -> None:
     rows = np.random.default_rng(17).integers(0, 10**8, 200_000)
-    walk = OrderCursor(fixed_records(rows, 100), 10**10)
+    walk = SeenCursor(fixed_records(rows, 100), 10**10)
     assert 39 < walk.amplification < 42
     ahead = lookahead_bytes(walk, Storage(), GIB)
     assert ahead == int(window.LOOKAHEAD_MIN_BYTES / walk.amplification)
@@ -560,7 +575,7 @@ def test_the_future_is_each_block_s_next_use(seed: int) -> None:
     file_bytes = rng.randint(1, 20 * MIB)
     order = any_order(rng, file_bytes)
     block_bytes = rng.choice((PAGE, 64 * KIB, 2 * MIB))
-    walk, model = OrderCursor(order, file_bytes), Model(order)
+    walk, model = SeenCursor(order, file_bytes), Model(order)
     blocks = np.array([rng.randrange(file_bytes // block_bytes + 3) for _ in range(50)])
     for said in sorted(rng.randrange(order.items + 1) for _ in range(4)):
         walk.said(said, 1)
@@ -582,7 +597,7 @@ def test_the_future_is_each_block_s_next_use(seed: int) -> None:
 
 
 def test_the_future_is_inf_for_what_is_passed_and_not_for_what_comes_again() -> None:
-    walk = OrderCursor(fixed_records(np.array([0, 1, 2, 0, 3]), 64 * KIB), MIB)
+    walk = SeenCursor(fixed_records(np.array([0, 1, 2, 0, 3]), 64 * KIB), MIB)
     assert walk.future(np.arange(-1, 6)).tolist() == [
         math.inf, 0, 65536, 131072, 262144, math.inf, math.inf,
     ]  # fmt: skip
@@ -617,9 +632,9 @@ def test_orders_too_long_to_count_and_files_too_large_for_32_bits() -> None:
     starts = np.full(20, far)
     order = Order(starts, starts + far, np.arange(20))
     with pytest.raises(ValueError, match="can be counted"):
-        OrderCursor(order, 1 << 60)
+        SeenCursor(order, 1 << 60)
     some = Order(starts[:3] + np.array([0, MIB, 0]), starts[:3] + 2 * MIB, np.arange(3))
-    walk = OrderCursor(some, 1 << 60)
+    walk = SeenCursor(some, 1 << 60)
     assert walk.due(GIB) == [OrderRange(far, far + 2 * MIB, 0)]
     assert walk.saw(far, far + PAGE, 1) == 1
     assert walk.future(np.array([far >> 16, (far >> 16) - 1])).tolist() == [0, math.inf]
@@ -638,7 +653,7 @@ def test_an_order_goes_to_another_process_as_a_file(tmp_path: Path, seed: int) -
     for name, array in units.arrays().items():
         assert again.arrays()[name].dtype == array.dtype
         assert again.arrays()[name].tolist() == array.tolist()
-    one, other = OrderCursor(order, file_bytes), OrderCursor(again, file_bytes)
+    one, other = SeenCursor(order, file_bytes), SeenCursor(again, file_bytes)
     for said in range(0, order.items + 9, 9):
         assert one.due(4 * MIB) == other.due(4 * MIB)
         for walk in (one, other):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank on its way through a known order: what to warm next, and by when. Pure.
 
-predict/order/progress.py knows how far the rank has come, predict/order/validator.py whether the
-plan is right. See predict/order/order.py for the plan coordinate.
+predict/order/progress.py knows how far the rank has come as far as that is told,
+predict/order/seen.py by what is touched, and whether the plan is right. See predict/order/order.py
+for the plan coordinate.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class OrderRange(NamedTuple):
 
 
 class OrderCursor(OrderProgress):
-    """One rank on its way through one Order.
+    """One rank on its way through one Order: what is handed out up to unit ``_sent``.
 
-    ``judged``: whether it may be found ``wrong`` by what is touched. Raises ValueError for an order
-    of more than 2^62 bytes; its OrderExtents may be given instead, which are of a file and a page
-    size already.
+    Raises ValueError for an order of more than 2^62 bytes; its OrderExtents may be given instead,
+    which are of a file and a page size already.
     """
+
+    #: Whether the order need not be seen to be right.
+    exact = True
 
     def __init__(
         self,
@@ -46,24 +49,32 @@ class OrderCursor(OrderProgress):
         page_bytes: int = 4096,
         merge_gap_bytes: int = 64 << 10,
         slice_bytes: int = 4 << 20,
-        judged: bool = True,
     ) -> None:
         from uffdprefetch.predict.order.extents import OrderExtents
         from uffdprefetch.predict.order.pieces import OutstandingPages
 
-        super().__init__(judged)
         units = (
             order
             if isinstance(order, OrderExtents)
             else OrderExtents.of(order, file_bytes, page_bytes)
         )
+        super().__init__(units)
         self._file_bytes, self._page_bytes = file_bytes, units.page_bytes
         self._gap_pages, self._slice_bytes = merge_gap_bytes // self._page_bytes, slice_bytes
         self._held = OutstandingPages()
-        self._start(units)
+        self._sent = self._lookahead_bytes = 0
         self._ratio = 0.0
         self._pages_sent = 0
         self._units_sent_bytes = 0
+
+    def _go(self, at: int, now_ns: int) -> None:
+        self._sent = max(self._sent, at)
+        super()._go(at, now_ns)
+
+    @property
+    def wrong(self) -> str | None:
+        """Once the plan is known to be wrong: why, in one line."""
+        return None
 
     @property
     def sent_bytes(self) -> int:

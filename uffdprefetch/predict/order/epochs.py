@@ -16,20 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from uffdprefetch.base.units import HUGE_BYTES
 from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.order.progress import (
-    AGREE,
-    NEAR_BYTES,
-    OrderPosition,
-)
-from uffdprefetch.predict.sequences import JUDGED, WAY, longest_increasing_subsequence
+from uffdprefetch.predict.sequences import AGREE, JUDGED, WAY, longest_increasing_subsequence
 
 if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     import numpy as np
     import numpy.typing as npt
 
-    from uffdprefetch.predict.order.cursor import OrderCursor
     from uffdprefetch.predict.order.extents import OrderExtents
     from uffdprefetch.predict.order.order import Order
+    from uffdprefetch.predict.order.seen import OrderPosition, SeenCursor
 
 
 class Source(Protocol):
@@ -66,7 +61,7 @@ class _Held:
         """Another touch was of the present order: the oldest of these is forgotten."""
         self._touches = self._touches[1:]
 
-    def touch(self, upcoming: OrderCursor, start: int, end: int, now_ns: int) -> None:
+    def touch(self, upcoming: SeenCursor, start: int, end: int, now_ns: int) -> None:
         """One more; all are told to ``upcoming`` when they agree, or are too many to be held."""
         spot = upcoming.spot(start, end)
         places = [touch.spot.plan_bytes for touch in self._touches]
@@ -78,15 +73,14 @@ class _Held:
                 upcoming.saw(touch.start, touch.end, touch.now_ns)
             self._touches = []
 
-    def _at_the_beginning(self, upcoming: OrderCursor) -> bool:
+    def _at_the_beginning(self, upcoming: SeenCursor) -> bool:
         """Whether they are several items there, which no single fault has mapped."""
-        near_bytes = upcoming.position_bytes + NEAR_BYTES
-        near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
+        near = [touch for touch in self._touches if upcoming.is_near(touch.spot)]
         several = len(near) > 1 or any(touch.end - touch.start > HUGE_BYTES for touch in near)
         items = sum(touch.spot.items for touch in near)
         return several and items >= min(AGREE, upcoming.items)
 
-    def _on_a_way(self, upcoming: OrderCursor) -> bool:
+    def _on_a_way(self, upcoming: SeenCursor) -> bool:
         """Whether they are a way through it, wherever that is: what comes first may be mapped
         still."""
         way = longest_increasing_subsequence([touch.spot.item for touch in self._touches])
@@ -103,8 +97,8 @@ class Epochs:
     def __init__(self, source: Source, file_bytes: int) -> None:
         self._source, self._file_bytes = source, file_bytes
         self.number = 0  # of the present epoch
-        self.cursor: OrderCursor | None = None  # in its order; None: that is not there yet
-        self.following: OrderCursor | None = None  # in the next order, since that was asked for
+        self.cursor: SeenCursor | None = None  # in its order; None: that is not there yet
+        self.following: SeenCursor | None = None  # in the next order, since that was asked for
         self._coming = 1  # the number of that
         self.base_bytes = 0  # the coordinate at which the present one begins
         self.done_items = 0  # read in those before
@@ -134,7 +128,7 @@ class Epochs:
         """The coordinate of the reader."""
         return self.base_bytes + (0 if self.cursor is None else self.cursor.position_bytes)
 
-    def look(self, now_ns: int) -> OrderCursor | None:
+    def look(self, now_ns: int) -> SeenCursor | None:
         """The cursor in the present order, made once there is one."""
         made = self._made(self.number)
         if made is not None and self.cursor is not None:  # what there was before was a guess
@@ -143,17 +137,17 @@ class Epochs:
         self.cursor = made or self.cursor
         return self.cursor
 
-    def _made(self, epoch: int) -> OrderCursor | None:
-        from uffdprefetch.predict.order.cursor import OrderCursor
+    def _made(self, epoch: int) -> SeenCursor | None:
+        from uffdprefetch.predict.order.seen import SeenCursor
 
         order = self._source.order(epoch)
         return (
             None
             if order is None
-            else OrderCursor(order, self._file_bytes, judged=not self._source.exact)
+            else SeenCursor(order, self._file_bytes, judged=not self._source.exact)
         )
 
-    def _upcoming(self) -> OrderCursor | None:
+    def _upcoming(self) -> SeenCursor | None:
         last = self.number + ENTRIES_MAX
         while (
             self.following is None and self._coming <= last and not self._source.over(self._coming)
@@ -167,7 +161,7 @@ class Epochs:
                 self._coming += 1
         return self.following
 
-    def _go_on(self, upcoming: OrderCursor) -> bool:
+    def _go_on(self, upcoming: SeenCursor) -> bool:
         """To the next epoch, if it has begun; whether it has."""
         before = self.cursor
         if before is None or not upcoming.has_begun(AGREE):

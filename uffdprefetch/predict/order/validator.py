@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a plan is right, by what is touched: kept by predict/order/cursor.OrderCursor. Pure.
+"""Whether a plan is right, by what is touched: kept by predict/order/seen.SeenCursor. Pure.
 
 A wrong plan is worse than none: it warms what nobody reads. A right one must never be dropped, so
 out-of-order reading, records that show no touch and an epoch that stops early count for nothing.
