@@ -76,7 +76,7 @@ _NETWORK, _LOCAL, _MEMORY = Medium.NETWORK, Medium.LOCAL, Medium.MEMORY
 
 #: By f_type: include/uapi/linux/magic.h and the file systems' own headers. What a column is for
 #: says FileSystem. Not NETWORK: 9p and overlayfs, which may stand before a local one. GPFS asks its
-#: token manager.
+#: token manager. kAFS is the kernel's own module (fs/afs), mounted by the same word as others' AFS.
 FILE_SYSTEMS = {
     LUSTRE: FileSystem(
         "Lustre", _NETWORK, PREAD, LUSTRE_RPC_BYTES, counts_reads=True, asks_server=True,
@@ -89,6 +89,7 @@ FILE_SYSTEMS = {
     0x47504653: FileSystem("GPFS", _NETWORK, asks_server=True),
     0x19830326: FileSystem("BeeGFS", _NETWORK),
     0x5346414F: FileSystem("AFS", _NETWORK),
+    0x6B414653: FileSystem("kAFS", _NETWORK, READAHEAD, mounts=("afs",)),
     0x20030528: FileSystem("OrangeFS", _NETWORK, mounts=("pvfs2",)),
     0xAAD7AAEA: FileSystem("PanFS", _NETWORK),
     0x7461636F: FileSystem("OCFS2", _NETWORK),
@@ -149,7 +150,7 @@ def at(path_or_fd: str | int) -> FileSystem:
 
 def mounted(kind: str) -> FileSystem:
     """The row of a type by its word in /proc/self/mountinfo ("fuse.sshfs"), without asking the file
-    system itself."""
+    system itself: the first of those that share it."""
     plain = kind.partition(".")[0]
     for one in FILE_SYSTEMS.values():
         if plain in (one.mounts or (one.name.lower(),)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,22 @@ def test_the_type_of_a_file_is_the_same_by_path_and_by_descriptor(tmp_path: Path
         fs.type_of(str(tmp_path / "nowhere"))
 
 
-def test_no_two_rows_are_mounted_by_one_word() -> None:
-    words = [word for one in FILE_SYSTEMS.values() for word in one.mounts or (one.name.lower(),)]
-    assert len(words) == len(set(words))
+def test_rows_that_are_mounted_by_one_word_have_their_reads_counted_alike() -> None:
+    """The only column of which anybody asks by the word (service/summary.py)."""
+    counted = defaultdict[str, list[bool | None]](list)
+    for one in FILE_SYSTEMS.values():
+        for word in one.mounts or (one.name.lower(),):
+            counted[word].append(one.counts_reads)
+    shared = {word: told for word, told in counted.items() if len(told) > 1}
+    assert shared == {"afs": [None, None]}
+
+
+def test_the_kernels_own_afs_is_read_ahead_by_the_kernels_call() -> None:
+    kafs = fs.known(0x6B414653)  # AFS_FS_MAGIC of linux/magic.h
+    assert (kafs.name, kafs.medium, kafs.call) == ("kAFS", Medium.NETWORK, READAHEAD)
+    assert fs.known(0x5346414F).call == PROBE
+    assert fs.mounted("afs").name == "AFS"
+    assert not (kafs.one_machine or kafs.is_coherent), "no lease binds another machine's writers"
 
 
 def test_a_type_is_found_by_how_it_is_mounted() -> None:
