@@ -59,6 +59,7 @@ class Client:
         """Close the connection and its resources."""
         if self.observed:
             os.close(self.ring.fd)
+        self.pending.forget()  # an opener's answer may still come
         self.agent.close()
         self.ring.close()
         self.page_table.close()

@@ -53,3 +53,8 @@ class PendingMappings:
         """It is gone, or refused."""
         self._opening.discard(region_id)
         self._said.pop(region_id, None)
+
+    def forget(self) -> None:
+        """The process is gone, and so is each of them."""
+        self._opening.clear()
+        self._said.clear()

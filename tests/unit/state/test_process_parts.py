@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.page_table import PageTable
 from uffdprefetch.state.pending import STATEMENTS_MAX, PendingMappings
 from uffdprefetch.state.reader import FIRST_OBSERVED
@@ -43,6 +44,15 @@ def test_a_mapping_that_goes_meanwhile_is_told_when_its_file_is_open() -> None:
     pending.hear(said(FIRST_OBSERVED))
     pending.drop(FIRST_OBSERVED)
     assert not pending.is_open(FIRST_OBSERVED) and pending.said_of(FIRST_OBSERVED) == []
+
+
+def test_no_mapping_comes_of_a_file_that_is_open_when_its_process_is_gone() -> None:
+    hello = wire.Hello(wire.Role.AGENT, os.getpid(), 0, -1, -1, -1, 0, 0, 0, 0, 0, 0, "test")
+    client = Client(None, hello, os.getpid())
+    client.pending.add(5)
+    client.pending.hear(said(5))
+    client.close()
+    assert not client.pending.is_open(5) and client.pending.said_of(5) == []
 
 
 def test_what_was_new_or_missing_at_one_look_is_known_at_the_next() -> None:
