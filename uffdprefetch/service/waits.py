@@ -40,7 +40,7 @@ def thread_states(pid: int, turn: int = 0) -> str:
     states, n = [], 1
     try:
         tids = os.listdir(f"/proc/{pid}/task")
-        n = -(-len(tids) // THREADS_MOST)
+        n = max(1, -(-len(tids) // THREADS_MOST))  # of one that just ends none may be listed
         for tid in tids[turn % n :: n]:
             with open(f"/proc/{pid}/task/{tid}/stat", "rb", buffering=0) as file:
                 states.append(file.read(128).rpartition(b")")[2][1:2].decode())

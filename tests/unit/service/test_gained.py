@@ -58,6 +58,11 @@ def test_states_are_the_kernels() -> None:
     assert thread_states(child.pid) == ""
 
 
+def test_a_process_that_just_ends_may_list_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "listdir", lambda _path: [])
+    assert thread_states(os.getpid()) == ""
+
+
 def test_who_waits_in_every_sample_has_waited_all_the_time() -> None:
     reading = read([("D", 0)] * 11)
     assert reading.begin_ns == EVERY_NS and reading.end_ns == 11 * EVERY_NS
