@@ -76,7 +76,8 @@ RUNS_MAX = 8
 
 
 class Head:
-    """A front, as the scheduler sees it. ``depth_bytes``: how much may be under way for it now."""
+    """A front, as the scheduler sees it. ``depth_bytes``: how much may be under way where something
+    of it is to go with it."""
 
     def __init__(
         self, front: Front, reader: Reader, now_ns: int, depth_bytes: Callable[[Front], int]
@@ -422,7 +423,7 @@ class Ahead(Predictor):
             return
         ahead_bytes = window * BLOCK_BYTES
         for consumer, more in self._next_shard.beyond(reader, head, ahead_bytes, least, now_ns):
-            depth = self._depth_bytes(reader, front)
+            depth = self._busy_bytes(reader, front.length)
             yield consumer, replace(more, yield_bytes=depth, guess=True)
 
     def _touch(
@@ -477,7 +478,7 @@ class Ahead(Predictor):
     ) -> Iterator[PrefetchRange]:
         """[start, end) blocks, without what the job has said that it has no use for."""
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
-        depth_bytes = self._depth_bytes(reader, front)
+        depth_bytes = self._busy_bytes(reader, front.length if front is not None else 0)
         for low, high in reader.unneeded.ranges.missing(first, last):
             if self._publisher.active:
                 now_ns = self._traffic.now_ns
@@ -486,27 +487,35 @@ class Ahead(Predictor):
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )
 
-    def _depth_bytes(self, reader: Reader, front: Front | None = None) -> int:
-        """How much of what is guessed for a reader, or a front of it, may be under way: what keeps
-        the link busy. Where nobody else has missed just now, who would wait for it: until the next
-        is sent, and the more the longer walks are; of several the one that is nearest goes first.
-        Who misses where the walk has been or is to come, a rank beside it, waits for what is read
-        ahead of it."""
-        link, missed = self._link(reader), self._traffic.just_missed()
-        # of requests that cost the same whatever they bring, one beside the one that is served
-        least, length = 2 * reader.file.call.unit_bytes, self._traffic.longest
-        if front is None:
-            others, length = any(pid != reader.pid for pid, _ in missed), 0
-        elif missed:
-            low, high = sorted((front.start, front.wanted))
-            others, length = any(not low <= at.position <= high for _, at in missed), front.length
-        else:
-            others = False
-        if others:
-            return max(least, link.busy_bytes(0.0) + PIECE_BYTES)
+    def _busy_bytes(self, reader: Reader, length: int) -> int:
+        """How much may be under way ahead of a walk that has come so far, in blocks: what lasts
+        until the next is sent, and the more the longer it is."""
+        link = self._link(reader)
         most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
         long_bytes = min(length * BLOCK_BYTES // STEP_PART, most)
-        return max(least, link.busy_bytes(RESPONSE_SECONDS) + PIECE_BYTES, long_bytes)
+        # of requests that cost the same whatever they bring, one beside the one that is served
+        least = max(
+            2 * reader.file.call.unit_bytes, PIECE_BYTES + link.busy_bytes(RESPONSE_SECONDS)
+        )
+        return max(least, long_bytes)
+
+    def _depth_bytes(self, reader: Reader, front: Front | None = None) -> int:
+        """How much of what is guessed may be under way in all where something of a reader, or a
+        front of it, is to go with it: what is so ahead of the longest walk, of several the one that
+        is nearest goes first. Where somebody else has missed just now, who would wait for it, only
+        what keeps the link busy. Who misses where the walk has been or is to come, a rank beside
+        it, waits for what is read ahead of it."""
+        missed, length = self._traffic.just_missed(), 0
+        if front is None:
+            others = any(pid != reader.pid for pid, _ in missed)
+        else:
+            low, high = sorted((front.start, front.wanted))
+            others = any(not low <= at.position <= high for _, at in missed)
+            length = front.length if missed else self._traffic.longest
+        if others:
+            busy = self._link(reader).busy_bytes(0.0) + PIECE_BYTES
+            return max(2 * reader.file.call.unit_bytes, busy)
+        return self._busy_bytes(reader, length)
 
     def _window(
         self, of: _File, front: Front, reader: Reader, link: Link

@@ -49,7 +49,8 @@ class Consumer(Protocol):
 
     @property
     def yield_bytes(self) -> int:
-        """See PrefetchRange: as it is now; 0: as each range says."""
+        """How much of what is guessed may be under way in all, now, where something for it is to go
+        with it; 0: as each range says."""
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """Where it probably is: on from its last touch at its rate, by at most ``most_bytes``."""
@@ -62,8 +63,8 @@ class PrefetchRange:
     is needed too, by some reader, some time; ``pooled``: the reader has the pool's memory;
     ``yield_bytes``: it yields to demand misses, so no more than this of it is under way to the page
     cache at one time (0: it does not yield); ``guess``: its consumer may never come to it, so no
-    more than ``yield_bytes`` of all that is asked for stands before a miss, and nothing is read
-    that its consumer has passed."""
+    more than ``yield_bytes`` of what is asked for for it, and what its consumer says of all that is
+    asked for, stands before a miss, and nothing is read that its consumer has passed."""
 
     file: FileState
     start: int

@@ -485,9 +485,12 @@ class Scheduler:
         """Whether a reader's miss would stand behind more of what is only guessed than it yields
         to."""
         under_way = self.device_of(extent.file).under_way_bytes
-        now_bytes = extent.consumer.yield_bytes if extent.consumer is not None else 0
-        most = now_bytes or extent.yield_bytes
-        return under_way > 0 and under_way + extent.asked_bytes > most
+        consumer, asked = extent.consumer, extent.asked_bytes
+        most = (consumer.yield_bytes if consumer is not None else 0) or extent.yield_bytes
+        if not under_way or under_way + asked > most or consumer is None:
+            return under_way > 0 and under_way + asked > most
+        own = sum(one.sent_bytes for one in self._under_way.values() if one.consumer is consumer)
+        return own > 0 and own + asked > extent.yield_bytes
 
     def _send(self, extent: Extent) -> bool:
         file, device = extent.file, self.device_of(extent.file)

@@ -443,17 +443,31 @@ def test_no_more_of_guesses_is_under_way_than_they_may_delay_a_miss_by(
     assert max(length for _, length in notes.sent) <= GUESSED_EXTENT_BYTES
 
 
-def test_what_its_consumer_says_by_now_counts_more_than_what_a_range_said(file: FileState) -> None:
+@pytest.mark.parametrize(
+    ("says", "own", "sent"), [(MIB, 4 * MIB, MIB), (4 * MIB, MIB, MIB), (2 * MIB, 4 * MIB, 2 * MIB)]
+)
+def test_of_a_guess_no_more_goes_than_of_its_own_and_of_all_is_allowed(
+    file: FileState, says: int, own: int, sent: int
+) -> None:
     notes = Notes()
     scheduler = scheduler_of(notes)
     one = reader(0, 100 * MIB, 1e8)
-    scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, 4 * MIB))
-    one.yield_bytes = MIB
+    one.yield_bytes = says
+    scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, own))
     scheduler.pump(NOW)
-    assert scheduler.under_way_bytes == MIB
-    one.yield_bytes = 8 * MIB
+    assert scheduler.under_way_bytes == sent
+
+
+def test_one_that_is_short_goes_beside_what_long_ones_have_under_way(file: FileState) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    for number, own in enumerate((4 * MIB, MIB)):
+        one = reader(number, (1 + number) * 100 * MIB, 1e8)
+        one.yield_bytes, start = 4 * MIB, (1 + number) * 100 * MIB + (2 - number) * MIB
+        scheduler.want(one, guess(file, start, start + 16 * MIB, own))
     scheduler.pump(NOW)
-    assert scheduler.under_way_bytes == min(8 * MIB, scheduler.target_bytes)
+    assert sum(length for at, length in notes.sent if at >= 200 * MIB) == MIB
+    assert scheduler.under_way_bytes == min(4 * MIB, scheduler.target_bytes)
 
 
 def test_a_guess_that_its_reader_has_passed_is_not_read(file: FileState) -> None:
