@@ -25,8 +25,7 @@ from walked_orders import MIB, PAGE
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.order.order import Order
-from uffdprefetch.predict.order.progress import AGREE
-from uffdprefetch.predict.sequences import WAY
+from uffdprefetch.predict.sequences import AGREE, WAY
 from uffdprefetch.readers.known_order import PlannedReader
 
 pytestmark = warnings_fail
