@@ -37,6 +37,8 @@ _BRANCHES = (
     ast.match_case,
 )  # fmt: skip
 _CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
+#: What stands for one of a unit is a number, too (base/units.py).
+_UNITS = frozenset({"KIB", "MIB", "GIB", "MS"})
 #: Of C in the kernel's style: what is no code, what stands at the left margin, what a word names.
 _NO_CODE = re.compile(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])+'""", re.DOTALL)
 _ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)\s*")
@@ -285,8 +287,10 @@ def numbers(module: Module) -> Iterator[tuple[str, bool]]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
         values = [n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)]
+        one_unit = isinstance(node.value, ast.Name) and node.value.id in _UNITS  # one MiB
         kinds = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Tuple)
-        if not isinstance(node.value, kinds) or not values or _enumerates(names, values):
+        is_number = isinstance(node.value, kinds) and values and not _enumerates(names, values)
+        if not one_unit and not is_number:
             continue
         if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
             continue
