@@ -194,9 +194,11 @@ def test_stall_is_the_delay_over_the_time_of_all_processes_of_a_rank(monkeypatch
     delays.now = {11: 5_000_000_000, 12: 0}
     stall = looks.add(made).ranks[0].stall
     assert stall.share is None and "half a second" in stall.why
+    assert looks.watches_too_shortly, "so that `top --once` looks once more"
     clock[0], delays.now = 104.0, {11: 6_000_000_000, 12: 3_000_000_000}
     stall = looks.add(made).ranks[0].stall
     assert stall.share == pytest.approx(1.0) and stall.seconds == 4.0
+    assert not looks.watches_too_shortly
     for second in range(105, 125):  # ... and it is of the last 10 s, not of all time
         clock[0] = float(second)
         stall = looks.add(made).ranks[0].stall

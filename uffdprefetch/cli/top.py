@@ -99,8 +99,7 @@ def _once(run: WatchedService, as_json: bool) -> int:
     sensors = Sensors()
     try:
         snapshot = sensors.add(run.snapshot)
-        stalls = [rank.stall.why or "" for rank in snapshot.ranks]
-        if not snapshot.counted or any("half a second" in why for why in stalls):
+        if not snapshot.counted or sensors.watches_too_shortly:
             time.sleep(ONCE_SECONDS)
             snapshot = sensors.add(run.client.snapshot())
     except (ServiceGone, TimeoutError) as error:

@@ -87,6 +87,8 @@ class Sensors:
         self._delays = delays or BlockDelays()
         self.births = births or ProcessEvents()
         self._samples: deque[tuple[float, dict[int, int]]] = deque()
+        #: Whether of some rank it would know a stall, had it watched for longer.
+        self.watches_too_shortly = False
         self._walked = 0.0
         self._tree: set[int] = set()
         self._agents: set[int] = set()
@@ -124,6 +126,7 @@ class Sensors:
         while len(self._samples) > 2 and now - self._samples[1][0] >= STALL_SECONDS:
             self._samples.popleft()
         then, before = self._samples[0]
+        self.watches_too_shortly = False
         return tuple(
             replace(rank, stall=self._stall(rank, totals, before, now - then, why))
             for rank in ranks
@@ -146,6 +149,7 @@ class Sensors:
                 "not, nor is a process that began before kernel.task_delayacct was 1"
             )
         elif seconds < 0.5:
+            self.watches_too_shortly = True
             why = "watched for less than half a second"
         else:
             waited = sum(max(0, totals[pid] - before.get(pid, 0)) for pid in known) / 1e9
