@@ -167,7 +167,7 @@ class Pool:
         its storage's request size (0: no rounding); ``was``: what the file must still be when it is
         opened for reading, None where its pages go by inode.
 
-        Raises OSError: ENOMEM, EFBIG, EMFILE, or ENOSPC for one file too many.
+        Raises OSError: ENOMEM, EFBIG, EMFILE, or ENFILE for one file too many.
         """
         memfd = _ffi.new("int *")
         number = _checked(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import Clock
@@ -40,7 +41,8 @@ class PooledMappings:
             try:
                 return [self._pool.open(file).memfd], "the pool's memory is mapped in its place"
             except OSError as error:
-                why = str(error)
+                too_many = error.errno == errno.ENFILE
+                why = "it has as many files as it can at one time" if too_many else str(error)
         self._ledger.degrade(f"a mapping is not served by the pool: {why}", file.path)
         return [], why
 

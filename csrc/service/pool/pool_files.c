@@ -32,7 +32,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	uint64_t unit = (unit_bytes < RUN_MAX_BYTES ? unit_bytes : RUN_MAX_BYTES) / bytes;
 	struct pool_file f = { .used = 1, .size = size_bytes, .unit = unit,
 			       .source = UP_NO_SOURCE };
-	int number = -ENOSPC, ret;
+	int number = -ENFILE, ret;
 	struct stat st;
 
 	/* as for the checkpoints: of fixed size, and the jobs get a description that cannot write */
