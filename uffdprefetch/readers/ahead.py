@@ -76,13 +76,18 @@ RUNS_MAX = 8
 
 
 class Head:
-    """A front, as the scheduler sees it. ``depth_bytes``: how much may be under way where something
-    of it is to go with it."""
+    """A front, as the scheduler sees it. ``depths``: how much may be under way for it, and for all
+    where something for it is to go with it."""
 
     def __init__(
-        self, front: Front, reader: Reader, now_ns: int, depth_bytes: Callable[[Front], int]
+        self,
+        front: Front,
+        reader: Reader,
+        now_ns: int,
+        depths: tuple[Callable[[Front], int], Callable[[Front], int]],
     ) -> None:
-        self.front, self._depth_bytes = front, depth_bytes
+        self.front = front
+        self._depth_bytes, self._depth_of_all_bytes = depths
         self.rank, self.reader = reader.rank, reader.pid
         self.feedback = Feedback()
         self._rate = Rate(now_ns)
@@ -104,9 +109,14 @@ class Head:
         return self._rate.bytes_per_second
 
     @property
-    def yield_bytes(self) -> int:
+    def depth_bytes(self) -> int:
         """See Consumer."""
         return self._depth_bytes(self.front)
+
+    @property
+    def depth_of_all_bytes(self) -> int:
+        """See Consumer."""
+        return self._depth_of_all_bytes(self.front)
 
     @property
     def last_ns(self) -> int:
@@ -423,7 +433,7 @@ class Ahead(Predictor):
             return
         ahead_bytes = window * BLOCK_BYTES
         for consumer, more in self._next_shard.beyond(reader, head, ahead_bytes, least, now_ns):
-            depth = self._busy_bytes(reader, front.length)
+            depth = self._depth_of_all_bytes(reader, front)
             yield consumer, replace(more, yield_bytes=depth, guess=True)
 
     def _touch(
@@ -463,7 +473,13 @@ class Ahead(Predictor):
         head = of.heads.get(front)
         if head is None:
             head = of.heads[front] = Head(
-                front, reader, now_ns, lambda front: self._depth_bytes(reader, front)
+                front,
+                reader,
+                now_ns,
+                (
+                    lambda front: self._depth_bytes(reader, front.length),
+                    lambda front: self._depth_of_all_bytes(reader, front),
+                ),
             )
         return head
 
@@ -478,7 +494,7 @@ class Ahead(Predictor):
     ) -> Iterator[PrefetchRange]:
         """[start, end) blocks, without what the job has said that it has no use for."""
         first, last = start * BLOCK_BYTES, min(end * BLOCK_BYTES, of.file.size_bytes)
-        depth_bytes = self._busy_bytes(reader, front.length if front is not None else 0)
+        depth_bytes = self._depth_of_all_bytes(reader, front)
         for low, high in reader.unneeded.ranges.missing(first, last):
             if self._publisher.active:
                 now_ns = self._traffic.now_ns
@@ -487,7 +503,7 @@ class Ahead(Predictor):
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )
 
-    def _busy_bytes(self, reader: Reader, length: int) -> int:
+    def _depth_bytes(self, reader: Reader, length: int) -> int:
         """How much may be under way ahead of a walk that has come so far, in blocks: what lasts
         until the next is sent, and the more the longer it is."""
         link = self._link(reader)
@@ -499,7 +515,7 @@ class Ahead(Predictor):
         )
         return max(least, long_bytes)
 
-    def _depth_bytes(self, reader: Reader, front: Front | None = None) -> int:
+    def _depth_of_all_bytes(self, reader: Reader, front: Front | None = None) -> int:
         """How much of what is guessed may be under way in all where something of a reader, or a
         front of it, is to go with it: what is so ahead of the longest walk, of several the one that
         is nearest goes first. Where somebody else has missed just now, who would wait for it, only
@@ -515,7 +531,7 @@ class Ahead(Predictor):
         if others:
             busy = self._link(reader).busy_bytes(0.0) + PIECE_BYTES
             return max(2 * reader.file.call.unit_bytes, busy)
-        return self._busy_bytes(reader, length)
+        return self._depth_bytes(reader, length)
 
     def _window(
         self, of: _File, front: Front, reader: Reader, link: Link

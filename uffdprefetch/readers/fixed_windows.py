@@ -29,7 +29,7 @@ class FollowedWalk:
         self.rank, self.reader = walk.rank, walk.reader
         self.feedback = Feedback()
         self.window: FixedWindow | None = None
-        self.yield_bytes = 0
+        self.depth_bytes = self.depth_of_all_bytes = 0
 
     @property
     def direction(self) -> int:

@@ -91,9 +91,14 @@ class Beyond:
         return self.walk.rate_bytes_per_second
 
     @property
-    def yield_bytes(self) -> int:
+    def depth_bytes(self) -> int:
         """See Consumer."""
-        return self.walk.yield_bytes
+        return self.walk.depth_bytes
+
+    @property
+    def depth_of_all_bytes(self) -> int:
+        """See Consumer."""
+        return self.walk.depth_of_all_bytes
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """See Consumer."""

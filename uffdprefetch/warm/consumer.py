@@ -48,9 +48,13 @@ class Consumer(Protocol):
         """Whether what was read for it was there in time."""
 
     @property
-    def yield_bytes(self) -> int:
-        """How much of what is guessed may be under way in all, now, where something for it is to go
-        with it; 0: as each range says."""
+    def depth_bytes(self) -> int:
+        """How much of what is guessed may be under way for it, now; 0: as each range says."""
+
+    @property
+    def depth_of_all_bytes(self) -> int:
+        """How much of what is guessed, for whomever, may be under way where something for it is to
+        go with it, now; 0: as each range says."""
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """Where it probably is: on from its last touch at its rate, by at most ``most_bytes``."""
@@ -63,8 +67,8 @@ class PrefetchRange:
     is needed too, by some reader, some time; ``pooled``: the reader has the pool's memory;
     ``yield_bytes``: it yields to demand misses, so no more than this of it is under way to the page
     cache at one time (0: it does not yield); ``guess``: its consumer may never come to it, so no
-    more than ``yield_bytes`` of what is asked for for it, and what its consumer says of all that is
-    asked for, stands before a miss, and nothing is read that its consumer has passed."""
+    more than ``yield_bytes``, or what its consumer says, stands before a miss, and nothing is read
+    that its consumer has passed."""
 
     file: FileState
     start: int
@@ -86,7 +90,8 @@ class OrderConsumer:
     position_bytes: int = 0
     direction: int = 1
     reader: int = 0
-    yield_bytes: int = 0
+    depth_bytes: int = 0
+    depth_of_all_bytes: int = 0
     rate: Rate = field(init=False)
     feedback: Feedback = field(default_factory=Feedback)
 
@@ -120,7 +125,8 @@ class FileConsumer:
     position_bytes: int = 0
     direction: int = 1
     rate_bytes_per_second: float = 0.0
-    yield_bytes: int = 0
+    depth_bytes: int = 0
+    depth_of_all_bytes: int = 0
     feedback: Feedback = field(default_factory=Feedback)
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:

@@ -486,11 +486,12 @@ class Scheduler:
         to."""
         under_way = self.device_of(extent.file).under_way_bytes
         consumer, asked = extent.consumer, extent.asked_bytes
-        most = (consumer.yield_bytes if consumer is not None else 0) or extent.yield_bytes
-        if not under_way or under_way + asked > most or consumer is None:
-            return under_way > 0 and under_way + asked > most
+        if not under_way or consumer is None:
+            return under_way > 0 and under_way + asked > extent.yield_bytes
+        if under_way + asked > (consumer.depth_of_all_bytes or extent.yield_bytes):
+            return True
         own = sum(one.sent_bytes for one in self._under_way.values() if one.consumer is consumer)
-        return own > 0 and own + asked > extent.yield_bytes
+        return own > 0 and own + asked > (consumer.depth_bytes or extent.yield_bytes)
 
     def _send(self, extent: Extent) -> bool:
         file, device = extent.file, self.device_of(extent.file)

@@ -137,7 +137,7 @@ def test_it_is_measured_by_one_read_at_a_time(
 def depth_at(bed: Bed, region: Region, front: Front | None = None, now_ns: int = 0) -> int:
     """How much may be under way for it in a turn that begins now, or then."""
     bed.ahead.step(now_ns or bed.now)
-    return bed.ahead._depth_bytes(region.reader, front)
+    return bed.ahead._depth_of_all_bytes(region.reader, front)
 
 
 def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileState) -> None:
@@ -181,9 +181,9 @@ def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(
     long, short = sorted(bed.ahead._of(file).heads.values(), key=lambda head: -head.front.length)
     bed.ahead._traffic.missed.clear()
     bed.ahead.step(bed.now)
-    assert short.yield_bytes == long.yield_bytes == 8 * MIB
+    assert short.depth_of_all_bytes == long.depth_of_all_bytes == 8 * MIB
     bed.ahead._traffic.missed[second.reader.pid] = bed.now, short.front
-    assert short.yield_bytes > long.yield_bytes, "but beside its miss"
+    assert short.depth_of_all_bytes > long.depth_of_all_bytes, "but beside its miss"
 
 
 def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(

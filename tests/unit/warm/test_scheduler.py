@@ -452,7 +452,7 @@ def test_of_a_guess_no_more_goes_than_of_its_own_and_of_all_is_allowed(
     notes = Notes()
     scheduler = scheduler_of(notes)
     one = reader(0, 100 * MIB, 1e8)
-    one.yield_bytes = says
+    one.depth_of_all_bytes = says
     scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, own))
     scheduler.pump(NOW)
     assert scheduler.under_way_bytes == sent
@@ -463,7 +463,7 @@ def test_one_that_is_short_goes_beside_what_long_ones_have_under_way(file: FileS
     scheduler = scheduler_of(notes)
     for number, own in enumerate((4 * MIB, MIB)):
         one = reader(number, (1 + number) * 100 * MIB, 1e8)
-        one.yield_bytes, start = 4 * MIB, (1 + number) * 100 * MIB + (2 - number) * MIB
+        one.depth_of_all_bytes, start = 4 * MIB, (1 + number) * 100 * MIB + (2 - number) * MIB
         scheduler.want(one, guess(file, start, start + 16 * MIB, own))
     scheduler.pump(NOW)
     assert sum(length for at, length in notes.sent if at >= 200 * MIB) == MIB
