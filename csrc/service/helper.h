@@ -403,6 +403,74 @@ void up_net_rates(struct up_net *net, uint64_t *network, uint64_t *storage);
  * UP_NET_UNKNOWN. */
 void up_net_map(struct up_net *net, int file, uint32_t cells, uint16_t *out);
 
+/* --- who reads by system calls (reads.c) --- */
+struct up_reads;
+
+enum up_read_call {
+	UP_READ_GOES_ON = 0, /* no call: a thread, or a descriptor, has come so far since it was told of last */
+	UP_READ_READ = 1,
+	UP_READ_PREAD = 2,
+	UP_READ_READV = 3,
+	UP_READ_PREADV = 4,
+	UP_READ_SENDFILE = 5,
+	UP_READ_COPY = 6, /* copy_file_range */
+};
+
+/* By what a process is seen. */
+enum up_read_sensor {
+	UP_READ_UNSEEN = 0,     /* no look yet */
+	UP_READ_BY_SYSCALL = 1, /* /proc/PID/task/TID/syscall */
+	UP_READ_BY_FDINFO = 2,  /* that is refused: the positions of its descriptors */
+	UP_READ_REFUSED = 3,    /* both are */
+	UP_READ_ENDED = 4,
+};
+
+/* A thread that waits in a call which reads, or how far one has come that did. */
+struct up_read_sighting {
+	uint64_t at_ns;         /* CLOCK_MONOTONIC */
+	int64_t offset;         /* where the call reads; of UP_READ_GOES_ON the position; -1: not known */
+	uint64_t asked_bytes;   /* 0: not known */
+	uint64_t rchar;         /* of the thread (tid 0: of the process), which belongs to this offset */
+	uint64_t inode;         /* of its file, as fdinfo says; with the mount: whether the number names another one by now */
+	int32_t pid, tid, fd;
+	uint32_t mount, flags;  /* of open(2) */
+	uint16_t call, state;   /* up_read_call; the letter of proc(5): D, I and S wait */
+};
+
+/* Sums over all looks; of threads: the time for which each was last seen so. */
+struct up_read_process {
+	uint64_t looks, waiting_ns, running_ns; /* waiting: for a file system */
+	uint64_t rchar;
+	uint32_t threads, sensor;
+	int32_t error;          /* of the better sensor: -errno, or 0 */
+	uint32_t left_out;      /* by fdinfo: descriptors beyond those that are followed */
+};
+
+struct up_reads_counts {
+	uint64_t looks, sightings, lost, cpu_ns, period_ns;
+	uint32_t processes, threads, descriptors;
+};
+
+/* event_fd: incremented after a look that has found something. descriptors: so many may be kept open. 0 or -errno. */
+int up_reads_create(struct up_reads **out, int event_fd, uint32_t descriptors);
+void up_reads_destroy(struct up_reads *reads);
+/* 0, -ESRCH, -EEXIST, -ENOSPC: too many, -ENOMEM, or what open(2) says. */
+int up_reads_add(struct up_reads *reads, int pid);
+/* 0 or -ESRCH. What was seen of it before may still come. */
+int up_reads_remove(struct up_reads *reads, int pid);
+int up_reads_drain(struct up_reads *reads, struct up_read_sighting *out, int max);
+/* As of the last look: 0 or -ESRCH. */
+int up_reads_process(struct up_reads *reads, int pid, struct up_read_process *out);
+void up_reads_counts(struct up_reads *reads, struct up_reads_counts *out);
+
+/* The file behind a descriptor of a process, as far as the kernel knows it without asking storage. It is not opened
+ * (O_PATH only). 0 or -errno. */
+struct up_read_file {
+	uint64_t device, inode, size_bytes;
+	uint32_t mode;
+};
+int up_read_file(int pid, int fd, struct up_read_file *out);
+
 /* cdef end */
 
 #endif
