@@ -35,22 +35,28 @@ Key = tuple[int, int]  # (device, inode)
 
 class ReadSeen(NamedTuple):
     """A thread (tid 0: some thread of a process) has read [start, end) of a file since it was seen
-    last, is at ``position``, and will read up to ``asked_end`` for sure; within the file, in bytes.
-    ``proven``: as a part of a sequential stream; where that begins anew, ``start`` is another than
-    the last ``end``. ``path``: as the job sees it, which may be another file here."""
+    last, is at ``end``, and will read up to ``asked_end`` for sure; within the file, in bytes.
+    ``size_bytes``: of the file, as far as the kernel knows it. ``proven``: as a part of a
+    sequential stream; where that begins anew, ``start`` is another than the last ``end``.
+    ``path``: as the job sees it, which may be another file here."""
 
     pid: int
     tid: int
     key: Key
     path: str
     fd: int
+    size_bytes: int
     start: int
     end: int
-    position: int
     asked_end: int
     proven: bool
     at_ns: int
     waiting: bool
+
+    @property
+    def position(self) -> int:
+        """Where it reads next, in bytes."""
+        return self.end
 
     @property
     def link(self) -> str:
@@ -175,8 +181,8 @@ class ReadCalls:
             min(at, file.size_bytes) for at in (stretch.start, stretch.end, stretch.asked_end)
         )
         return ReadSeen(
-            sighting.pid, sighting.tid, file.key, file.path, sighting.fd, start, end, end,
-            asked_end, stretch.proven, sighting.at_ns, waits,
+            sighting.pid, sighting.tid, file.key, file.path, sighting.fd, file.size_bytes,
+            start, end, asked_end, stretch.proven, sighting.at_ns, waits,
         )  # fmt: skip
 
     # -------------------------------------------------------------- files
