@@ -96,7 +96,13 @@ enum up_attach_flag {
 
 /* up_file.verdict */
 /* UP_POOL: the service's memory takes the mapping's place; its faults go to the service */
-enum up_verdict { UP_REFUSE = 0, UP_CHECKPOINTS = 1, UP_PAGE_TABLES = 2, UP_POOL = 3 };
+enum up_verdict {
+	UP_REFUSE = 0,
+	UP_CHECKPOINTS = 1,
+	UP_PAGE_TABLES = 2,
+	UP_POOL = 3,
+	UP_READS = 4, /* of a file that is read by calls: no agent has told of it, and none hears this */
+};
 
 struct up_header {
 	uint32_t magic;

@@ -23,6 +23,7 @@ ENGINES = ("cache", "pool", "off")
 EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
 TORCH = ("auto", "off", "debug")
+READS = ("auto", "off")
 POLICIES = ("auto", "fixed", "stride", "plan", "none")
 #: Under which something is read ahead on a guess.
 GUESSING = ("auto", "stride")
@@ -49,12 +50,14 @@ def _matches(path: str, globs: Iterable[str]) -> bool:
 
 @record(frozen=True)
 class FileOptions:
-    """Which files: globs, and the size below which they are left to the kernel."""
+    """Which files: globs, and the size below which they are left to the kernel; ``reads``: whether
+    those that are read by calls are, too."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     min_size_bytes: int = 16 * MIB
+    reads: str = "auto"
 
     def wants(self, path: str) -> bool:
         """Whether --include and --exclude admit ``path``.
@@ -157,6 +160,7 @@ _WHERE = {
     "launcher": "cluster.launcher",
     "serve_cpu": "cluster.serve_cpu",
     "min_size_bytes": "files.min_size_bytes",
+    "reads": "files.reads",
     "plan": "orders.plan",
     "torch": "orders.torch",
     "trace": "wrap.trace",
@@ -299,6 +303,7 @@ def validate(config: Config) -> Config:
         ("evict", EVICTIONS),
         ("huge_pages", HUGE_PAGES),
         ("torch", TORCH),
+        ("reads", READS),
     ):
         value = config.value(name)
         what = f"{value!r} is none of {', '.join(words)}"

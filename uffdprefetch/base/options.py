@@ -13,6 +13,7 @@ from uffdprefetch.base.config import (
     HUGE_PAGES,
     POLICIES,
     PREFIX,
+    READS,
     TORCH,
     Config,
 )
@@ -189,6 +190,10 @@ OPTIONS = (
            " beyond that they read from storage (default: 1)", "CORES"),
     Option("min_size_bytes", "min-size", parse_size,
            "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
+    Option("reads", "reads", _one_of(READS),
+           "follow files that are read by read(2), pread(2) and the like, and directories of small"
+           " files, from outside (auto, default; docs/reads.md), or leave them to the kernel (off)",
+           "|".join(READS), choices=READS),
     Option("plan", "plan", os.path.abspath,
            "the order in which each rank reads its records (docs/plans.md; `uffdprefetch plan FILE`"
            " checks one)", "FILE"),
@@ -219,7 +224,7 @@ BY_VARIABLE = {option.variable: option for option in OPTIONS}
 
 #: Titles of the help, and the options under each.
 GROUPS = (
-    ("what is served", ("include", "exclude", "min-size", "whole", "plan", "torch")),
+    ("what is served", ("include", "exclude", "min-size", "whole", "reads", "plan", "torch")),
     (
         "how",
         (

@@ -135,6 +135,7 @@ class Summary:
     files: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     plans: list[dict[str, Any]] = field(default_factory=list)
+    reads: dict[str, Any] | None = None
     refused: dict[str, str] = field(default_factory=dict)
     coarse: dict[str, str] = field(default_factory=dict)
     unserved: list[dict[str, Any]] = field(default_factory=list)

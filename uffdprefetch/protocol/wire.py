@@ -74,12 +74,13 @@ class Role(IntEnum):
 
 
 class ServingMode(IntEnum):
-    """enum up_verdict: how a mapping is served."""
+    """enum up_verdict: how a mapping is served, or a file that is read by calls."""
 
     REFUSE = C.UP_REFUSE
     CHECKPOINTS = C.UP_CHECKPOINTS
     PAGE_TABLES = C.UP_PAGE_TABLES
     POOL = C.UP_POOL
+    READS = C.UP_READS
 
 
 class Stated(IntEnum):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_NS
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
 from uffdprefetch.sense.pagetable_scan import LOOKS
 from uffdprefetch.state.client import Client
@@ -314,7 +315,8 @@ class Announcements:
         for client in self._clients():
             if client.descends_from(heard.peer):
                 for region in client.regions.values():
-                    if region.file.guard.changed is None:
+                    mapped = region.verdict != ServingMode.READS
+                    if mapped and region.file.guard.changed is None:
                         regions = files.setdefault(id(region.file), (region.file, []))[1]
                         regions.append(
                             [client.pid, region.address, region.offset_bytes, region.length_bytes]

@@ -23,8 +23,11 @@ CLUSTER_BYTES = 1 << 20
 def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
     """Mapped pages of the region within file offsets [start, end), as (offset, bytes).
 
-    Empty when the page table cannot be read. One call's worth (512 runs) at most.
+    Empty when the page table cannot be read, or the file is not mapped but read by calls. One
+    call's worth (512 runs) at most.
     """
+    if region.verdict == ServingMode.READS:
+        return []
     start = max(start, region.offset_bytes)
     end = min(end, region.offset_bytes + region.length_bytes)
     if start >= end:

@@ -75,9 +75,10 @@ class FoundMappings:
 
     def reconcile(self, client: Client, mappings: list[Mapping]) -> None:
         """These are a process's: what is not known of them, and what is known and not of them."""
-        told = [r for r in client.regions.values() if r.id < FIRST_OBSERVED]
+        mapped = [r for r in client.regions.values() if r.verdict != wire.ServingMode.READS]
+        told = [r for r in mapped if r.id < FIRST_OBSERVED]
         at = {m.start: m for m in mappings}
-        for region in list(client.regions.values()):
+        for region in mapped:
             mapping = at.get(region.address)
             key = mapping and (mapping.inode, mapping.offset)
             if key == (region.file.key[1], region.offset_bytes):
@@ -86,7 +87,7 @@ class FoundMappings:
                 self._mappings.detached(client, region.id)  # gone, or another file's
             elif region.verdict != wire.ServingMode.POOL:
                 client.sightings.note_missing(region.id)
-        known = {r.address for r in client.regions.values()}
+        known = {r.address for r in mapped}
         # Ours, not the job's; a child of fork(2) whose agent has said nothing yet has its parent's.
         known |= {r.agent.anchor for c in self._clients.values() for r in c.regions.values()}
         client.sightings.keep_only(at)

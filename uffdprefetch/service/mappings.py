@@ -31,6 +31,8 @@ from uffdprefetch.warm.scheduler import Scheduler
 from uffdprefetch.warm.windows import Windows
 
 NEVER_NS = 1 << 62
+#: Of these no look into a page table tells: the pool's faults do, and sightings of calls.
+TOLD = (wire.ServingMode.POOL, wire.ServingMode.READS)
 
 _BYPASS = {
     wire.Bypass.UNMAPPED: "one was unmapped or replaced",
@@ -84,9 +86,9 @@ class ManagedMappings:
         copied = a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES
         if copied or a.flags & wire.ATTACH_STATED:
             pagetables.note_mapped(region)  # by fork(2), which copies page tables; or populated
+        if verdict in TOLD:
+            region.scan.due_ns = NEVER_NS
         if self._pooled is not None:
-            if verdict == wire.ServingMode.POOL:
-                region.scan.due_ns = NEVER_NS  # its faults tell
             self._pooled.attached(client, region)
         return region
 

@@ -16,6 +16,7 @@ import resource
 import select
 import signal
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from uffdprefetch.service.freshness import Freshness, reads_allowed
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
+from uffdprefetch.service.reads import FollowedReads
 from uffdprefetch.service.threads import Threads
 from uffdprefetch.service.told import Told
 from uffdprefetch.service.turn import Turn
@@ -133,9 +135,12 @@ class Service:
             core.mappings, core.attachments, core.scanner, core.events, core.table, ledger,
             publisher, threads.wake_fd, core.bridge, pool,
         )  # fmt: skip
+        self._reads = reads = _with_reads(
+            config, core, found, threads, publisher, lambda: self._peers.launchers.jobs()
+        )
         self._told = Told(
             config, run, core, ledger, publisher, waits, cluster, threads.cpu_seconds,
-            lambda: self._peers.launchers.jobs(),
+            lambda: self._peers.launchers.jobs(), reads,
         )  # fmt: skip
         self._peers = Peers(
             listener, self._epoll, agents, publisher, ledger, self._told.summary,
@@ -144,7 +149,7 @@ class Service:
         )  # fmt: skip
         self._turn = Turn(
             core, threads, self._peers, self._told, observer, self._freshness, waits, orders,
-            cluster,
+            cluster, reads,
         )  # fmt: skip
         self._ending = Ending(starter, self._peers, self._freshness)
         self._ending.heed_signals(self._epoll)
@@ -203,6 +208,8 @@ class Service:
         self._seat.close()
         if self._orders is not None:
             self._orders.close()
+        if self._reads is not None:
+            self._reads.close()
         if self._cluster is not None:
             self._cluster.close()
         self._seat.leave()
@@ -261,6 +268,22 @@ def _with_others(
     pool.share_with(cluster)
     poll.register(cluster.fd, select.EPOLLIN)
     return cluster
+
+
+def _with_reads(
+    config: Config, core: Coordinator, found: FoundMappings, threads: Threads,
+    publisher: EventPublisher, jobs: Callable[[], list[int]],
+) -> FollowedReads | None:  # fmt: skip
+    """Who follows what is read by calls, where something is read ahead on a guess."""
+    if config.files.reads == "off" or config.engine == "off" or not config.guesses:
+        return None
+    try:
+        return FollowedReads(
+            config, core, found, threads.opener, core.ledger, publisher, jobs, threads.wake_fd
+        )
+    except OSError as error:
+        core.ledger.degrade(f"what is read by calls is not followed: {error}")
+        return None
 
 
 def _with_orders(

@@ -75,10 +75,12 @@ def totals(
     ledger: Ledger,
     files: list[dict[str, Any]],
     pool: dict[str, Any] | None,
+    followed: dict[str, Any] | None,
     gain: Callable[[dict[str, Any]], Gained],
 ) -> doc.Totals:
-    """Sums over files and processes; every ratio has its denominator beside it. ``gain``: told the
-    figures of bytes and misses, what they came to in time."""
+    """Sums over files and processes; every ratio has its denominator beside it. ``followed``: what
+    is known of reads by calls; ``gain``: told the figures of bytes and misses, what they came to in
+    time."""
 
     def sum_of(name: str) -> int:
         return sum(f[name] for f in files)
@@ -88,7 +90,8 @@ def totals(
     used = sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
-    read_files = ledger.jobs.files()
+    by_calls = {file["path"] for file in files if file["served_by"] == "reads"}
+    read_files = [file for file in ledger.jobs.files() if file["path"] not in by_calls]
     try:
         mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:  # no descriptor is left: kinds of file systems are not worth the summary
@@ -101,7 +104,9 @@ def totals(
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
     brought = sum(map(_brought_bytes, files))
     others = sum_of("demand_used_blocks_bytes") + both - brought
-    missed = missed_bytes(others, misses if watched else None)
+    # who reads by calls is seen where it waits; no counter tells its misses
+    waited = sum(f["demand_used_blocks_bytes"] for f in files if f["path"] in by_calls)
+    missed = waited + missed_bytes(others - waited, misses if watched else None)
     figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
         "prefetched_bytes": prefetched,
@@ -126,7 +131,7 @@ def totals(
         ),
         storage_read_bytes=storage,
         storage_read_reason=storage_reason,
-        unserved_read_bytes=_read_by_calls(reads, pool),
+        unserved_read_bytes=_read_by_calls(reads, pool, followed),
         unserved_read_sensor=READ_SENSOR if ledger.jobs.read else PROCESSES_READ_SENSOR,
         unserved_read_files=read_files,
         unserved_read_files_sensor=(
@@ -151,10 +156,13 @@ def _brought_bytes(file: dict[str, Any]) -> int:
     return round(file["prefetched_used_blocks_bytes"] * share)
 
 
-def _read_by_calls(reads: list[int | None], pool: dict[str, Any] | None) -> int | None:
-    """By the job: its agents read files in the pool's stead, in its processes."""
+def _read_by_calls(
+    reads: list[int | None], pool: dict[str, Any] | None, followed: dict[str, Any] | None
+) -> int | None:
+    """By the job, and not followed: its agents read files in the pool's stead, in its processes."""
     total = None if None in reads else sum(r or 0 for r in reads)
-    return None if total is None else max(0, total - (pool["stand_in_bytes"] if pool else 0))
+    ours = (pool["stand_in_bytes"] if pool else 0) + (followed["read_bytes"] if followed else 0)
+    return None if total is None else max(0, total - ours)
 
 
 def _used_bytes(file: dict[str, Any]) -> int:
@@ -167,7 +175,8 @@ def _used_bytes(file: dict[str, Any]) -> int:
 @dataclass(frozen=True)
 class Read:
     """What a run has read, and how, as the summary's rows; ``reads``: the requests of each file
-    that the kernel would have made; ``quickest_fills``: see NodePool."""
+    that the kernel would have made; ``quickest_fills``: see NodePool; ``followed``: what is known
+    of reads by calls, None: nobody follows them."""
 
     files: list[dict[str, Any]]
     streams: list[dict[str, Any]]
@@ -175,11 +184,13 @@ class Read:
     pool: dict[str, Any] | None
     reads: list[FileReads]
     quickest_fills: list[tuple[int, float]]
+    followed: dict[str, Any] | None = None
 
 
 def read_so_far(
     ledger: Ledger, table: FileTable, clients: Mapping[int, Client], windows: Windows,
     arbiter: Arbiter, orders: KnownOrders | None, pool: NodePool | None,
+    followed: dict[str, Any] | None = None,
 ) -> Read:  # fmt: skip
     """By now, of the files that are closed as well."""
     in_pool = pool.summary() if pool else None  # takes the files' counts as well
@@ -202,6 +213,7 @@ def read_so_far(
         in_pool,
         [*ledger.closed.reads, *map(reads_of, table.all)],
         pool.quickest_fills() if pool else [],
+        followed,
     )
 
 
@@ -299,8 +311,9 @@ def summary(
         entry["demand_misses"] += one.watched.misses
     storage = scheduler.meter.storage
     figures = totals(
-        ledger, read.files, read.pool, lambda found: _gained(ledger, scheduler, read, waits, found)
-    )
+        ledger, read.files, read.pool, read.followed,
+        lambda found: _gained(ledger, scheduler, read, waits, found),
+    )  # fmt: skip
     return vars(
         doc.Summary(
             run=run,
@@ -319,6 +332,7 @@ def summary(
             files=read.files,
             streams=read.streams,
             plans=read.plans,
+            reads=read.followed,
             refused=ledger.refused,
             coarse=ledger.serving.coarse,
             unserved=[

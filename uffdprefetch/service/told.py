@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uffdprefetch.protocol.snapshot import Snapshot
     from uffdprefetch.service.cluster import Cluster
     from uffdprefetch.service.live import Live
+    from uffdprefetch.service.reads import FollowedReads
 
 
 class Told:
@@ -30,12 +31,13 @@ class Told:
         self, config: Config, run: str, core: Coordinator, ledger: Ledger,
         publisher: EventPublisher, waits: Waits, cluster: Cluster | None,
         cpu_seconds: Callable[[], float], jobs: Callable[[], list[int]],
+        reads: FollowedReads | None = None,
     ) -> None:  # fmt: skip
         """``cpu_seconds``: of those that read for the service; ``jobs``: the pids of the commands
         that the connected launchers run."""
         self._config, self._run, self._core, self._ledger = config, run, core, ledger
         self._publisher, self._waits, self._cluster = publisher, waits, cluster
-        self._cpu_seconds, self._jobs = cpu_seconds, jobs
+        self._cpu_seconds, self._jobs, self._reads = cpu_seconds, jobs, reads
         self._timeline = TimelineNotes(ledger, core.scheduler, core.mappings, core.windows)
         self.standstill = Standstill()
         self._live: Live | None = None
@@ -120,6 +122,7 @@ class Told:
         read = read_so_far(
             self._ledger, core.table, core.mappings.clients, core.windows, core.arbiter,
             core.known_orders, core.pool,
+            self._reads.describe() if self._reads is not None else None,
         )  # fmt: skip
         return summary(
             self._config, self._run, self._ledger, core.scheduler, read, self._cpu_seconds(),

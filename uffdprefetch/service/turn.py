@@ -12,6 +12,7 @@ from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
+from uffdprefetch.service.reads import FollowedReads
 from uffdprefetch.service.threads import Threads
 from uffdprefetch.service.told import Told
 from uffdprefetch.service.waits import Waits
@@ -33,10 +34,11 @@ class Turn:
     def __init__(
         self, core: Coordinator, threads: Threads, peers: Peers, told: Told, observer: Observer,
         freshness: Freshness, waits: Waits, orders: OrderService | None, cluster: Cluster | None,
+        reads: FollowedReads | None,
     ) -> None:  # fmt: skip
         self._core, self._threads, self._peers, self._told = core, threads, peers, told
         self._observer, self._freshness, self._waits = observer, freshness, waits
-        self._orders, self._cluster = orders, cluster
+        self._orders, self._cluster, self._reads = orders, cluster, reads
         self.writers = Writers(core.table, core.mappings, freshness.let_in)
         self._housekeeping_ns = self._next_pump_ns = 0
 
@@ -46,7 +48,8 @@ class Turn:
         for at in (self._next_pump_ns, self._core.table.look_ns, self._told.due_ns):
             due = min(due, at) if at else due
         orders_ns = self._orders.due_ns if self._orders is not None else None
-        due = min(at for at in (due, self._core.due_ns, orders_ns) if at is not None)
+        reads_ns = self._reads.due_ns if self._reads is not None else None
+        due = min(at for at in (due, self._core.due_ns, orders_ns, reads_ns) if at is not None)
         if self._core.pool is not None:
             due = min(due, now + uffd_pool.TICK_NS)
             if self._core.pool.orphans:
@@ -73,6 +76,8 @@ class Turn:
         if core.table.waits or 0 < core.table.look_ns <= now:
             core.table.look(now)
         self._observer.look(self._peers.launchers.jobs(), now)
+        if self._reads is not None:
+            self._reads.step(now)
         core.look(now)
         self._freshness.step(now)
         self._waits.step(core.mappings.clients)

@@ -154,6 +154,10 @@ class FileTable:
         self.left(file, pid)
         return file
 
+    def wants(self, path: str) -> bool:
+        """Whether a file of this path may be served."""
+        return self._config.files.wants(path) and not is_of_a_program(path)
+
     def _unfit(self, key: Key, opened: Opened, path: str) -> Refusal | None:
         """Why the description that was opened must not be served; None when it may."""
         fd, st = opened.fd, opened.status

@@ -111,10 +111,10 @@ class Opener:
         self._kept = 0  # threads that nothing has been given to
 
     def open(
-        self, what: int | str | Callable[[], str], then: Callable[[Opened | OSError], None]
+        self, what: int | str | Callable[[], int | str], then: Callable[[Opened | OSError], None]
     ) -> None:
-        """Open the file of a descriptor, which is closed afterwards, or of a path, or of the path
-        that a function finds, which may block and raise OSError; step() calls ``then`` with the
+        """Open the file of a descriptor, which is closed afterwards, or of a path, or of what
+        a function finds of these, which may block and raise OSError; step() calls ``then`` with the
         result; an OSError of a descriptor has its file's name."""
         if not self.run(lambda: _open(what), then):
             if isinstance(what, int):
@@ -162,7 +162,7 @@ class Opener:
             then()
 
 
-def _open(what: int | str | Callable[[], str]) -> Opened:
+def _open(what: int | str | Callable[[], int | str]) -> Opened:
     """See Opener.open()."""
     fd = -1
     try:

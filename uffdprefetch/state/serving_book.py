@@ -11,7 +11,7 @@ from uffdprefetch.state.unserved import Coarse
 
 FILES_MAX = 256
 #: How a file is served, by the names of wire.ServingMode, the best first.
-_BEST = ("pool", "checkpoints", "page_tables")
+_BEST = ("pool", "checkpoints", "page_tables", "reads")
 
 
 @dataclass

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that processes of the job read by calls (read(2), pread(2) and the like): opened by the
+service, too, and followed as mappings are, by sightings in the place of page tables."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES
+from uffdprefetch.protocol import wire
+from uffdprefetch.readers.arbiter import Arbiter
+from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.observation import Batch, Observation
+from uffdprefetch.sense.pagetable_scan import tell_seen
+from uffdprefetch.sense.read_calls import ReadSeen
+from uffdprefetch.service.mappings import ManagedMappings
+from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened, Opener
+from uffdprefetch.state.publisher import EventPublisher
+from uffdprefetch.state.reader import FIRST_OBSERVED, Region
+from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange
+from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.windows import Windows
+
+#: First number of regions that are no mappings; those that were found in /proc are below.
+FIRST_READ = FIRST_OBSERVED << 1
+#: How often it is looked whether a file that nobody was seen to read is open still.
+LOOK_NS = 250 * MS
+#: A reader that waits so many times in a row where all was read ahead gains nothing by it: its file
+#: system keeps nothing (FUSE with direct_io), or memory is too short to.
+VAIN = 8
+
+Number = tuple[int, int]
+
+
+@dataclass
+class _Followed:
+    """A file that a process reads by calls. ``link``: of its descriptor, as /proc shows it;
+    ``calls``: by thread, who has the rest of its call read, and where that ends; ``vain``: see
+    VAIN."""
+
+    client: Client
+    region: Region
+    fd: int
+    link: str
+    seen_ns: int
+    calls: dict[int, tuple[FileConsumer, int]] = field(default_factory=dict)
+    vain: int = 0
+
+
+class OpenedFiles:
+    """Of all processes of the job on this node. The service's thread calls everything here."""
+
+    def __init__(
+        self, client_of: Callable[[int], Client | None], mappings: ManagedMappings,
+        table: FileTable, opener: Opener, arbiter: Arbiter, scheduler: Scheduler,
+        windows: Windows, ledger: Ledger, publisher: EventPublisher, clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
+        """``client_of``: the process of a pid; None: it has ended."""
+        self._client_of, self._mappings, self._table = client_of, mappings, table
+        self._opener, self._arbiter, self._scheduler = opener, arbiter, scheduler
+        self._windows, self._ledger, self._publisher = windows, ledger, publisher
+        self._clock = clock
+        self._followed: dict[tuple[int, Number], _Followed] = {}
+        self._waiting: dict[tuple[int, Number], ReadSeen] = {}  # while their files are being opened
+        self._left_alone: dict[tuple[int, Number], None] = {}
+        self._keeps_nothing: set[int] = set()  # devices
+        self._regions = FIRST_READ
+        self._look_ns = 0
+        self.read_bytes = 0  # by calls that were followed
+
+    # -------------------------------------------------------------- what was seen
+
+    def seen(self, reads: Iterable[ReadSeen]) -> None:
+        """Of files that are not small: what was read of them, or is being read."""
+        for one in reads:
+            name = one.pid, one.key
+            if name in self._left_alone:
+                continue
+            followed = self._followed.get(name)
+            if followed is not None and followed.client.regions.get(followed.region.id) is None:
+                del self._followed[name]  # its process, or its file, was given up
+                followed = None
+            if followed is None:
+                self._open(name, one)
+            else:
+                self._note(followed, one)
+
+    def _note(self, followed: _Followed, one: ReadSeen) -> None:
+        region = followed.region
+        followed.seen_ns, followed.fd, followed.link = one.at_ns, one.fd, one.path
+        size = region.file.size_bytes
+        start, end = one.start, min(one.end, size)
+        if not one.proven and one.waiting:  # where it is, and what that brings
+            end = min(max(end, min(one.asked_end, start + MISS_BYTES)), size)
+        if one.waiting and self._is_vain(followed, one):
+            return
+        if start < end:
+            self._touched(region, start, end, one.at_ns)
+        self._ask_rest(followed, one)
+
+    def _touched(self, region: Region, start: int, end: int, at_ns: int) -> None:
+        """[start, end) was read: now, be it for the first time or not."""
+        batch = Batch(region, at_ns)
+
+        def tell(low: int, high: int) -> None:
+            batch.found.append((low, high))
+            if self._publisher.active:
+                tell_seen(self._publisher, region, low, high, at_ns)
+
+        region.scan.mapped.remove(start, end)
+        clusters = pagetables.note_found(region, start, end, [(start, end - start)], tell)
+        since_ns = region.scan.last_end_ns or region.scan.news_ns
+        region.file.blocks.used.looked(max(0, at_ns - since_ns))
+        region.scan.last_end_ns = region.scan.news_ns = at_ns
+        batch.touches += [
+            Observation(low, high, at_ns, new=True, told=False) for low, high in clusters
+        ]
+        self.read_bytes += end - start
+        self._arbiter.observe(batch)
+
+    def _ask_rest(self, followed: _Followed, one: ReadSeen) -> None:
+        """A call under way asks for more than the kernel reads ahead: that is no guess."""
+        region = followed.region
+        consumer, _ = followed.calls.get(one.tid, (None, 0))
+        file = region.file
+        end = min(one.asked_end, file.size_bytes)
+        ahead = file.call.ahead_bytes
+        if not one.waiting or end - one.position <= (MISS_BYTES if ahead is None else ahead):
+            if consumer is not None:
+                self._scheduler.forget(consumer)
+                del followed.calls[one.tid]
+            return
+        if consumer is None:
+            consumer = FileConsumer(region.reader.rank, one.pid)
+        followed.calls[one.tid] = consumer, end
+        consumer.position_bytes = one.position
+        each, _ = self._windows.share_bytes(file)
+        end = min(end, one.position + each)
+        for low, high in file.cache.in_flight.missing(one.position, end):
+            self._arbiter.want(consumer, PrefetchRange(file, low, high))
+
+    def _is_vain(self, followed: _Followed, one: ReadSeen) -> bool:
+        """Whether it waits for what was read ahead, again and again: then nothing is read for it
+        any more, nor of its file system."""
+        file = followed.region.file
+        first, last = one.position // BLOCK_BYTES, -(-max(one.position + 1, one.end) // BLOCK_BYTES)
+        there = file.blocks.flags[first:last]
+        ahead = bool(there) and all(flags & 1 for flags in there)
+        under_way = any(
+            ranges.overlaps(first * BLOCK_BYTES, last * BLOCK_BYTES) for ranges in file.under_way
+        )
+        followed.vain = followed.vain + 1 if ahead and not under_way else 0
+        if followed.vain < VAIN:
+            return False
+        self._keeps_nothing.add(one.key[0])
+        self._ledger.leave_alone(
+            "left to the kernel: it waits for what was read ahead (its file system keeps nothing,"
+            " or memory is too short)", file.path,
+        )  # fmt: skip
+        self._leave((one.pid, one.key), followed)
+        return True
+
+    # -------------------------------------------------------------- they come and go
+
+    def _open(self, name: tuple[int, Number], one: ReadSeen) -> None:
+        """Have the file opened that a process has open, by no name: that may mean another one."""
+        if one.key[0] in self._keeps_nothing or not self._table.wants(one.path):
+            self._leave_alone(name)
+            return
+        if name not in self._waiting and len(self._waiting) < ENTRIES_MAX:
+            self._opener.open(
+                lambda: regular(one.pid, one.fd), lambda opened: self._opened(name, opened)
+            )
+        self._waiting[name] = one
+
+    def _opened(self, name: tuple[int, Number], opened: Opened | OSError) -> None:
+        one = self._waiting.pop(name, None)
+        if isinstance(opened, OSError):
+            self._leave_alone(name)
+            return
+        if one is None or (opened.status.st_dev, opened.status.st_ino) != one.key:
+            opened.close()
+            return
+        file, client = self._admit(opened, one.pid), self._client_of(one.pid)
+        if file is None or client is None:
+            self._leave_alone(name)
+            return
+        self._regions += 1
+        device, inode, size, mtime_ns = file.key
+        attach = wire.Attach(
+            region=self._regions, flags=0, address=0, length_bytes=size, offset_bytes=0,
+            device=device, inode=inode, size_bytes=size, mtime_ns=mtime_ns, map_flags=1, advice=0,
+        )  # fmt: skip
+        region = self._mappings.adopt(client, attach, file, wire.ServingMode.READS)
+        self._ledger.serving.served(file, region.verdict)
+        self._publisher.region(client, region)
+        self._followed[name] = followed = _Followed(client, region, one.fd, one.path, one.at_ns)
+        self._note(followed, one)
+
+    def _admit(self, opened: Opened, pid: int) -> FileState | None:
+        try:
+            return self._table.ahead(opened, pid)
+        except (OSError, MemoryError, OverflowError):
+            return None
+
+    def _leave_alone(self, name: tuple[int, Number]) -> None:
+        self._left_alone[name] = None
+        if len(self._left_alone) > ENTRIES_MAX:
+            del self._left_alone[next(iter(self._left_alone))]
+
+    def _leave(self, name: tuple[int, Number], followed: _Followed) -> None:
+        """Nothing is read for it any more."""
+        for consumer, end in followed.calls.values():
+            self._scheduler.forget(consumer)
+            if followed.vain < VAIN:  # nobody saw the end of that call; but a call has one
+                rest = consumer.position_bytes, end - consumer.position_bytes
+                pagetables.note_used(followed.region, [rest])
+                self.read_bytes += rest[1]
+        self._mappings.detached(followed.client, followed.region.id)
+        del self._followed[name]
+        if followed.vain >= VAIN:
+            self._leave_alone(name)
+
+    def ended(self, pids: Iterable[int]) -> None:
+        """These processes are gone."""
+        gone = set(pids)
+        for name, followed in list(self._followed.items()):
+            if name[0] in gone:
+                self._leave(name, followed)
+        for name in [name for name in self._left_alone if name[0] in gone]:
+            del self._left_alone[name]
+
+    def step(self, now_ns: int) -> None:
+        """Leave those that are closed."""
+        if now_ns < self._look_ns:
+            return
+        self._look_ns = now_ns + LOOK_NS
+        for name, followed in list(self._followed.items()):
+            quiet = now_ns - followed.seen_ns > LATELY_NS
+            if quiet and not is_open(name[0], followed.fd, followed.link):
+                self._leave(name, followed)
+
+
+def is_open(pid: int, fd: int, link: str) -> bool:
+    """Whether a process's descriptor is still the one that shows as ``link``."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}") == link
+    except OSError:
+        return False
+
+
+def regular(pid: int, fd: int) -> int:
+    """A descriptor (O_PATH) of the regular file that a process has open. Raises OSError: it is
+    none, or closed by now. A pipe that is opened would take what its writer writes."""
+    found = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        if stat.S_ISREG(os.fstat(found).st_mode):
+            return found
+        raise OSError(f"descriptor {fd} of process {pid} is no regular file")
+    except OSError:
+        uffd.close_file(found)
+        raise

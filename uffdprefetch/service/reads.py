@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes of the job read by calls, not by mappings: seen from outside, and read ahead of
+them into the page cache (docs/reads.md). No call of the job is changed, and none waits for us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from uffdprefetch.base.clock import CLOCK
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.procfs import maps_text
+from uffdprefetch.sense.read_calls import ReadCalls
+from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.found import FoundMappings
+from uffdprefetch.service.job_tree import JobTree
+from uffdprefetch.service.opened_files import OpenedFiles
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
+from uffdprefetch.state.publisher import EventPublisher
+
+
+class FollowedReads:
+    """Of one run. The service's thread calls everything here."""
+
+    def __init__(
+        self, config: Config, core: Coordinator, found: FoundMappings, opener: Opener,
+        ledger: Ledger, publisher: EventPublisher, jobs: Callable[[], list[int]], wake_fd: int,
+    ) -> None:  # fmt: skip
+        """``jobs``: pids of the commands that launchers run. Raises OSError."""
+        self._core, self._found, self._jobs, self._ledger = core, found, jobs, ledger
+        self._min_bytes = config.files.min_size_bytes
+        self._tree = JobTree()
+        self._calls = ReadCalls(self._is_written, event_fd=wake_fd)
+        self._opened = OpenedFiles(
+            self._client_of, core.mappings, core.table, opener, core.arbiter, core.scheduler,
+            core.windows, ledger, publisher,
+        )  # fmt: skip
+
+    @property
+    def due_ns(self) -> int:
+        """When step() is due though nothing happens."""
+        return self._tree.due_ns
+
+    def step(self, now_ns: int) -> None:
+        """Once a turn: who has come and gone, and what was read."""
+        come, gone = self._tree.look(self._jobs(), now_ns)
+        for pid in come:
+            try:
+                self._calls.add(pid)
+            except OSError:  # it has ended, or too many are looked at
+                continue
+        for pid in gone:
+            self._calls.remove(pid)
+        if gone:
+            self._opened.ended(gone)
+        seen = self._calls.reap()
+        self._opened.seen(one for one in seen if one.size_bytes >= self._min_bytes)
+        self._opened.step(now_ns)
+
+    def _client_of(self, pid: int) -> Client | None:
+        """The process of a pid, be it met for the first time; None: it has ended."""
+        clients = self._core.mappings.clients
+        for client in clients.values():
+            if client.pid == pid and not client.agent.gone:
+                return client
+        if maps_text(pid) is None:
+            return None
+        try:
+            return self._found.meet(pid, static=False)
+        except OSError:  # out of descriptors
+            return None
+
+    def _is_written(self, number: tuple[int, int]) -> bool:
+        return any(
+            file.guard.writer for key, file in self._core.table.files.items() if key[:2] == number
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary (docs/summary-schema.md, ``reads``)."""
+        self._tree.due_ns = 0
+        self.step(CLOCK.now_ns())  # a job's last process may have ended just now
+        counts = self._calls.counts()
+        return {
+            "read_bytes": self._opened.read_bytes,
+            "looks": counts.looks,
+            "lost_sightings": counts.lost,
+            "left_alone": [
+                {"path": path, "why": why.value} for path, why in self._calls.left_alone.items()
+            ],
+        }
+
+    def close(self) -> None:
+        """End it."""
+        self._calls.close()
