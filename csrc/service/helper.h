@@ -163,6 +163,73 @@ int up_workers_reap(struct up_workers *workers, struct up_warm_result *out, int 
 /* CPU time of all workers, ns: user + system, the copy of the reads included. */
 int64_t up_workers_cpu_ns(struct up_workers *workers);
 
+/* --- files that are read by name (paths.c) --- */
+enum up_path_kind {
+	UP_PATH_READ = 1,  /* into the page cache: all of it, or ranges */
+	UP_PATH_PROBE = 2, /* what does the page cache keep here? Its first page, by two opens; the looks say it */
+};
+
+struct up_path_request {
+	uint64_t id, group;          /* the group: whatever is withdrawn at one time */
+	uint64_t device, inode;      /* which file it must be; inode 0: any */
+	uint64_t most_bytes;         /* no more of it is read; 0: no limit */
+	int32_t directory_fd;        /* of a name that is relative; stays open until the result was reaped */
+	uint32_t kind, method;       /* up_warm_method; UP_WARM_PREAD: nothing but pread */
+	uint32_t hold, follow; /* stays open after that, for 5 s at most; a name may be a symbolic link */
+	uint32_t ranges;             /* 0: the whole file */
+	const char *name;            /* copied, as are the ranges: offset, length, offset, length ... */
+	const uint64_t *range;
+};
+
+enum up_path_state {
+	UP_PATH_DONE = 1,
+	UP_PATH_FAILED = 2,      /* error says why */
+	UP_PATH_ANOTHER = 3,     /* than was expected; device and inode say which */
+	UP_PATH_NOT_REGULAR = 4, /* or of a file system whose bytes the kernel makes up */
+	UP_PATH_EMPTY = 5,
+	UP_PATH_WITHDRAWN = 6,
+};
+
+/* The first two by one open, the next two by another. */
+enum up_path_look {
+	UP_LOOK_COLD = 0,
+	UP_LOOK_COLD_AGAIN = 1,
+	UP_LOOK_REOPENED = 2,
+	UP_LOOK_REOPENED_AGAIN = 3,
+	UP_LOOK_STATUS = 4, /* fstat(2) */
+	UP_LOOKS = 5,
+};
+
+struct up_path_result {
+	uint64_t id, group;
+	uint64_t device, inode, size_bytes; /* before it was read */
+	int64_t mtime_ns;
+	uint64_t bytes, waited_bytes;          /* read; from the first of our reads on that had to wait */
+	uint64_t begin_ns, opened_ns, end_ns;  /* CLOCK_MONOTONIC; 0: it did not come so far */
+	uint64_t look_ns[5];                   /* of a probe: each took so long ... */
+	uint32_t look_waits[5];                /* ... and slept so often */
+	uint32_t mappable;                     /* of a probe: 0: FUSE keeps no pages of it */
+	uint32_t state, held;
+	int32_t error, directory_fd;
+};
+
+struct up_paths;
+/* At most 2 * threads descriptors, and held_most of all that this process has created. event_fd (non-blocking) gets 1
+ * when there is something to reap where nothing was. Returns how many threads there are. */
+int up_paths_create(struct up_paths **out, int threads, uint32_t held_most, int event_fd);
+/* Does not wait for threads that wait for storage: then it all stays until the process ends, and event_fd
+ * must, too. Returns whether that is so. */
+int up_paths_destroy(struct up_paths *paths);
+/* 0, -EAGAIN: queue full, or -ENOMEM. */
+int up_paths_submit(struct up_paths *paths, const struct up_path_request *request);
+enum up_path_by { UP_PATH_BY_ID = 1, UP_PATH_BY_GROUP = 2 };
+/* Those that nobody has begun, which are reaped as withdrawn: how many. */
+int up_paths_withdraw(struct up_paths *paths, enum up_path_by by, uint64_t number);
+/* Not held any longer, or not at all if it has not been read yet. */
+void up_paths_release(struct up_paths *paths, uint64_t id);
+int up_paths_reap(struct up_paths *paths, struct up_path_result *out, int max);
+int64_t up_paths_cpu_ns(struct up_paths *paths);
+
 /* --- the node's page pool (pool/) --- */
 enum up_chunk_state {
 	UP_ABSENT = 0,

@@ -13,18 +13,14 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "service/cond.h"
 #include "service/helper.h"
+#include "service/reading.h"
 
 #define QUEUE 1024u
-#define PREAD_BYTES (4u << 20)    /* on Lustre: one RPC; 8 MiB and more bypass the cache there */
-/* Where a worker reads to: nobody looks at the bytes, but at those of a page that is copied, which are no more. */
-#define SCRATCH_BYTES (64u << 10)
 /* glibc's own beginning: less is not worth a system call. */
 #define KEPT_BYTES (128 << 10)
 #define CHUNK_MIN_BYTES (64u << 10)
@@ -54,30 +50,12 @@ struct up_workers {
 	pthread_t thread[];
 };
 
-/* How often this thread has slept for something: a read of what is in the page cache does not. Unlike what is resident
- * anybody may ask for it, whosever the file is. */
-static long waits(void)
-{
-	struct rusage usage = { 0 };
-
-	getrusage(RUSAGE_THREAD, &usage);
-	return usage.ru_nvcsw;
-}
-
 /* Before the first read that waits all was there. What comes behind that may have arrived meanwhile, and is taken as
  * read by us. */
 static void note_wait(const struct up_warm_job *job, struct up_warm_result *r, uint64_t at, long before)
 {
-	if (!r->waited_bytes && waits() != before)
+	if (!r->waited_bytes && up_waits() != before)
 		r->waited_bytes = job->offset + job->length - at;
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
 /* readahead(2) only starts the reads. A file system may drop some of them (FUSE does when its
@@ -115,7 +93,7 @@ static int wait_readahead(const struct up_warm_job *job, uint32_t chunk, struct 
 
 	for (uint64_t at = job->offset; at < end; at += chunk) {
 		uint64_t last = (at + chunk < end ? at + chunk : end) - 1;
-		long before = waits();
+		long before = up_waits();
 
 		if (pread(job->fd, &byte, 1, (off_t)last) < 0)
 			return -errno;
@@ -131,18 +109,6 @@ static int wait_readahead(const struct up_warm_job *job, uint32_t chunk, struct 
 	return 0;
 }
 
-/* pread(2) of up to PREAD_BYTES in one call, all to the same place: what a buffer of that size would take of memory
- * for each worker is the job's. */
-static ssize_t read_over(int fd, size_t length, uint64_t at, char *scratch)
-{
-	struct iovec part[PREAD_BYTES / SCRATCH_BYTES];
-	int n = 0;
-
-	for (size_t left = length; left; left -= part[n++].iov_len)
-		part[n] = (struct iovec){ scratch, left < SCRATCH_BYTES ? left : SCRATCH_BYTES };
-	return preadv(fd, part, n, (off_t)at);
-}
-
 static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch,
 		    struct up_warm_result *r)
 {
@@ -150,10 +116,10 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch
 
 	while (at < end) {
 		/* Aligned pieces: a stripe boundary in the middle would make two RPCs of one. */
-		uint32_t most = chunk < PREAD_BYTES ? chunk : PREAD_BYTES;
+		uint32_t most = chunk < UP_READ_BYTES ? chunk : UP_READ_BYTES;
 		uint64_t stop = (at / most + 1) * most;
-		long before = waits();
-		ssize_t n = read_over(job->fd, (stop < end ? stop : end) - at, at, scratch);
+		long before = up_waits();
+		ssize_t n = up_read_over(job->fd, (stop < end ? stop : end) - at, at, scratch);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -170,7 +136,7 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *scratch
 /* Pieces of the extent, from its end on, that were cold; one in two or so is asked for, in an order
  * that no reader has: what fills the ones and leaves the others is our call and nobody's reading. */
 struct pattern {
-	uint64_t asked[PREAD_BYTES / PROBE_PIECE_BYTES], left[PREAD_BYTES / PROBE_PIECE_BYTES];
+	uint64_t asked[UP_READ_BYTES / PROBE_PIECE_BYTES], left[UP_READ_BYTES / PROBE_PIECE_BYTES];
 	int n_asked, n_left;
 };
 
@@ -241,7 +207,7 @@ static void probe(const struct up_warm_job *job, struct up_warm_result *r)
 	if (asked * 4 <= want) {
 		posix_fadvise(job->fd, 0, 0, POSIX_FADV_RANDOM);
 		r->method = UP_WARM_PREAD;
-		r->chunk_bytes = PREAD_BYTES;
+		r->chunk_bytes = UP_READ_BYTES;
 		return;
 	}
 	if (asked * 4 < want * 3 || left * 4 > (int64_t)pattern.n_left * PROBE_PIECE_BYTES)
@@ -321,7 +287,7 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 			note_came(job, r, (job->length / r->chunk_bytes + 1) * page);
 		if (!by_readahead || (uint64_t)up_resident_bytes(job->fd, job->offset, job->length,
 								 &sensor) < job->length)
-			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : PREAD_BYTES,
+			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : UP_READ_BYTES,
 					    scratch, r);
 		if (!by_readahead)
 			note_came(job, r, 0);
@@ -333,7 +299,7 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 	for (uint32_t i = 0; job->checkpoint_fd >= 0 && i < job->pages && i < 16; i++)
 		if (copy_page(job, job->page[i], page, scratch))
 			r->copied |= 1ull << i;
-	r->done_ns = now_ns();
+	r->done_ns = up_now_ns();
 }
 
 /* Whether a job may go with others: its read is only started, and nobody waits for its pages. */
@@ -383,7 +349,7 @@ void up_settle_malloc(void)
 static void *worker(void *arg)
 {
 	struct up_workers *p = arg;
-	char *scratch = malloc(SCRATCH_BYTES);
+	char *scratch = malloc(UP_SCRATCH_BYTES);
 
 	if (!scratch)
 		return NULL;
@@ -403,7 +369,7 @@ static void *worker(void *arg)
 		n = take(p, job, r);
 		pthread_mutex_unlock(&p->lock);
 		for (uint64_t i = 0; i < n; i++) {
-			r[i].start_ns = now_ns();
+			r[i].start_ns = up_now_ns();
 			begin(&job[i], &r[i]);
 		}
 		pthread_mutex_unlock(&p->issue);
@@ -472,7 +438,7 @@ int up_workers_submit(struct up_workers *p, const struct up_warm_job *job)
 	if (p->under_way < QUEUE) {
 		p->under_way++;
 		p->job[p->head % QUEUE] = *job;
-		p->submit_ns[p->head % QUEUE] = now_ns();
+		p->submit_ns[p->head % QUEUE] = up_now_ns();
 		p->head++;
 		ret = 0;
 	}
