@@ -71,6 +71,57 @@ int64_t up_thread_storage_bytes(void);
 int up_touched_runs(int pagemap_fd, uint64_t address, uint64_t length, uint64_t *run, int max_runs,
 		    uint64_t *next);
 
+/* --- names that are opened in marked directories (names.c) --- */
+enum up_names_kind {
+	UP_NAMES_FILE = 0,
+	UP_NAMES_DIRECTORY = 1,
+	UP_NAMES_GONE = 2, /* a watch of inotify */
+	UP_NAMES_LOST = 3, /* the queue was full */
+};
+
+struct up_name_event {
+	uint64_t directory;  /* fanotify: up_fanotify_identify(); inotify: the watch */
+	int32_t pid;         /* whose open it is; 0: it is not told */
+	uint32_t kind, name_bytes;
+	char name[256];      /* none: of the marked directory itself */
+};
+
+/* A group of each, without waiting, closed by close(2): its descriptor or -errno. */
+int up_fanotify_open(void);
+int up_inotify_open(void);
+/* `directory` is a descriptor, O_PATH suffices. Its identity in events; it may ask the file system's server. */
+int up_fanotify_identify(int directory, uint64_t *out);
+int up_fanotify_mark(int fd, int directory);
+int up_fanotify_unmark(int fd, int directory);
+/* The watch or -errno. */
+int up_inotify_mark(int fd, int directory);
+int up_inotify_unmark(int fd, int watch);
+/* What one read(2) brings, at most `max`; 0: nothing is there. */
+int up_fanotify_read(int fd, struct up_name_event *out, int max);
+int up_inotify_read(int fd, struct up_name_event *out, int max);
+
+/* --- what lies in a directory (listing.c) --- */
+/* Names in the order of readdir(3). Of an order, the entries' indices and the place of each. */
+struct up_names {
+	uint32_t count;
+	uint32_t *offset; /* of each name in `text`, which ends it by a zero */
+	char *text;
+	uint64_t *inode;
+	uint32_t *by_name, *name_place; /* by their bytes */
+	uint32_t *by_inode, *inode_place;
+};
+
+struct up_listing {
+	struct up_names *files, *directories;
+};
+
+/* Of a directory, whose descriptor may be O_PATH: -E2BIG where it has more than `most` names. Links and whatever is
+ * neither a file nor a directory are left out. */
+int up_listing_read(struct up_listing **out, int directory, uint64_t most);
+void up_listing_free(struct up_listing *listing);
+/* The index of a name, or -1. */
+int64_t up_names_find(const struct up_names *names, const char *name);
+
 /* --- copies of a file's pages, compared with the file (compare.c, checker.c) --- */
 enum up_compare_how {
 	UP_COMPARE_READ = 1,   /* the file's page by pread: where the page cache is the file */
