@@ -239,7 +239,7 @@ class Ahead(Predictor):
         self._publisher, self._in_charge, self._windows = publisher, in_charge, windows
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
-        self._whole = WholeFiles(scheduler, want, ledger, room, self._measured)
+        self._whole = WholeFiles(scheduler, want, ledger, room, self.measured)
         self._waiting = waiting
         self.account = Account()
         self._laws = Laws()
@@ -271,7 +271,8 @@ class Ahead(Predictor):
         """How many readers wait at one time."""
         return self._waiting()
 
-    def _measured(self, miss_bytes: int = MISS_BYTES) -> Link:
+    def measured(self, miss_bytes: int = MISS_BYTES) -> Link:
+        """The link, as far as it is known."""
         found, waiting = self._scheduler.meter.link, self.side_by_side()
         if found is None:
             return replace(UNKNOWN, waiting=waiting, miss_bytes=miss_bytes)
@@ -283,7 +284,7 @@ class Ahead(Predictor):
         ahead = reader.file.call.ahead_bytes
         plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
         # a miss brings a page; how many of a block are touched nobody sees
-        return self._measured(BLOCK_BYTES if reader.says_random else plain)
+        return self.measured(BLOCK_BYTES if reader.says_random else plain)
 
     # ---- what is seen ---------------------------------------------------------------------------
 
@@ -617,7 +618,7 @@ class Ahead(Predictor):
 
     def room_bytes(self) -> int:
         """So much more may be asked for on a guess now."""
-        return self.account.room_bytes(self._measured())
+        return self.account.room_bytes(self.measured())
 
     def take_back(self, reader: Reader, start: int, end: int) -> None:
         """See Predictor: of its fronts those for which a part of that was asked."""
@@ -631,7 +632,7 @@ class Ahead(Predictor):
     def said(self, stream: FileStream) -> tuple[int, int]:
         """Of what a job has said that it will need: how much may be asked for by now, and be under
         way at one time, bytes. What is free at first, and as much again as was used."""
-        link, of = self._measured(), self._of(stream.file)
+        link, of = self.measured(), self._of(stream.file)
         if of.said is not stream:
             of.said, of.said_used = stream, 0
         most = int(FREE_SECONDS * link.bandwidth_bytes_per_second) + 2 * of.said_used

@@ -79,7 +79,7 @@ def not_served(summary: Mapping[str, Any]) -> list[str]:
 
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
     first = [*_short_of_memory(summary), *_stood_still(summary)]
-    gained, shared = _gained(summary), _shared(summary)
+    gained, shared = [*_gained(summary), *_small_files(summary)], _shared(summary)
     if _moved(summary) and summary["totals"].get("gain") != "saved":
         gained = []  # the accounts are of one node's storage, not of what all nodes ask of it
     return [*first, *gained, *shared, *(_not_served(summary) or _less_well(summary))]
@@ -151,7 +151,8 @@ def _gained(summary: Mapping[str, Any]) -> list[Line]:
     if service.get("died") or service.get("silent"):
         return [f"what was gained is not known: {_death(summary)}"]
     if not summary.get("files"):
-        return [f"served nothing: {_why_nothing(summary)}"]
+        followed = _small_files(summary)
+        return [] if followed else [f"served nothing: {_why_nothing(summary)}"]
     if summary["policy"] == "none":
         return ["read nothing ahead: --policy none only watches"]
     unused = _unused(totals)
@@ -171,6 +172,22 @@ def _gained(summary: Mapping[str, Any]) -> list[Line]:
     wasted = totals.get("wasted_bytes") or 0
     much = wasted * _WASTE_SHARE > (totals.get("prefetched_bytes") or 0)
     return [said, *([f"read for nothing: {unused}"] if unused and much else [])]
+
+
+def _small_files(summary: Mapping[str, Any]) -> list[Line]:
+    """Files that were read ahead whole, since the next ones were known by their names."""
+    counts = (summary.get("reads") or {}).get("small_files") or {}
+    read, used = counts.get("read") or 0, counts.get("used") or 0
+    if not read:
+        return []
+    size = format_size(counts["used_bytes"])
+    said: list[Line] = [f"small files: {_part_of(used, read)} read ahead were opened ({size})"]
+    return said
+
+
+def _part_of(part: int, whole: int) -> str:
+    """`1,990 of 2,000`."""
+    return f"{part:,} of {whole:,}"
 
 
 def _part(part_bytes: int, whole_bytes: int) -> str:

@@ -78,7 +78,7 @@ class Coordinator:
         )  # fmt: skip
         want, room = self.arbiter.want, Room(config, self.windows, limits)
         next_shard = NextShard(self.table, opener, scheduler)
-        ahead = Ahead(
+        self.ahead = ahead = Ahead(
             scheduler, ledger, publisher, room, next_shard, self.arbiter.in_charge, want,
             self.windows, waiting,
         )  # fmt: skip

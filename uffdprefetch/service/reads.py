@@ -4,8 +4,10 @@ them into the page cache (docs/reads.md). No call of the job is changed, and non
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
@@ -20,6 +22,9 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.publisher import EventPublisher
 
+if TYPE_CHECKING:
+    from uffdprefetch.service.small_files import SmallFiles
+
 
 class FollowedReads:
     """Of one run. The service's thread calls everything here."""
@@ -27,8 +32,10 @@ class FollowedReads:
     def __init__(
         self, config: Config, core: Coordinator, found: FoundMappings, opener: Opener,
         ledger: Ledger, publisher: EventPublisher, jobs: Callable[[], list[int]], wake_fd: int,
+        rundir: str, poll: select.epoll,
     ) -> None:  # fmt: skip
-        """``jobs``: pids of the commands that launchers run. Raises OSError."""
+        """``jobs``: pids of the commands that launchers run; ``rundir``: where the service's socket
+        is. Raises OSError."""
         self._core, self._found, self._jobs, self._ledger = core, found, jobs, ledger
         self._min_bytes = config.files.min_size_bytes
         self._tree = JobTree()
@@ -37,6 +44,35 @@ class FollowedReads:
             self._client_of, core.mappings, core.table, opener, core.arbiter, core.scheduler,
             core.windows, ledger, publisher,
         )  # fmt: skip
+        #: Of which some are read; False: they cannot be followed.
+        self._small: SmallFiles | None | Literal[False] = None
+        self._make_small = partial(self._with_small_files, rundir, opener, poll)
+
+    def _with_small_files(
+        self, rundir: str, opener: Opener, poll: select.epoll
+    ) -> SmallFiles | Literal[False]:
+        """Made when the first one is waited for: most runs need none of it."""
+        from uffdprefetch.service.small_files import SmallFiles, with_threads
+
+        ahead = self._core.ahead
+        try:
+            small = with_threads(
+                rundir,
+                partial(
+                    SmallFiles, most_bytes=self._min_bytes, opener=opener, account=ahead.account,
+                    measured=ahead.measured, wants=self._core.table.wants, ledger=self._ledger,
+                ),
+            )  # fmt: skip
+        except OSError as error:
+            self._ledger.degrade(f"small files are not read ahead: {error}")
+            return False
+        for fd in small.fds:
+            poll.register(fd, select.EPOLLIN)
+        return small
+
+    def hears(self, fd: int) -> bool:
+        """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""
+        return bool(self._small) and fd in self._small.fds
 
     @property
     def due_ns(self) -> int:
@@ -58,6 +94,12 @@ class FollowedReads:
         seen = self._calls.reap()
         self._opened.seen(one for one in seen if one.size_bytes >= self._min_bytes)
         self._opened.step(now_ns)
+        small = [one for one in seen if one.waiting and one.size_bytes < self._min_bytes]
+        if small and self._small is None:
+            self._small = self._make_small()
+        if self._small:
+            self._small.seen(small)
+            self._small.step(now_ns)
 
     def _client_of(self, pid: int) -> Client | None:
         """The process of a pid, be it met for the first time; None: it has ended."""
@@ -83,14 +125,21 @@ class FollowedReads:
         self.step(CLOCK.now_ns())  # a job's last process may have ended just now
         counts = self._calls.counts()
         return {
-            "read_bytes": self._opened.read_bytes,
+            "read_bytes": self._opened.read_bytes + self._small_bytes,
             "looks": counts.looks,
             "lost_sightings": counts.lost,
+            "small_files": vars(self._small.counts) if self._small else None,
             "left_alone": [
                 {"path": path, "why": why.value} for path, why in self._calls.left_alone.items()
             ],
         }
 
+    @property
+    def _small_bytes(self) -> int:
+        return self._small.counts.used_bytes if self._small else 0
+
     def close(self) -> None:
         """End it."""
+        if self._small:
+            self._small.close()
         self._calls.close()

@@ -136,8 +136,9 @@ class Service:
             publisher, threads.wake_fd, core.bridge, pool,
         )  # fmt: skip
         self._reads = reads = _with_reads(
-            config, core, found, threads, publisher, lambda: self._peers.launchers.jobs()
-        )
+            config, core, found, threads, publisher, lambda: self._peers.launchers.jobs(),
+            seat.path, self._epoll,
+        )  # fmt: skip
         self._told = Told(
             config, run, core, ledger, publisher, waits, cluster, threads.cpu_seconds,
             lambda: self._peers.launchers.jobs(), reads,
@@ -196,6 +197,8 @@ class Service:
                 self._epoll.unregister(fd)
         elif self._orders is not None and fd == self._orders.resolver.fd:
             self._orders.resolver.ready()
+        elif self._reads is not None and self._reads.hears(fd):
+            pass  # in the turn
         else:
             self._peers.receive(fd)
 
@@ -272,15 +275,17 @@ def _with_others(
 
 def _with_reads(
     config: Config, core: Coordinator, found: FoundMappings, threads: Threads,
-    publisher: EventPublisher, jobs: Callable[[], list[int]],
+    publisher: EventPublisher, jobs: Callable[[], list[int]], socket_path: str,
+    poll: select.epoll,
 ) -> FollowedReads | None:  # fmt: skip
     """Who follows what is read by calls, where something is read ahead on a guess."""
     if config.files.reads == "off" or config.engine == "off" or not config.guesses:
         return None
     try:
         return FollowedReads(
-            config, core, found, threads.opener, core.ledger, publisher, jobs, threads.wake_fd
-        )
+            config, core, found, threads.opener, core.ledger, publisher, jobs, threads.wake_fd,
+            os.path.dirname(socket_path), poll,
+        )  # fmt: skip
     except OSError as error:
         core.ledger.degrade(f"what is read by calls is not followed: {error}")
         return None

@@ -94,7 +94,7 @@ class SmallFiles:
     """Of one run. The service's thread calls everything here."""
 
     def __init__(
-        self, most_bytes: int, opens: Opens, reader: PathReader, opener: Opener, account: Account,
+        self, opens: Opens, reader: PathReader, *, most_bytes: int, opener: Opener, account: Account,
         measured: Callable[[], Link], wants: Callable[[str], bool], ledger: Ledger,
         clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
@@ -113,13 +113,18 @@ class SmallFiles:
         self.counts = SmallFileCounts()
         self._look_ns = 0
 
+    @property
+    def fds(self) -> tuple[int, int]:
+        """Readable when step() has something to do."""
+        return self._opens.fileno(), self._reader.fileno()
+
     # -------------------------------------------------------------- what is seen
 
     def seen(self, reads: Iterable[ReadSeen]) -> None:
-        """Of small files: a process waits for one of them."""
+        """A process waits for a small file."""
         for one in reads:
             directory, name = os.path.split(one.path)
-            if not one.waiting or self._is_watched(directory) or not self._wants(one.path):
+            if self._is_watched(directory) or not self._wants(one.path):
                 continue
             names = self._waited.setdefault(directory, set())
             names.add(name)
@@ -335,6 +340,16 @@ class SmallFiles:
         """End it."""
         self._reader.close()
         self._opens.close()
+
+
+def with_threads(rundir: str, make: Callable[[Opens, PathReader], SmallFiles]) -> SmallFiles:
+    """With a sensor and threads of its own. Raises OSError."""
+    opens = Opens(rundir)
+    try:
+        return make(opens, PathReader())
+    except OSError:
+        opens.close()
+        raise
 
 
 @dataclass

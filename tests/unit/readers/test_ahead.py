@@ -147,7 +147,7 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     bed.touch(other, 200 * MIB)
     missed_ns, _ = bed.ahead._traffic.missed[8]
     beside = depth_at(bed, walker, now_ns=missed_ns)
-    link = bed.ahead._measured()
+    link = bed.ahead.measured()
     assert alone - beside == pytest.approx(
         link.bandwidth_bytes_per_second * RESPONSE_SECONDS, abs=1
     )
@@ -165,7 +165,7 @@ def test_a_long_walk_may_have_more_under_way(bed: Bed, file: FileState) -> None:
     young = depth_at(bed, walker, head.front)
     assert young == depth_at(bed, walker), "what lasts until the next is sent"
     head.front.start = head.front.position - (4 << 30) // BLOCK
-    most = int(MAX_SECONDS * bed.ahead._measured().bandwidth_bytes_per_second)
+    most = int(MAX_SECONDS * bed.ahead.measured().bandwidth_bytes_per_second)
     assert depth_at(bed, walker, head.front) == most
     bed.now += LATELY_NS
     assert depth_at(bed, walker, head.front) == young, "nobody goes on there"
@@ -198,7 +198,7 @@ def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
     assert depth_at(bed, walker, front) == alone
     far = bed.ahead._of(file).fronts._begin(elsewhere.reader.pid, 16 * MIB // BLOCK, 257, bed.now)
     bed.ahead._traffic.missed[elsewhere.reader.pid] = bed.now, far
-    link = bed.ahead._measured()
+    link = bed.ahead.measured()
     assert depth_at(bed, walker, front) == link.busy_bytes(0.0) + PIECE_BYTES
 
 
