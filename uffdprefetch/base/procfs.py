@@ -99,6 +99,11 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
     ]
 
 
+#: Beyond it no program reads in a run: it is a directory's position, which is a hash (ext4, FUSE),
+#: and its flags need not say that it is one.
+POSITION_MOST = 1 << 46
+
+
 def _open_files(pid: int) -> Iterator[tuple[str, int, int]]:
     """Of a process: (path, position, flags of open(2))."""
     try:
@@ -124,7 +129,7 @@ def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
     return [
         (path, position)
         for path, position, flags in _open_files(pid)
-        if flags & os.O_ACCMODE == os.O_RDONLY and position >= min_bytes
+        if flags & os.O_ACCMODE == os.O_RDONLY and min_bytes <= position < POSITION_MOST
     ]
 
 

@@ -158,6 +158,8 @@ class SmallFiles:
         tree, below = found
         tree.pid = pid
         self._list(tree, below, names)
+        if below:  # of its parent, where the next directories are
+            self._list(tree, os.path.dirname(below))
 
     def _list(self, tree: _Tree, below: str, names: Iterable[str] = ()) -> None:
         """Have a directory listed, and watched from before that on."""
