@@ -6,6 +6,7 @@ CSRC_HEADERS := $(wildcard csrc/*/*.h csrc/*/*/*.h)
 HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/warm.c service/bpf_ring.c)
 POOL_SOURCES := $(wildcard csrc/service/pool/*.c csrc/service/net/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
 	service/closing.c)
+PATHS_SOURCES := csrc/service/paths.c csrc/service/pathread.c
 COMPARE_SOURCES := $(addprefix csrc/service/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -117,7 +118,7 @@ build/slowfs: bench/slowfs.c
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/faults/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
-	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress
+	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/paths_stress
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
 # thread-local storage that the freestanding agent does without.
@@ -153,6 +154,10 @@ build/%/net_stress: tests/programs/net_stress.c tests/programs/pool_client.h $(P
 build/%/compare_stress: tests/programs/compare_stress.c $(COMPARE_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(COMPARE_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
+
+build/%/paths_stress: tests/programs/paths_stress.c $(PATHS_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(PATHS_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -227,6 +227,7 @@ struct up_path_request {
 	int32_t directory_fd;        /* of a name that is relative; stays open until the result was reaped */
 	uint32_t kind, method;       /* up_warm_method; UP_WARM_PREAD: nothing but pread */
 	uint32_t hold, follow; /* stays open after that, for 5 s at most; a name may be a symbolic link */
+	uint32_t cached_waits;       /* so often a read sleeps here though all is there (for the attributes) */
 	uint32_t ranges;             /* 0: the whole file */
 	const char *name;            /* copied, as are the ranges: offset, length, offset, length ... */
 	const uint64_t *range;

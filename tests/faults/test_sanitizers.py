@@ -3,10 +3,10 @@
 
 `make asan tsan` builds the preload object (its agent as a pthread: the run-times must know every
 thread), a job that does everything to its mappings (tests/programs/preload_stress.c), and the
-service's part with programs around it (tests/programs/helper_stress.c and compare_stress.c; for the
-node's page pool pool_stress.c and pool_trouble.c, for what lies between nodes net_stress.c, for how
-threads wait cond_stress.c). Any report fails. The last tests break the C on purpose, in a copy, to
-see that a report comes.
+service's part with programs around it (tests/programs/helper_stress.c, compare_stress.c and
+paths_stress.c; for the node's page pool pool_stress.c and pool_trouble.c, for what lies between
+nodes net_stress.c, for how threads wait cond_stress.c). Any report fails. The last tests break the
+C on purpose, in a copy, to see that a report comes.
 """
 
 from __future__ import annotations
@@ -185,6 +185,13 @@ def test_what_compares_copies_with_their_file_is_clean(build: Build, tmp_path: P
     assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
 
 
+def test_what_reads_files_by_name_is_clean(build: Build, tmp_path: Path) -> None:
+    directory = tmp_path / "files"
+    directory.mkdir()
+    words = [str(build.directory / "paths_stress"), str(directory)]
+    assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
+
+
 def test_no_signal_to_a_thread_that_waits_is_lost(build: Build) -> None:
     words = [str(build.directory / "cond_stress")]
     assert build.clean(build.run(words, dict(os.environ))).endswith(" taken\n")
@@ -284,7 +291,7 @@ def test_however_the_job_ends(any_build: Build, data: Path, tmp_path: Path, hamm
 # ---- would they say anything? -------------------------------------------------------------------
 
 PRELOAD, HELPER, POOL = "preload.so", "helper_stress", "pool_stress"
-COMPARE, NET, COND = "compare_stress", "net_stress", "cond_stress"
+COMPARE, NET, COND, PATHS = "compare_stress", "net_stress", "cond_stress", "paths_stress"
 #: (sanitizer, what is built, file, text, its replacement, what the report says)
 BREAKAGES = {
     "the agent writes past an array": (
@@ -341,6 +348,19 @@ BREAKAGES = {
         "asan", COND, "service/cond.h",
         "FUTEX_WAIT_BITSET_PRIVATE, sequence,", "FUTEX_WAIT_BITSET_PRIVATE, c->sequence,",
         "a signal was lost",
+    ),
+    "a result is taken from a request that was given back": (
+        "asan", PATHS, "service/paths.c",
+        "out[n++] = i->result;\n\t\tfree(i);", "free(i);\n\t\tout[n++] = i->result;",
+        "heap-use-after-free",
+    ),
+    "what is queued changes while it is released": (
+        "tsan", PATHS, "service/paths.c",
+        "pthread_mutex_lock(&p->lock);\n\tfor (struct item *i = p->queue.first; i; i = i->next)\n"
+        "\t\tif (i->request.id == id)\n\t\t\ti->request.hold = 0;",
+        "for (struct item *i = p->queue.first; i; i = i->next)\n"
+        "\t\tif (i->request.id == id)\n\t\t\ti->request.hold = 0;\n\tpthread_mutex_lock(&p->lock);",
+        "data race",
     ),
     "blocks are evicted that lie behind the file's end": (
         "asan", POOL, "service/pool/pool_room.c",

@@ -72,6 +72,12 @@ class PathProbe(NamedTuple):
     is_mappable: bool
 
     @property
+    def cached_waits(self) -> int:
+        """How often a read sleeps though its page is there: where the attributes are asked for at
+        each."""
+        return self.reopened_again.waits
+
+    @property
     def keeping(self) -> Keeping:
         """What they say of the mount.
 
@@ -79,12 +85,11 @@ class PathProbe(NamedTuple):
         read: then fstat(2) waits, too, and a read of data more often than a repeated one. Where
         the first one has not, the page was there before, or no page ever is: that is not known.
         """
-        repeated = self.reopened_again.waits
-        if not self.is_mappable or (repeated and not self.status.waits):
+        if not self.is_mappable or (self.cached_waits and not self.status.waits):
             return Keeping.NOTHING
-        if self.reopened.waits > repeated:
+        if self.reopened.waits > self.cached_waits:
             return Keeping.WHILE_OPEN
-        if repeated and self.cold.waits <= self.cold_again.waits:
+        if self.cached_waits and self.cold.waits <= self.cold_again.waits:
             return Keeping.UNKNOWN
         return Keeping.PAGES
 
@@ -98,11 +103,11 @@ class PathRequest(NamedTuple):
     length) in bytes, read one after the other; none: the whole file. ``most_bytes``: no more is
     read; 0: no limit. ``hold``: stays open after that until release(), for 5 s at most; not where
     the removal of an open file leaves a name behind (NFS, FUSE). ``method``: WARM_READAHEAD or
-    WARM_PREAD (base/cache_call.py). ``expected``: device and inode of the file that is meant.
-    ``device``: where it lies, if ``expected`` does not say; each device is read from by threads of
-    its own. ``follow``: whether the name may be a symbolic link, which is followed in the
-    service's own mount namespace. ``probe``: its first page only, to see what the page cache keeps
-    of it: of a file that no one has open, since where an open drops the pages that one does, too.
+    WARM_PREAD (base/cache_call.py). ``expected``: device and inode of the file that is meant, 0:
+    any; each device is read from by threads of its own. ``follow``: whether the name may be a
+    symbolic link, which is followed in the service's own mount namespace. ``cached_waits``: of the
+    mount (PathProbe). ``probe``: its first page only, to see what the page cache keeps of it: of a
+    file that no one has open, since where an open drops the pages that one does, too.
     """
 
     id: int
@@ -114,8 +119,8 @@ class PathRequest(NamedTuple):
     hold: bool = False
     method: int = uffd.WARM_READAHEAD
     expected: tuple[int, int] | None = None
-    device: int = 0
     follow: bool = True
+    cached_waits: int = 0
     probe: bool = False
 
 
@@ -241,12 +246,13 @@ class PathReader:
         name, r = os.fsencode(request.name), self._request
         if b"\0" in name:
             raise ValueError(f"the file name {name!r} has a zero byte in it")
-        device, inode = request.expected or (request.device, 0)
+        device, inode = request.expected or (0, 0)
         numbers = [number for one in request.ranges for number in one]
         r.id, r.group, r.device, r.inode = request.id, request.group, device, inode
         r.most_bytes, r.directory_fd = request.most_bytes, request.dir_fd
         r.kind = _lib.UP_PATH_PROBE if request.probe else _lib.UP_PATH_READ
         r.method, r.hold, r.follow = request.method, request.hold, request.follow
+        r.cached_waits = request.cached_waits
         ranges, text = _ffi.new("uint64_t[]", numbers), _ffi.new("char[]", name)
         r.ranges, r.range, r.name = len(request.ranges), ranges, text
         crew = self._crew(device)
