@@ -21,6 +21,8 @@
 
 /* Threads of a process that are looked at in turns, where they were not seen reading lately: 14 us. */
 #define TURNS_AT_ONCE 8u
+/* The same while its process reads and none is known to: it is searched for. */
+#define SEARCH_AT_ONCE 64u
 /* At least so long lies between two lists of a process's descriptors, of which each takes 6 to 330 us. */
 #define LIST_NS 50000000ull
 /* A thread that was not looked at for longer was seen too rarely to say what it did. */
@@ -345,21 +347,24 @@ static int look_at_state(struct reads_process *p, struct reads_look *look, struc
 	return 0;
 }
 
-/* Those that were seen reading lately, and of the others some in turns; `all` of them where the process begins to
- * read. */
-static int look_at_threads(struct reads_process *p, struct reads_look *look, int all,
+/* Those that were seen reading lately, and of the others some in turns. */
+static int look_at_threads(struct reads_process *p, struct reads_look *look, int grown,
 			   int (*one)(struct reads_process *, struct reads_look *, struct reads_thread *))
 {
-	uint32_t turns = 0;
+	uint32_t turns = 0, most = TURNS_AT_ONCE, reading = 0;
 	int err = 0;
 
 	for (uint32_t i = 0; i < p->n_threads && !err; i++) {
 		struct reads_thread *t = &p->thread[i];
 
-		if (all || (t->active_ns && look->now_ns - t->active_ns < READS_LATELY_NS))
-			err = one(p, look, t);
+		if (!t->active_ns || look->now_ns - t->active_ns >= READS_LATELY_NS)
+			continue;
+		err = one(p, look, t);
+		reading += t->active_ns == look->now_ns;
 	}
-	for (uint32_t i = 0; i < p->n_threads && turns < TURNS_AT_ONCE && !err; i++) {
+	if (grown && !reading)
+		most = SEARCH_AT_ONCE;
+	for (uint32_t i = 0; i < p->n_threads && turns < most && !err; i++) {
 		struct reads_thread *t = &p->thread[p->turn++ % p->n_threads];
 
 		if (t->looked_ns == look->now_ns)
@@ -539,7 +544,7 @@ static int choose_sensor(struct reads_process *p, struct reads_look *look, int s
 int reads_look_at(struct reads_process *p, struct reads_look *look)
 {
 	struct stat st = { 0 };
-	int grown, begins, err;
+	int grown, err;
 
 	p->now.looks++;
 	/* its links are its threads (fs/proc/base.c, proc_task_getattr) */
@@ -558,19 +563,18 @@ int reads_look_at(struct reads_process *p, struct reads_look *look)
 	}
 	p->now.threads = p->n_threads;
 	grown = has_read(p, look);
-	begins = grown && (!p->hot_ns || look->now_ns - p->hot_ns >= READS_LATELY_NS);
 	if (grown)
 		p->hot_ns = look->now_ns;
 	if (p->now.sensor != UP_READ_BY_SYSCALL &&
 	    (p->now.sensor == UP_READ_UNSEEN || look->now_ns - p->probed_ns >= READS_LATELY_NS))
 		choose_sensor(p, look, look_at_thread(p, look, &p->thread[0]));
 	if (p->now.sensor == UP_READ_BY_SYSCALL) {
-		err = look_at_threads(p, look, begins, look_at_thread);
+		err = look_at_threads(p, look, grown, look_at_thread);
 		if (err)
 			choose_sensor(p, look, err);
 	}
 	if (p->now.sensor == UP_READ_BY_FDINFO) {
-		look_at_threads(p, look, begins, look_at_state);
+		look_at_threads(p, look, grown, look_at_state);
 		if (grown)
 			look_at_descriptors(p, look);
 	}

@@ -272,11 +272,11 @@ def _reason(pid: int, error: int) -> str:
     except (OSError, ValueError):
         scope = 0
     try:
-        owner = os.stat(f"/proc/{pid}").st_uid
+        owner = os.stat(f"/proc/{pid}/io").st_uid  # root's, where it is not dumpable
     except OSError:
         owner = -1
     if scope:
         return f"kernel.yama.ptrace_scope is {scope}"
     if owner not in (-1, os.geteuid()):
-        return "another user's, or not dumpable (set-uid, PR_SET_DUMPABLE)"
+        return "it is another user's, or not dumpable (set-uid, PR_SET_DUMPABLE)"
     return os.strerror(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""predict/read_streams.py: who reads in order, and how far, by sightings of threads that wait."""
+"""predict/read_streams.py: who reads in order, and how far, by what is seen of waiting threads."""
 
 from __future__ import annotations
 
