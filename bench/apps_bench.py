@@ -61,6 +61,8 @@ class Bench:
     bandwidth: int
     latency_us: int
     columns: tuple[str, ...]
+    lookup_us: int = 0
+    least_share: int = LEAST_SHARE
     options: tuple[str, ...] = ()
     #: `wrap` prints its lines and does not wait for its service, as by default.
     as_by_default: bool = False
@@ -91,10 +93,13 @@ class Bench:
             raise UffdPrefetchError(f"the files for {kind} cannot be made: {made.stderr[-300:]}")
         making.rename(directory)
 
+    def sources(self, kind: str) -> list[Path]:
+        """The files of a kind, beside the bed."""
+        return sorted(path for path in self.place(kind).rglob("*") if path.is_file())
+
     def files(self, kind: str) -> list[Path]:
         """Those of a kind, on the bed."""
-        names = sorted(path for path in self.place(kind).rglob("*") if path.is_file())
-        return [self.bed.path(path.relative_to(self.source)) for path in names]
+        return [self.bed.path(path.relative_to(self.source)) for path in self.sources(kind)]
 
     # ---- one run -----------------------------------------------------------------------------
 
@@ -102,7 +107,7 @@ class Bench:
         """The command prefix, with ``self.options`` too; of files that are smaller than is usual
         --min-size tells."""
         options = (*self.options, *options)
-        smallest = self.size_bytes // LEAST_SHARE
+        smallest = self.size_bytes // self.least_share
         if smallest < Config().files.min_size_bytes:
             options = (f"--min-size={smallest}", *options)
         (self.scratch / "tool.summary.json").unlink(missing_ok=True)

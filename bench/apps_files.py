@@ -17,6 +17,7 @@ from pathlib import Path
 import harm_files
 import harm_stores
 import numpy as np
+import reads_files
 from apps_sequences import make_blast, make_kraken2, make_mmseqs
 
 LAYERS, SHARDS = 16, 4
@@ -233,6 +234,7 @@ KINDS = {
     "blast": make_blast,
     **harm_files.KINDS,
     **harm_stores.KINDS,
+    **reads_files.KINDS,
 }
 
 

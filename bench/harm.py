@@ -15,12 +15,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,67 +25,39 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import Bench, Run
 from harm_beds import BEDS, EXT4, LINKS, loop_disk, named, why_no_loop
 from harm_cases import EVERY, Case, chosen
-from harm_table import PLAIN, SCHEMA, forget, markdown, missing
-from reports import ROOT, a_line_for_errors, command, commit_of, conditions, load, save
+from harm_table import SCHEMA, markdown
+from reports import a_line_for_errors, load, save
+from rounds import (
+    TEMPFAIL,
+    Rounds,
+    Variant,
+    chosen_or_told,
+    deadline,
+    opened,
+    options_of,
+    parser_of,
+    scratch,
+    source_of_beds,
+    started,
+)
 
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
-from uffdprefetch.demo.jobrun import read_tool_summary
 
 ENGINES = ("cache", "pool")
-#: Files are sparse, some of them: a run is given the time that so many bytes take at most.
-MOST_BYTES_OF_A_RUN = 2 << 30
-SAYS = "uffdprefetch: "
-KEPT_OF_SUMMARY = ("engine", "degradations", "totals")
-#: Of sysexits.h: there are rounds left.
-TEMPFAIL = 75
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How a job is run; ``engine`` is empty for plain, ``build`` for this checkout."""
-
-    engine: str = ""
-    policy: str = ""
-    build: str = ""
-    executable: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """`pool:survival`, `cache@before` ..."""
-        policy = f":{self.policy}" if self.policy else ""
-        return f"{self.engine or PLAIN}{policy}{f'@{self.build}' if self.build else ''}"
-
-    @property
-    def root(self) -> Path:
-        """Of the checkout that has it."""
-        return ROOT if self.executable is None else self.executable.resolve().parents[2]
-
-    def words(self, bench: Bench, case: Case) -> list[str]:
-        """What goes before the command."""
-        if not self.engine:
-            return []
-        options = [f"--engine={self.engine}", *case.wrap, *bench.options]
-        if self.policy:
-            options.append(f"--policy={self.policy}")
-        words = replace(bench, options=()).wrap(*options)
-        if self.executable is None:
-            return words
-        # The other checkout's modules, and a service of its own: the two may not understand
-        # each other.
-        directory = bench.scratch / f"run-{self.build}"
-        return [
-            *("env", "-u", "PYTHONPATH", f"UFFDPREFETCH_RUNDIR={directory}"),
-            *(str(self.executable), *words[words.index("wrap") :]),
-        ]
 
 
 def variants_of(args: argparse.Namespace) -> list[Variant]:
     """Plain, the engines with each policy, and each other build's with what is its default."""
     engines = [engine for engine in ENGINES if engine in args.engines]
-    ours = [Variant(engine, policy) for policy in args.policies for engine in engines]
+    ours = [
+        Variant(f"{engine}:{policy}", (f"--engine={engine}", f"--policy={policy}"))
+        if policy
+        else Variant(engine, (f"--engine={engine}",))
+        for policy in args.policies
+        for engine in engines
+    ]
     others = [
-        Variant(engine, "", name, executable)
+        Variant(engine, (f"--engine={engine}",), name, executable)
         for name, executable in args.build
         for engine in engines
     ]
@@ -120,212 +88,55 @@ def measure(
     """One run, from cold."""
     for path in files:
         drop_cache(path)
-    bench.bed.set(bandwidth=bench.bandwidth, latency_us=bench.latency_us)
-    bench.bed.reset()
-    before = variant.words(bench, case)
-    file_bytes = min(sum(path.stat().st_size for path in files), MOST_BYTES_OF_A_RUN)
+    bench.bed.set(bandwidth=bench.bandwidth, latency_us=bench.latency_us, lookup_us=bench.lookup_us)
+    file_bytes = sum(path.stat().st_size for path in files)
     resident = sum(map(resident_bytes, files))
-    done = bench.start([*before, *words], file_bytes)
-    counters = bench.bed.counters()
-    summary = read_tool_summary(bench.scratch / "tool") if before else None
-    lines = [line.removeprefix(SAYS) for line in done.stderr.splitlines() if line.startswith(SAYS)]
-    if before and summary is None:
-        raise UffdPrefetchError(f"wrap has left no summary: {' '.join(lines)}")
-    return {
-        "variant": variant.name,
-        "seconds": done.job["seconds"],
-        "total_seconds": done.wall_seconds,
-        "digest": done.job["digest"],
-        "value_bytes": done.job["bytes"],
-        "major_faults": done.job["major_faults"],
-        "resident_bytes_at_start": resident,
-        "bytes_read": counters["bytes"],
-        "requests": counters["requests"],
-        "cpu_seconds": done.children_cpu_seconds,
-        "machine_busy_seconds": done.machine_busy_seconds,
-        "steal_seconds": done.steal_seconds,
-        "said": lines,
-        "tool": None if summary is None else {name: summary[name] for name in KEPT_OF_SUMMARY},
-    }
+    run = started(bench, case, variant, words, file_bytes)
+    return run | {"resident_bytes_at_start": resident}
 
 
 # ---- all of them -------------------------------------------------------------------------------
 
 
-@dataclass
-class Harm:
-    """The measurement: what is asked for, what there is."""
+class Harm(Rounds):
+    """On beds that stay mounted."""
 
-    args: argparse.Namespace
-    report: dict[str, Any]
-    variants: list[Variant]
-    cases: list[Case]
-    until: float
+    every = EVERY
 
-    def left(self, case: Case, beds: Sequence[str]) -> list[tuple[int, str]]:
-        """Rounds of a case that are to be run."""
-        names = [variant.name for variant in self.variants]
-        return [
-            (number, bed)
-            for bed in beds
-            for number in missing(self.report, bed, case.name, names, self.args.rounds)
-        ]
-
-    def run_case(self, bench: Bench, case: Case, beds: Sequence[str]) -> None:
-        """Its rounds that are missing, as long as there is time."""
-        report, (size_bytes, reads) = self.report, case.scaled(self.args.files, self.args.reads)
-        bench = replace(bench, size_bytes=size_bytes)
-        described = case.described(size_bytes, reads)
-        if report["cases"].get(case.name, described) != described:
-            forget(report, case.name)  # another job had this name
-        left = self.left(case, beds)
-        report["skipped"].pop(case.name, None)
-        if not left:
-            return
-        reason = case.why_not(slow=True)
-        if reason is not None:
-            report["skipped"][case.name] = reason
-            return
-        bench.make(case.kind)
-        beside = bench.place(case.kind)
-        sources = sorted(path for path in beside.rglob("*") if path.is_file())
-        files = bench.files(case.kind)
-        expected = bench.start(case.job(beside, reads), MOST_BYTES_OF_A_RUN).job["digest"]
-        report["cases"][case.name] = described
-        # In the order of EVERY, whoever came first.
-        there = report["cases"]
-        report["cases"] = {one.name: there[one.name] for one in EVERY if one.name in there}
-        words = case.job(bench.bed.path(beside.name), reads)
-        below = sources if self.args.work is not None and EXT4 not in beds else []
-        for number, bed in left:
-            if time.monotonic() > self.until:
-                return
-            if bed in LINKS:
-                link = LINKS[bed]
-                bench = replace(bench, bandwidth=link.bandwidth, latency_us=link.latency_us)
-            forget(report, case.name, bed, number)
-            # Each is the first one as often as the others.
-            turn = number % len(self.variants)
-            for variant in (*self.variants[turn:], *self.variants[:turn]):
-                where = {"bed": bed, "case": case.name, "round": number}
-                read_source(below)
-                try:
-                    run = where | measure(bench, case, variant, files, words)
-                    if run["digest"] != expected:
-                        raise UffdPrefetchError(
-                            f"WRONG VALUES: digest {run['digest']}, not {expected}"
-                        )
-                except UffdPrefetchError as error:
-                    failed = {"variant": variant.name, "error": error.message}
-                    self.keep("failures", where | failed, f"FAILED: {error.message}")
-                else:
-                    told = f"{run['seconds']:.2f} s, {run['bytes_read'] / 1e6:.1f} MB"
-                    self.keep("runs", run, " | ".join([told, *run["said"][:1]]))
-
-    def keep(self, part: str, one: dict[str, Any], told: str) -> None:
-        """A run, or what became of it."""
-        self.report[part].append(one)
-        save(self.args.json, self.report)
-        where = f"{one['bed']} | {one['case']} | round {one['round'] + 1}/{self.args.rounds}"
-        print(f"bench: {where} | {one['variant']}: {told}", file=sys.stderr, flush=True)
-
-    def run_place(self, bench: Bench, beds: Sequence[str]) -> None:
-        """All cases on the beds that show the same files."""
-        for number, case in enumerate(self.cases):
-            if time.monotonic() > self.until:
-                return
-            self.run_case(bench, case, beds)
-            size = case.scaled(self.args.files, 1)[0]
-            later = self.cases[number + 1 :]
-            if (self.args.work is None or EXT4 in beds) and all(
-                (case.kind, size) != (one.kind, one.scaled(self.args.files, 1)[0]) for one in later
-            ):
-                shutil.rmtree(replace(bench, size_bytes=size).place(case.kind), ignore_errors=True)
+    def once(self, bench: Bench, case: Case, variant: Variant, bed: str) -> Run:
+        """A run, from cold."""
+        if self.args.work is not None and bed != EXT4:
+            read_source(bench.sources(case.kind))
+        words = case.job(
+            bench.bed.path(bench.place(case.kind).name), case.scaled(1, self.args.reads)[1]
+        )
+        return measure(bench, case, variant, bench.files(case.kind), words)
 
 
 @contextlib.contextmanager
 def places(args: argparse.Namespace) -> Iterator[list[tuple[Bench, list[str]]]]:
     """Where files are shown, and on which beds: the slow one with each link, the loop device."""
-    with contextlib.ExitStack() as stack:
-
-        def directory(where: str | None) -> Path:
-            made = tempfile.TemporaryDirectory(prefix="uffdprefetch-harm-", dir=where)
-            return Path(stack.enter_context(made))
-
-        scratch = directory(None)
-        os.environ["UFFDPREFETCH_RUNDIR"] = str(scratch / "run")
-        os.environ["XDG_CONFIG_HOME"] = str(scratch / "no-config")
-        os.environ["HF_HOME"] = str(scratch / "hf")
-        # Files that are smaller than is usual are to be served, too.
-        options = (*(["--min-size=16KiB"] if args.files < 1 else []), *args.wrap)
-        rest = dict(columns=(), options=options, as_by_default=True)
+    with scratch("harm") as directory, contextlib.ExitStack() as stack:
+        rest = dict(columns=(), options=options_of(args), as_by_default=True)
         found: list[tuple[Bench, list[str]]] = []
         links = [bed for bed in args.beds if bed in LINKS]
         if links:
-            source = args.work or directory("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-            source.mkdir(exist_ok=True, parents=True)
+            source = source_of_beds(args, directory)
             bed = stack.enter_context(SlowBed(source))
-            found.append((Bench(bed, source, scratch, 0, 0, 0, **rest), links))
+            found.append((Bench(bed, source, directory(None), 0, 0, 0, **rest), links))
         if EXT4 in args.beds:
             disk = stack.enter_context(loop_disk(directory(str(args.disk) if args.disk else None)))
-            found.append((Bench(disk, disk.mountpoint, scratch, 0, 0, 0, **rest), [EXT4]))  # type: ignore[arg-type]
+            place = disk.mountpoint
+            found.append((Bench(disk, place, directory(None), 0, 0, 0, **rest), [EXT4]))  # type: ignore[arg-type]
         yield found
-
-
-def opened(args: argparse.Namespace, variants: Sequence[Variant]) -> dict[str, Any]:
-    """The report to go on with. Raises UffdPrefetchError where it has runs of other sizes."""
-    report: dict[str, Any] = {name: {} for name in ("cases", "skipped", "commits", "settings")} | {
-        name: [] for name in ("runs", "failures", "beds", "variants")
-    }
-    scale = {"files": args.files, "reads": args.reads, "wrap": args.wrap}
-    if args.json.exists():
-        report = load(args.json, SCHEMA)
-        if report["scale"] != scale:
-            raise UffdPrefetchError(
-                f"{args.json} has runs of {report['scale']}, not of {scale}: give another --json"
-            )
-    names = [variant.name for variant in variants]
-    report |= {
-        "schema": SCHEMA,
-        **conditions(),
-        "command": command("harm.py", ["--json", str(args.json)]),
-        "scale": scale,
-        "beds": [bed for bed in BEDS if bed in (*report["beds"], *args.beds)],
-        "variants": list(dict.fromkeys([*report["variants"], *names])),
-    }
-    for variant in variants:
-        commits = report["commits"].setdefault(variant.build or "this checkout", [])
-        if (commit := commit_of(variant.root)) not in commits:
-            commits.append(commit)
-    return report
-
-
-def build(words: str) -> tuple[str, Path]:
-    """NAME=EXECUTABLE."""
-    name, _, path = words.partition("=")
-    if not name or not os.access(path, os.X_OK):
-        raise argparse.ArgumentTypeError(f"NAME=EXECUTABLE, of another checkout, and not {words!r}")
-    return name, Path(path).absolute()
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="bench/harm.py", description=description)
+    parser = parser_of("harm.py", __doc__ or "", BEDS)
     add = parser.add_argument
-    add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
-    add("--bed", default="300/1", help=f"with commas: {', '.join(BEDS)} (MB/s / ms)")
-    add("--cases", default="*", metavar="GLOB", help="by name; several with commas")
-    add("--rounds", type=int, default=3)
     add("--engines", default=",".join(ENGINES), help="beside plain, with commas")
     add("--policy", default="", help="with commas (default: what is the default)")
-    add("--build", type=build, action="append", default=[], metavar="NAME=EXECUTABLE",
-        help="the uffdprefetch of another checkout, to be run in turn (repeatable)")  # fmt: skip
-    add("--wrap", type=str.split, default=[], metavar="OPTIONS", help="of wrap, in one word")
-    add("--files", type=float, default=1.0, help="size of the files, of what is usual")
-    add("--reads", type=float, default=1.0, help="how much is read, of what is usual")
-    add("--minutes", type=float, help="begin no round after so long; status 75: some are left")
-    add("--work", type=Path, help="where the bed's files lie, and stay (default: anew in /dev/shm)")
     add("--disk", type=Path, help="where the image of ext4 does (default: in /tmp)")
     args = parser.parse_args(words)
     args.beds = named(args.bed)
@@ -340,25 +151,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def measure_all(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """The rounds that are asked for and not there; whether some are left."""
     variants, cases = variants_of(args), chosen(args.cases)
-    if not cases:
-        raise UffdPrefetchError(
-            f"no case is called {args.cases}: {'; '.join(case.name for case in EVERY)}"
-        )
-    until = time.monotonic() + 60 * args.minutes if args.minutes is not None else float("inf")
-    harm = Harm(args, opened(args, variants), variants, cases, until)
-    harm.report["skipped"].pop(EXT4, None)
+    chosen_or_told(cases, args, EVERY)
+    report = opened(args, variants, SCHEMA, "harm.py")
+    harm = Harm(args, report, variants, cases, deadline(args))
+    report["skipped"].pop(EXT4, None)
     if EXT4 in args.beds and (reason := why_no_loop()) is not None:
-        harm.report["skipped"][EXT4] = reason
+        report["skipped"][EXT4] = reason
         args.beds.remove(EXT4)
     with places(args) as found:
         for bench, beds in found:
-            harm.report["settings"] |= {bed: bench.bed.settings() for bed in beds}
-            harm.run_place(bench, beds)
-    save(args.json, harm.report)
-    left = any(
-        harm.left(case, args.beds) for case in cases if case.name not in harm.report["skipped"]
-    )
-    return harm.report, left
+            report["settings"] |= {bed: bench.bed.settings() for bed in beds}
+            harm.run_place(bench, beds, keep_files=args.work is not None and EXT4 not in beds)
+    save(args.json, report)
+    return report, harm.some_left(args.beds)
 
 
 @a_line_for_errors

@@ -29,6 +29,7 @@ class Link:
     name: str
     bandwidth: int
     latency_us: int
+    lookup_us: int = 0
 
 
 LINKS = {
@@ -38,6 +39,7 @@ LINKS = {
         Link("300/5", 300_000_000, 5000),
         Link("1G/1", 1_000_000_000, 1000),
         Link("50/10", 50_000_000, 10_000),
+        Link("300/1/0.5", 300_000_000, 1000, lookup_us=500),
     )
 }
 EXT4 = "ext4"
@@ -74,7 +76,13 @@ class LoopDisk:
         """The path of `name`, which is relative to the mountpoint."""
         return self.mountpoint / name
 
-    def set(self, *, bandwidth: int | None = None, latency_us: int | None = None) -> None:
+    def set(
+        self,
+        *,
+        bandwidth: int | None = None,
+        latency_us: int | None = None,
+        lookup_us: int | None = None,
+    ) -> None:
         """It has no link."""
 
     def _statistics(self) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from apps_programs import Program
 
@@ -46,6 +46,9 @@ class Case(Program):
     def job(self, directory: Path, reads: int) -> list[str]:
         """The command line."""
         return [*self.command(directory), f"--reads={reads}"]
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
 
 
 def _pattern(name: str, kind: str, size_bytes: int, reads: int, *options: str, **more: Any) -> Case:
@@ -124,7 +127,12 @@ EVERY: tuple[Case, ...] = (
 )  # fmt: skip
 
 
+def named_like(cases: Sequence[AnyCase], globs: str) -> list[AnyCase]:
+    """Those whose names match one of these globs, with commas; in their order."""
+    patterns = globs.split(",")
+    return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
+
+
 def chosen(globs: str) -> list[Case]:
     """The cases whose names match one of these globs, with commas; in the order of EVERY."""
-    patterns: Sequence[str] = globs.split(",")
-    return [case for case in EVERY if any(fnmatchcase(case.name, pattern) for pattern in patterns)]
+    return named_like(EVERY, globs)

@@ -11,6 +11,8 @@ from render import markdown_table
 
 SCHEMA = "uffdprefetch.bench.harm/1"
 PLAIN = "plain"
+#: Plain, with all in memory.
+WARM = "warm"
 #: Seconds that a job may take beside its share of plain's: the service starts beside it.
 MORE_SECONDS = 0.050
 #: Bytes that may be read, of plain's, where a job takes at most so much of plain's time.
@@ -67,17 +69,20 @@ def most_bytes(plain_bytes: float, time_ratio: float) -> float:
     return most
 
 
+def median(runs: Sequence[Run], figure: str) -> float:
+    """Of the rounds."""
+    return statistics.median(run[figure] for run in runs)
+
+
+def paired(plain: Sequence[Run], ours: Sequence[Run], figure: str) -> float:
+    """The median of the rounds' ratios; plain and ours are pairs, a round at each place."""
+    pairs = zip(plain, ours, strict=True)
+    return statistics.median(b[figure] / max(a[figure], 1e-9) for a, b in pairs)
+
+
 def judged(plain: Sequence[Run], ours: Sequence[Run], most_time: float) -> dict[str, Any]:
     """What the rounds say of a variant; plain and ours are pairs, a round at each place."""
-
-    def median(runs: Sequence[Run], figure: str) -> float:
-        return statistics.median(run[figure] for run in runs)
-
-    def paired(figure: str) -> float:
-        pairs = zip(plain, ours, strict=True)
-        return statistics.median(b[figure] / max(a[figure], 1e-9) for a, b in pairs)
-
-    time_ratio = paired("seconds")
+    time_ratio, bytes_ratio = paired(plain, ours, "seconds"), paired(plain, ours, "bytes_read")
     plain_seconds, plain_bytes = median(plain, "seconds"), median(plain, "bytes_read")
     allowed_seconds = most_time * plain_seconds + MORE_SECONDS
     allowed_bytes = most_bytes(plain_bytes, time_ratio)
@@ -86,7 +91,7 @@ def judged(plain: Sequence[Run], ours: Sequence[Run], most_time: float) -> dict[
         word
         for word, found, allowed in (
             ("time", time_ratio * plain_seconds, allowed_seconds),
-            ("bytes", paired("bytes_read") * plain_bytes, allowed_bytes),
+            ("bytes", bytes_ratio * plain_bytes, allowed_bytes),
         )
         if found > allowed
     ]
@@ -96,7 +101,7 @@ def judged(plain: Sequence[Run], ours: Sequence[Run], most_time: float) -> dict[
         "time_ratio": time_ratio,
         "allowed_time_ratio": allowed_seconds / plain_seconds,
         "plain_bytes": plain_bytes,
-        "bytes_ratio": paired("bytes_read"),
+        "bytes_ratio": bytes_ratio,
         "allowed_bytes_ratio": allowed_bytes / max(plain_bytes, 1),
         "saved_seconds": statistics.median(
             a["seconds"] - b["seconds"] for a, b in zip(plain, ours, strict=True)

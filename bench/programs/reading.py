@@ -17,6 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+#: Of computing: time.sleep() takes some 0.1 ms more than it is told.
+SHORTEST_SLEEP_SECONDS = 0.001
+
 
 def major_faults() -> int:
     """Of this process and of its children that have ended (getrusage(2))."""
@@ -30,11 +33,13 @@ class Reading:
     """The part of a program that is measured; a context manager that prints one JSON line.
 
     ``begin_ns`` and ``end_ns`` are of the clock that all processes share. The digest is the CRC-32
-    of what was added, in order: a quarter of a second for a GB.
+    of what was added, in order: a quarter of a second for a GB. What is added after end() costs
+    nothing. ``compute_seconds_per_byte``: what is added is computed with, which is a sleep.
     """
 
-    def __init__(self) -> None:
-        self.crc = self.bytes = 0
+    def __init__(self, compute_seconds_per_byte: float = 0.0) -> None:
+        self.crc = self.bytes = self.end_ns = 0
+        self.compute_seconds_per_byte, self.owed_seconds = compute_seconds_per_byte, 0.0
 
     def begin(self) -> None:
         """Start the clock."""
@@ -42,7 +47,9 @@ class Reading:
         self.begin_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """Stop the clock."""
+        """Stop the clock, unless it was."""
+        if self.end_ns:
+            return
         self.end_ns = time.monotonic_ns()
         self.faults = major_faults() - self.faults_before
 
@@ -52,9 +59,19 @@ class Reading:
 
     def add(self, data: Any) -> None:
         """Take in what exports a buffer in C order."""
+        begin = time.perf_counter()
         view = memoryview(data).cast("B")
         self.crc = zlib.crc32(view, self.crc)
         self.bytes += len(view)
+        if self.compute_seconds_per_byte and not self.end_ns:
+            self.compute(len(view) * self.compute_seconds_per_byte, begin)
+
+    def compute(self, seconds: float, begin: float) -> None:
+        """Until so long after ``begin``; together with what comes next, where that is short."""
+        due = begin + seconds + self.owed_seconds
+        if due - time.perf_counter() > SHORTEST_SLEEP_SECONDS:
+            time.sleep(due - time.perf_counter())
+        self.owed_seconds = due - time.perf_counter()
 
     def add_tensor(self, tensor: Any) -> None:
         """Take in a torch tensor."""
@@ -100,14 +117,15 @@ def together(readers: list[Callable[[], int]], reading: Reading) -> None:
 
 
 def read_as_told(readers: Mapping[str, tuple[str, Callable[[Path, int, Reading], None]]]) -> None:
-    """`DIR --reader NAME --reads N`: one of these, which are named with the library that each
-    needs. Its import is not measured."""
+    """`DIR --reader NAME [--reads N] [--compute-seconds-per-byte S]`: one of these, which are named
+    with the library that each needs. Its import is not measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--reader", choices=tuple(readers), required=True)
-    parser.add_argument("--reads", type=int, required=True)
+    parser.add_argument("--reads", type=int, default=0)
+    parser.add_argument("--compute-seconds-per-byte", type=float, default=0.0)
     args = parser.parse_args()
     library, read = readers[args.reader]
     __import__(library)
-    with Reading() as reading:
+    with Reading(args.compute_seconds_per_byte) as reading:
         read(args.directory, args.reads, reading)
