@@ -50,29 +50,42 @@ class Announcement:
 
 
 def announce(
-    file: str | os.PathLike[str],
+    file: str | os.PathLike[str] | None = None,
     *,
     records: Iterable[int] | None = None,
     keys: Iterable[bytes | str] | None = None,
     ranges: Iterable[Sequence[int]] | None = None,
+    paths: Iterable[str | bytes | os.PathLike[str]] | None = None,
     reader: str = "plan",
 ) -> Announcement:
-    """Announce the order in which this process and its children will read a record file.
+    """Announce the order in which this process and its children will read a record file, or which
+    files they will read.
 
-    file: path of the file, or of an LMDB's directory. Exactly one of: records, numbered as in
-    `uffdprefetch index`; keys (str as UTF-8); ranges, [start, end) in bytes. Each is an *item*.
-    Iterables, or numpy arrays of integers. reader: a new order replaces the same reader's
-    last one; other readers are independent.
+    file: path of the record file, or of an LMDB's directory. Exactly one of: records, numbered as
+    in `uffdprefetch index`; keys (str as UTF-8); ranges, [start, end) in bytes; or, without a file,
+    paths of whole files, relative to the present working directory. Each is an *item*. Iterables,
+    or numpy arrays of integers. reader: a new order replaces the same reader's last one; other
+    readers are independent.
 
-    Progress is observed from touches, and from Announcement.said(). Raises ValueError for invalid
-    arguments; a record that does not exist is reported in the run's summary.
+    Progress is observed from touches and opens, and from Announcement.said(). Raises ValueError for
+    invalid arguments; a record that does not exist is reported in the run's summary, a file that
+    does not exist is passed over.
     """
-    given = [name for name, value in (("records", records), ("keys", keys), ("ranges", ranges))
-             if value is not None]  # fmt: skip
+    orders = {"records": records, "keys": keys, "ranges": ranges, "paths": paths}
+    given = [name for name, value in orders.items() if value is not None]
     if len(given) != 1:
-        raise ValueError(f"one of records, keys and ranges, not {', '.join(given) or 'none'}")
-    part: dict[str, Any] = {"what": given[0], "array": "order", "file": os.path.abspath(file)}
-    if records is not None:
+        raise ValueError(
+            f"one of records, keys, ranges and paths, not {', '.join(given) or 'none'}"
+        )
+    part: dict[str, Any] = {"what": given[0], "array": "order"}
+    if (file is None) != (paths is not None):
+        raise ValueError(f"{given[0]}: {'of which file?' if file is None else 'of no one file'}")
+    if file is not None:
+        part["file"] = os.path.abspath(file)
+    if paths is not None:
+        part["cwd"] = os.getcwd()
+        data, items = _paths(paths)
+    elif records is not None:
         data, items = _numbers(records)
     elif ranges is not None:
         data, items = _numbers(ranges, pairs=True)
@@ -111,6 +124,20 @@ def _numbers(values: Iterable[Any], pairs: bool = False) -> tuple[Any, int]:
     except (TypeError, OverflowError) as error:
         raise ValueError(f"no numbers: {error}") from None
     return numbers, len(numbers) // (2 if pairs else 1)
+
+
+def _paths(values: Iterable[Any]) -> tuple[bytes, int]:
+    """(paths, packed; their number). Raises ValueError."""
+    if isinstance(values, (str, bytes, os.PathLike)):
+        raise ValueError(f"paths: a list of them, not {values!r}")
+    try:
+        encoded = [os.fsencode(value) for value in values]
+    except TypeError as error:
+        raise ValueError(f"no paths: {error}") from None
+    wrong = next((path for path in encoded if not path or b"\0" in path), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong[:60]!r} is no path")
+    return channel.packed(encoded), len(encoded)
 
 
 def _warn(why: str) -> None:

@@ -10,12 +10,14 @@
 items read so far. A part says what is read of one file, or of one data set whose files are to be
 found:
 
-- ``what``: "records" (numbers), "keys", "ranges" (pairs of byte offsets), "samples" (indices into a
-  data set; which records they read has to be found), "lists" (no order: see below);
+- ``what``: "records" (numbers), "keys", "ranges" (pairs of byte offsets), "paths" (of whole files),
+  "samples" (indices into a data set; which records or files they read has to be found), "lists" (no
+  order: see below);
 - ``array``: the name of the array ``PID-N.NAME``: int64, or keys as channel.packed() makes them;
 - ``turns``: name of an int64 array, the item of each element, ascending; without it they are the
   items;
 - ``file``: the path, or null: any that the process maps;
+- ``cwd``: the directory to which paths that do not begin with "/" are relative;
 - of samples: ``ahead``, how many items DataLoader workers may read beyond the reported progress;
   ``samples``, the data set's length; ``token``, its name, the same in later announcements;
   ``files`` and ``buffers``, names of arrays, where the data set tells in which buffers of which
@@ -44,6 +46,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.job.channel import SCHEMA, SLOTS
 from uffdprefetch.orders.buffers import Buffers
+from uffdprefetch.orders.file_order import PathColumn, PathOrder, check_paths, of_items
 from uffdprefetch.orders.key_lists import KeyList
 from uffdprefetch.orders.token_files import NAMES, StoredArray, TokenFile
 
@@ -52,7 +55,7 @@ JSON_MAX_BYTES = 1 << 20
 ARRAY_MAX_BYTES = 1 << 30
 PARTS_MAX = 256
 LISTS_MAX = 64
-WHAT = ("records", "keys", "ranges", "samples", "lists", "nothing")
+WHAT = ("records", "keys", "ranges", "paths", "samples", "lists", "nothing")
 KINDS = ("bytes", "text", "ints")
 
 
@@ -87,6 +90,7 @@ class Part:
     files: str | None = None
     buffers: str | None = None
     tokens: TokenFile | None = None
+    cwd: str = "/"
 
     @property
     def arrays(self) -> set[str]:
@@ -142,6 +146,18 @@ class StoredAnnouncement:
             return Buffers.parse(names, self.numbers(part.buffers), part.samples)
         except ValueError as error:
             raise AnnounceError(f"files of a data set: {error}") from None
+
+    def paths(self, part: Part) -> PathOrder:
+        """The order of the files of a "paths" part. Raises AnnounceError."""
+        try:
+            elements = KeyList.parse("paths", "bytes", self.array(part.array))
+            check_paths(elements)
+            turns = self.turns(part, len(elements))
+            before = os.fsencode(os.path.join(part.cwd, ""))
+            column = PathColumn(elements, before)
+            return of_items([column], [np.arange(len(elements))], turns, self.items)
+        except ValueError as error:
+            raise AnnounceError(f"paths of files: {error}") from None
 
     def remove(self) -> None:
         """Remove its files: all has been read."""
@@ -204,7 +220,15 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
         files=None if files is None else _name(files),
         buffers=None if buffers is None or files is None else _name(buffers),
         tokens=None if tokens is None else _tokens(tokens),
+        cwd=_directory(value.get("cwd", "/")),
     )
+
+
+def _directory(value: object) -> str:
+    name = _text(value)
+    if not name.startswith("/"):
+        raise AnnounceError(f"{name[:64]!r} is no absolute path")
+    return name
 
 
 def _tokens(value: Mapping[str, Any]) -> TokenFile:

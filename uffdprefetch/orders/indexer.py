@@ -27,9 +27,11 @@ from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders import (
     announcement,
     extents_file,
+    paths_file,
     plan_file,
     stated,
 )
+from uffdprefetch.orders.file_order import PathOrder
 from uffdprefetch.orders.mapped_files import ResolveRequest
 from uffdprefetch.orders.provisional import provisional_order
 from uffdprefetch.orders.samples import SampleResolver
@@ -136,7 +138,8 @@ class Indexer:
     def _of_announced(self, request: dict[str, Any]) -> dict[str, Any]:
         """The orders of what was announced, in the files that the process maps.
 
-        ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``again``: ask
+        ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``file_orders``:
+        [{"part", "order": a layout of orders/paths_file.py, "how"}], of whole files; ``again``: ask
         again when more has been read or mapped; ``more``: and there are more orders when another
         file is mapped; ``findings``: lines for the user.
         """
@@ -146,7 +149,7 @@ class Indexer:
         wanted = ResolveRequest(
             request["files"], request["said"], request["done"], request["process"]
         )
-        return self._samples.orders(announced, wanted, self._store)
+        return self._samples.orders(announced, wanted, self._store, self._store_paths)
 
     # ---- an index -------------------------------------------------------------------------------
 
@@ -173,6 +176,12 @@ class Indexer:
         """An order of a file, as the service maps it."""
         units = OrderExtents.of(order, os.stat(path).st_size, mmap.PAGESIZE)
         return extents_file.write(os.path.join(self._directory, f"{self._number()}.units"), units)
+
+    def _store_paths(self, order: PathOrder) -> dict[str, Any]:
+        """An order of files, as the service maps it."""
+        stem = os.path.join(self._directory, str(self._number()))
+        table = paths_file.write_table(f"{stem}.paths", order.table)
+        return paths_file.write(f"{stem}.order", order, table)
 
 
 def _assert_same(path: str, key: tuple[int, ...]) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # they bring numpy, which a service without plans spares
     import subprocess
 
     from uffdprefetch.formats.index import RecordIndex
+    from uffdprefetch.orders.file_order import PathOrder
     from uffdprefetch.predict.order.extents import OrderExtents
 
 log = logging.getLogger("uffdprefetch.serve")
@@ -162,6 +163,12 @@ class IndexerClient:
         from uffdprefetch.orders import extents_file
 
         return extents_file.read(self.directory, layout)
+
+    def file_order(self, layout: dict[str, Any]) -> PathOrder:
+        """An order of whole files, of an answer, mapped. Raises OSError, ValueError."""
+        from uffdprefetch.orders import paths_file
+
+        return paths_file.read(self.directory, layout)
 
     def index(self, name: str) -> RecordIndex | None:
         """An index of an answer, mapped."""

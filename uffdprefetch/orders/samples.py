@@ -18,6 +18,8 @@ from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.announcement import AnnounceError, Part, StoredAnnouncement
+from uffdprefetch.orders.file_links import with_aliases
+from uffdprefetch.orders.file_order import PathOrder
 from uffdprefetch.orders.mapped_files import ResolveRequest, identity, same_file
 from uffdprefetch.orders.mapping import KeyList
 from uffdprefetch.orders.sample_search import TRIES_MAX, SampleLists, SampleSearch
@@ -26,6 +28,7 @@ from uffdprefetch.orders.token_files import TokenFile
 from uffdprefetch.predict.order.order import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
+StorePaths = Callable[[PathOrder], dict[str, Any]]
 
 #: Data sets whose lists are kept, the latest.
 TOKENS_MAX = 64
@@ -72,10 +75,15 @@ class SampleResolver:
                 known.tries = 0
 
     def orders(
-        self, announcement: StoredAnnouncement, request: ResolveRequest, store: Store
+        self,
+        announcement: StoredAnnouncement,
+        request: ResolveRequest,
+        store: Store,
+        store_paths: StorePaths,
     ) -> dict[str, Any]:
         """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
         found: list[dict[str, Any]] = []
+        of_files: list[dict[str, Any]] = []
         findings: list[str] = []
         pending = more = False
         tokens: list[tuple[int, int, Order, str]] = []
@@ -84,6 +92,10 @@ class SampleResolver:
             if part.what == "lists" or (resolved and part.buffers is None):
                 continue
             again = False
+            if part.what == "paths":
+                layout = store_paths(with_aliases(announcement.paths(part)))
+                of_files.append({"part": number, "order": layout, "how": "paths announced"})
+                continue
             if part.buffers is not None:
                 chosen, finding, missing = self._told(announcement, part, request, resolved)
                 more |= missing
@@ -109,7 +121,10 @@ class SampleResolver:
         for (number, i, _, how), order in zip(tokens, whole, strict=True):
             path = request.files[i].path
             found.append({"part": number, "file": i, "order": store(order, path), "how": how})
-        return {"orders": found, "findings": findings, "again": pending, "more": more}
+        return {
+            "orders": found, "file_orders": of_files, "findings": findings, "again": pending,
+            "more": more,
+        }  # fmt: skip
 
     # ---- records, keys, ranges ------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ def address_of(path: Path) -> tuple[int, int]:
     return low, high - low
 
 
+def no_files(order: Any) -> dict[str, Any]:
+    raise AssertionError("it reads no whole files")
+
+
 class Data:
     """A data set of shards, and an announcement of it in shuffled order."""
 
@@ -111,7 +115,7 @@ class Data:
             [(0, str(self.shards[i])) for i in resolved],
             PID,
         )
-        answer = self.resolver.orders(self.write(), request, store)
+        answer = self.resolver.orders(self.write(), request, store, no_files)
         return answer, {self.shards.index(Path(path)): each for path, each in stored.items()}
 
 
