@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, ClassVar
 
-from . import arrow_tables, lists, token_files
+from . import arrow_tables, containers, lists, token_files
 from .channel import packed
 from .samplers import Unknown, plain, runs
 from .tables import IdentityTable
@@ -35,6 +35,8 @@ _DEPTH = 16
 _TOKEN_TEXT = 256
 #: As orders/announcement.py's PARTS_MAX.
 CAP_PARTS = 256
+#: Parts that say which texts their data sets have: bounds an announcement's JSON to some 500 KB.
+CAP_TEXTS = 32
 
 
 class DatasetInfo:
@@ -94,7 +96,7 @@ def _name(base: object, index: int) -> str:
     kind = type(base)
     texts = sorted(
         (name, value)
-        for name, value in lists.attributes(base)
+        for name, value in containers.attributes(base)
         if type(name) is str and type(value) is str and len(value) <= _TOKEN_TEXT
     )
     module = kind.__module__.replace("__mp_main__", "__main__")  # so a spawned worker names it
@@ -229,13 +231,19 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
             part["tokens"], made = token_files.describe(base.dataset, name)
             description.arrays.update(made)
             continue
+        part["cwd"] = _cwd()
+        part["texts"] = containers.texts(base.dataset) if number < CAP_TEXTS else []
         found = None if base.table is None else _buffers(base)
         if found is not None and found.files:
             part["files"], part["buffers"] = name + ".files", name + ".buffers"
             description.arrays[name + ".files"] = packed(map(os.fsencode, found.files))
             description.arrays[name + ".buffers"] = found.numbers
-            continue
-        columns = lists.columns(base.dataset, samples)
+        # what base.samples counts are rows of its table
+        columns = (
+            lists.columns(base.dataset, samples)
+            if base.table is None
+            else lists.table_columns(base.dataset)
+        )
         signatures = [(column.name, column.signature) for column in columns]
         if description.has(known, signatures):
             part["known"] = True
@@ -245,6 +253,14 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
             room -= sum(map(len, made.values()))
             description.will_have(known, signatures)
     return description
+
+
+def _cwd() -> str:
+    """The directory that relative paths are of."""
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return "/"
 
 
 def _buffers(base: BaseDataset) -> arrow_tables.TableBuffers | None:

@@ -17,7 +17,8 @@ found:
 - ``turns``: name of an int64 array, the item of each element, ascending; without it they are the
   items;
 - ``file``: the path, or null: any that the process maps;
-- ``cwd``: the directory to which paths that do not begin with "/" are relative;
+- ``cwd``: the directory to which paths that do not begin with "/" are relative; ``texts``: of a
+  data set, among which directories of its files, or their endings, may be;
 - of samples: ``ahead``, how many items DataLoader workers may read beyond the reported progress;
   ``samples``, the data set's length; ``token``, its name, the same in later announcements;
   ``files`` and ``buffers``, names of arrays, where the data set tells in which buffers of which
@@ -27,8 +28,8 @@ found:
   arrays that lead to a sample's tokens (orders/token_files.py), {"path", "offset"} or {"array"}
   each, with ``type`` and ``count``;
   ``lists``: [{"name", "array", "kind": "bytes" | "text" | "ints", "count"}], which may map a
-  sample's index to a key (``known``: unchanged since the last announcement). "lists" parts bring
-  these alone, for a token of the process ``parent``;
+  sample's index to a key or a file (``known``: unchanged since the last announcement). "lists"
+  parts bring these alone, for a token of the process ``parent``;
 - "nothing": the order is not known; ``why``, a line.
 """
 
@@ -55,6 +56,7 @@ JSON_MAX_BYTES = 1 << 20
 ARRAY_MAX_BYTES = 1 << 30
 PARTS_MAX = 256
 LISTS_MAX = 64
+TEXTS_MAX = 64
 WHAT = ("records", "keys", "ranges", "paths", "samples", "lists", "nothing")
 KINDS = ("bytes", "text", "ints")
 
@@ -91,6 +93,7 @@ class Part:
     buffers: str | None = None
     tokens: TokenFile | None = None
     cwd: str = "/"
+    texts: Sequence[str] = ()
 
     @property
     def arrays(self) -> set[str]:
@@ -221,6 +224,7 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
         buffers=None if buffers is None or files is None else _name(buffers),
         tokens=None if tokens is None else _tokens(tokens),
         cwd=_directory(value.get("cwd", "/")),
+        texts=tuple(map(_text, (value.get("texts") or [])[:TEXTS_MAX])),
     )
 
 

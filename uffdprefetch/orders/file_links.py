@@ -35,9 +35,17 @@ class RealNames:
             found = self._directories[name] = os.path.realpath(name)
         return found
 
+    def in_directory(self, path: str) -> str:
+        """The real path of a file that is no link itself."""
+        return os.path.join(self.directory(path), os.path.basename(path))
+
+    def any_links(self, paths: Iterable[str]) -> bool:
+        """Whether one of these files is a symbolic link itself."""
+        return any(map(os.path.islink, map(self.in_directory, paths)))
+
     def file(self, path: str) -> str:
         """The real path of a file; one that does not exist is taken to be no link."""
-        found = os.path.join(self.directory(path), os.path.basename(path))
+        found = self.in_directory(path)
         try:
             return os.path.realpath(found) if os.path.islink(found) else found
         except OSError:

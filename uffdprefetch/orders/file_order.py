@@ -18,8 +18,9 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.orders.key_lists import KeyList
 
-#: Files around a reader whose names are looked at when one is opened: beyond those that workers may
-#: have opened ahead, and behind, for files that are opened twice. 1 ms of work for each thousand.
+#: Files around a reader whose names are known when one is opened: so many beyond those that workers
+#: may have opened ahead, of which half may be used up before more are made (2 us each), and behind,
+#: for files that are opened twice.
 AROUND_FILES = 1024
 #: Files that a reader without workers may have left out, or opens by other threads, before it is
 #: taken to have passed the earliest of them.
@@ -127,11 +128,13 @@ class PathOrder:
 
 
 def of_items(
-    columns: Sequence[PathColumn], elements: Sequence[Array], item: Array, items: int
-) -> PathOrder:
+    columns: Sequence[PathColumn], elements: Sequence[Array], item: Array, items: int,
+    table: PathTable | None = None,
+) -> PathOrder:  # fmt: skip
     """The order in which each element of ``item`` is read as one file of each column, whose numbers
-    are ``elements``: an array as long as ``item`` for each column."""
-    table = PathTable(columns)
+    are ``elements``: an array as long as ``item`` for each column. ``table``: of the columns, where
+    there is one already."""
+    table = table or PathTable(columns)
     numbers = np.stack(
         [each + first for each, first in zip(elements, table.firsts[:-1], strict=True)], axis=1
     )
@@ -208,11 +211,12 @@ class FileOrder:
         """A file was opened: its position, the earliest at which it was not opened yet; None when
         it is none of the order, as far as that lies around the reader. ``path``: absolute."""
         reach = self._reach()
-        self._around.move(
-            self.order,
-            max(self._around.first, self.position - AROUND_FILES),
-            min(len(self.order), max(self._around.end, self.position + reach + AROUND_FILES)),
-        )
+        if self._around.end - self.position < reach + AROUND_FILES // 2:
+            self._around.move(
+                self.order,
+                max(self._around.first, self.position - AROUND_FILES),
+                min(len(self.order), self.position + reach + AROUND_FILES),
+            )
         places = self._places(path)
         if not places:
             return None
@@ -245,8 +249,7 @@ class FileOrder:
 
     def _go(self, position: int) -> None:
         """To this position, and past those that have been opened from there on."""
-        if position > self.position:
-            self._opened = {at for at in self._opened if at >= position}
+        self._opened.difference_update(range(self.position, position))
         while position in self._opened:
             self._opened.remove(position)
             position += 1

@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,8 +32,9 @@ from uffdprefetch.orders import (
     plan_file,
     stated,
 )
-from uffdprefetch.orders.file_order import PathOrder
+from uffdprefetch.orders.file_order import PathOrder, PathTable
 from uffdprefetch.orders.mapped_files import ResolveRequest
+from uffdprefetch.orders.opens import Opens
 from uffdprefetch.orders.provisional import provisional_order
 from uffdprefetch.orders.samples import SampleResolver
 from uffdprefetch.predict.order.extents import OrderExtents
@@ -56,6 +58,9 @@ class Indexer:
         self._samples = SampleResolver()
         self._count = 0
         self._count_lock = threading.Lock()
+        self._tables: weakref.WeakKeyDictionary[PathTable, dict[str, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def answer(self, request: dict[str, Any], on_provisional: OnProvisional) -> dict[str, Any]:
         """A request's answer; its ``error`` is a line for the user. ``on_provisional`` is called
@@ -139,7 +144,8 @@ class Indexer:
         """The orders of what was announced, in the files that the process maps.
 
         ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``file_orders``:
-        [{"part", "order": a layout of orders/paths_file.py, "how"}], of whole files; ``again``: ask
+        [{"part", "order": a layout of orders/paths_file.py, "how"}], of whole files; ``watch``:
+        directories in which opens have to be seen to prove one; ``again``: ask
         again when more has been read or mapped; ``more``: and there are more orders when another
         file is mapped; ``findings``: lines for the user.
         """
@@ -147,8 +153,9 @@ class Indexer:
         if request["first"]:
             self._samples.take_lists(announced)
         wanted = ResolveRequest(
-            request["files"], request["said"], request["done"], request["process"]
-        )
+            request["files"], request["said"], request["done"], request["process"],
+            Opens.of_request(request.get("opens")),
+        )  # fmt: skip
         return self._samples.orders(announced, wanted, self._store, self._store_paths)
 
     # ---- an index -------------------------------------------------------------------------------
@@ -177,11 +184,25 @@ class Indexer:
         units = OrderExtents.of(order, os.stat(path).st_size, mmap.PAGESIZE)
         return extents_file.write(os.path.join(self._directory, f"{self._number()}.units"), units)
 
-    def _store_paths(self, order: PathOrder) -> dict[str, Any]:
-        """An order of files, as the service maps it."""
-        stem = os.path.join(self._directory, str(self._number()))
-        table = paths_file.write_table(f"{stem}.paths", order.table)
-        return paths_file.write(f"{stem}.order", order, table)
+    def _store_paths(self, order: PathOrder, kept: bool) -> dict[str, Any]:
+        """An order of files, as the service maps it; its paths are written once where the table is
+        ``kept`` for other epochs, and removed with it."""
+        with self._count_lock:
+            table = self._tables.get(order.table)
+        if table is None:
+            path = os.path.join(self._directory, f"{self._number()}.paths")
+            table = paths_file.write_table(path, order.table, kept)
+            if kept:
+                weakref.finalize(order.table, _remove, path)
+                with self._count_lock:
+                    self._tables[order.table] = table
+        name = f"{self._number()}.order"
+        return paths_file.write(os.path.join(self._directory, name), order, table)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _assert_same(path: str, key: tuple[int, ...]) -> None:

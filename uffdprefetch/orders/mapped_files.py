@@ -14,6 +14,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.native import uffd
+from uffdprefetch.orders.opens import Opens
 
 _scanning = threading.Lock()  # uffd.touched_runs() has one buffer
 
@@ -72,10 +73,12 @@ class ResolveRequest:
         read_items: int,
         resolved: Sequence[tuple[int, str]],
         pid: int = 0,
+        opens: Opens | None = None,
     ) -> None:
         """``files``: of the service's question; ``read_items``: progress in items; ``resolved``:
-        (part of the announcement, path) of the orders that the service has; ``pid``: of the
-        process itself."""
+        (part of the announcement, path) of the orders that the service has, with an empty path
+        that of its whole files; ``pid``: of the process itself; ``opens``: what it was seen to open
+        (None: nothing is looked for)."""
         self.files = [
             MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
             for each in files
@@ -83,10 +86,16 @@ class ResolveRequest:
         self.read_items = read_items
         self._resolved = {(part, path) for part, path in resolved}
         self._pid = pid
+        self.opens = opens
 
     def resolved_files(self, part: int) -> set[str]:
-        """The files of which the service has the part's order."""
-        return {path for number, path in self._resolved if number == part}
+        """The mapped files of which the service has the part's order."""
+        return {path for number, path in self._resolved if number == part and path}
+
+    @property
+    def files_ordered(self) -> set[int]:
+        """Parts of which the service has the order of whole files."""
+        return {number for number, path in self._resolved if not path}
 
     def file_numbers(self) -> dict[tuple[int, int], int]:
         """Which of ``files``, of those that the process itself maps, has this (device, inode)."""

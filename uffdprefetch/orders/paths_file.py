@@ -17,13 +17,14 @@ from uffdprefetch.orders.key_lists import KeyList
 _ALIGNED = 64
 
 
-def write_table(path: str, table: PathTable) -> dict[str, Any]:
-    """Write the paths to a new file; the layout for read(). Raises OSError."""
+def write_table(path: str, table: PathTable, kept: bool) -> dict[str, Any]:
+    """Write the paths to a new file; the layout for read(), which removes it unless it is ``kept``
+    for other orders. Raises OSError."""
     arrays: dict[str, Array] = {}
     for i, column in enumerate(table.columns):
         arrays[f"ends{i}"] = np.ascontiguousarray(column.elements.ends)
         arrays[f"data{i}"] = np.ascontiguousarray(column.elements.data)
-    layout = _write(path, arrays)
+    layout = {**_write(path, arrays), "kept": kept}
     layout["columns"] = [
         {"name": each.elements.name, "before": each.before.hex(), "after": each.after.hex()}
         for each in table.columns
@@ -43,14 +44,10 @@ def write(path: str, order: PathOrder, table: Mapping[str, Any]) -> dict[str, An
 
 
 def read(directory: str, layout: Mapping[str, Any]) -> PathOrder:
-    """Map an order, and unlink its file, not that of the paths. Raises OSError, ValueError."""
-    its = os.path.join(directory, layout["name"])
-    try:
-        arrays = _read(its, layout)
-    finally:
-        os.unlink(its)  # its pages live as long as the mapping
+    """Map an order, and remove its files. Raises OSError, ValueError."""
     table = layout["table"]
-    stored = _read(os.path.join(directory, table["name"]), table)
+    arrays = _mapped(directory, layout, False)
+    stored = _mapped(directory, table, table["kept"])
     none: Array = np.zeros(0, np.int64)
     columns = [
         PathColumn(
@@ -74,6 +71,15 @@ def _write(path: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
             file.write(array.data.cast("B") if len(array) else b"")
             places.append([name, array.dtype.name, len(array), at])
     return {"name": os.path.basename(path), "arrays": places}
+
+
+def _mapped(directory: str, layout: Mapping[str, Any], kept: bool) -> dict[str, Array]:
+    path = os.path.join(directory, layout["name"])
+    try:
+        return _read(path, layout)
+    finally:
+        if not kept:
+            os.unlink(path)  # its pages live as long as the mapping
 
 
 def _read(path: str, layout: Mapping[str, Any]) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
 from uffdprefetch.orders.file_sequence import FileSequence, sequences
 from uffdprefetch.orders.mapped_files import MappedFile, ResolveRequest, same_file
 from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses, in_each
+from uffdprefetch.orders.path_search import SampleFiles
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.predict.order.order import Order
 
@@ -38,11 +39,13 @@ TRIES_MAX = 60
 
 @dataclass
 class SampleLists:
-    """A data set's lists of keys. ``found``: by paths, the hypotheses that have been proven."""
+    """A data set's lists of keys and paths. ``found``: by record files, the hypotheses that have
+    been proven; ``files``: what is known of whole files."""
 
     lists: dict[str, KeyList] = field(default_factory=dict)
     found: dict[tuple[str, ...], tuple[Hypothesis, ...]] = field(default_factory=dict)
     tries: int = 0
+    files: SampleFiles = field(default_factory=SampleFiles)
 
 
 class SampleSearch:

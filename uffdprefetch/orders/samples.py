@@ -22,13 +22,14 @@ from uffdprefetch.orders.file_links import with_aliases
 from uffdprefetch.orders.file_order import PathOrder
 from uffdprefetch.orders.mapped_files import ResolveRequest, identity, same_file
 from uffdprefetch.orders.mapping import KeyList
+from uffdprefetch.orders.path_search import FileAnswer, PathSearch, SampleFiles
 from uffdprefetch.orders.sample_search import TRIES_MAX, SampleLists, SampleSearch
 from uffdprefetch.orders.stretches import in_the_whole
 from uffdprefetch.orders.token_files import TokenFile
 from uffdprefetch.predict.order.order import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
-StorePaths = Callable[[PathOrder], dict[str, Any]]
+StorePaths = Callable[[PathOrder, bool], dict[str, Any]]
 
 #: Data sets whose lists are kept, the latest.
 TOKENS_MAX = 64
@@ -55,7 +56,7 @@ class SampleResolver:
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
-            if part.buffers is not None or part.tokens is not None:  # nothing has to be found out
+            if part.tokens is not None:  # nothing has to be found out
                 self._set(part).tries = 0
                 continue
             lists: dict[str, KeyList] = {}
@@ -72,7 +73,7 @@ class SampleResolver:
                     known.lists, known.found = lists, {}
                 else:
                     known.lists |= lists
-                known.tries = 0
+                known.tries, known.files = 0, SampleFiles()
 
     def orders(
         self,
@@ -85,6 +86,7 @@ class SampleResolver:
         found: list[dict[str, Any]] = []
         of_files: list[dict[str, Any]] = []
         findings: list[str] = []
+        watch: set[str] = set()
         pending = more = False
         tokens: list[tuple[int, int, Order, str]] = []
         for number, part in enumerate(announcement.parts):
@@ -92,9 +94,12 @@ class SampleResolver:
             if part.what == "lists" or (resolved and part.buffers is None):
                 continue
             again = False
-            if part.what == "paths":
-                layout = store_paths(with_aliases(announcement.paths(part)))
-                of_files.append({"part": number, "order": layout, "how": "paths announced"})
+            files = self._files(announcement, number, part, request)
+            watch |= files.watch
+            if files.order is not None:
+                order_of_files = store_paths(files.order, part.what == "samples")
+                of_files.append({"part": number, "order": order_of_files, "how": files.how})
+            if part.what == "paths" or (files.order is not None and part.buffers is None):
                 continue
             if part.buffers is not None:
                 chosen, finding, missing = self._told(announcement, part, request, resolved)
@@ -108,6 +113,12 @@ class SampleResolver:
             elif part.what == "samples":
                 search = SampleSearch(announcement, part, request, self._set(part))
                 chosen, finding, again = search.orders()
+                if files.undecided and not chosen:
+                    finding, again = None, True
+                elif finding and files.why:
+                    finding = (
+                        f"{announcement.reader}: in which order it reads is not known: {files.why}"
+                    )
                 more |= not chosen and self._set(part).tries < TRIES_MAX
             else:
                 chosen, finding = self._stated(announcement, part, request), None
@@ -122,9 +133,24 @@ class SampleResolver:
             path = request.files[i].path
             found.append({"part": number, "file": i, "order": store(order, path), "how": how})
         return {
-            "orders": found, "file_orders": of_files, "findings": findings, "again": pending,
-            "more": more,
+            "orders": found, "file_orders": of_files, "watch": sorted(watch),
+            "findings": findings, "again": pending, "more": more,
         }  # fmt: skip
+
+    def _files(
+        self, announcement: StoredAnnouncement, number: int, part: Part, request: ResolveRequest
+    ) -> FileAnswer:
+        """What is known of the whole files that a part reads."""
+        if number in request.files_ordered:
+            return FileAnswer()
+        if part.what == "paths":
+            return FileAnswer(with_aliases(announcement.paths(part)), "paths announced")
+        known = self._set(part)
+        told = part.buffers is not None and not known.lists  # and of no files
+        if part.what != "samples" or part.tokens is not None or told or request.opens is None:
+            return FileAnswer()
+        search = PathSearch(announcement, part, list(known.lists.values()), known.files)
+        return search.answer(request.read_items, request.opens)
 
     # ---- records, keys, ranges ------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def test_another_process_maps_it(tmp_path: Path) -> None:
     samples = np.array([1, 0, 1])
     made = of_items([images, masks], [samples, samples], np.array([0, 1, 3]), 5)
     made = PathOrder(made.table, made.numbers, made.item, made.items, [("/y/", "/x/")])
-    table = paths_file.write_table(str(tmp_path / "t"), made.table)
+    table = paths_file.write_table(str(tmp_path / "t"), made.table, kept=True)
     layout = paths_file.write(str(tmp_path / "o"), made, table)
     for name in ("o2", "o3"):
         (tmp_path / name).write_bytes((tmp_path / "o").read_bytes())
@@ -148,6 +148,9 @@ def test_another_process_maps_it(tmp_path: Path) -> None:
         assert there.item.tolist() == made.item.tolist()
         assert there.aliases == [("/y/", "/x/")]
     assert sorted(os.listdir(tmp_path)) == ["o", "t"]
+    assert paths_file.read(str(tmp_path), {**layout, "table": {**table, "kept": False}}).items == 5
+    assert not os.listdir(tmp_path)
+    paths_file.write_table(str(tmp_path / "t"), made.table, kept=True)
     (tmp_path / "o").write_bytes(b"short")
     with pytest.raises(ValueError):
         paths_file.read(str(tmp_path), layout)

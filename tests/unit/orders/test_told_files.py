@@ -46,7 +46,7 @@ def address_of(path: Path) -> tuple[int, int]:
     return low, high - low
 
 
-def no_files(order: Any) -> dict[str, Any]:
+def no_files(order: Any, kept: bool) -> dict[str, Any]:
     raise AssertionError("it reads no whole files")
 
 
