@@ -7,6 +7,7 @@ HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/wa
 POOL_SOURCES := $(wildcard csrc/service/pool/*.c csrc/service/net/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
 	service/closing.c)
 PATHS_SOURCES := csrc/service/paths.c csrc/service/pathread.c
+READS_SOURCES := $(wildcard csrc/service/reads*.c)
 COMPARE_SOURCES := $(addprefix csrc/service/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -118,7 +119,7 @@ build/slowfs: bench/slowfs.c
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/faults/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
-	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/paths_stress
+	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/paths_stress build/%/reads_stress
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
 # thread-local storage that the freestanding agent does without.
@@ -158,6 +159,10 @@ build/%/compare_stress: tests/programs/compare_stress.c $(COMPARE_SOURCES) $(CSR
 build/%/paths_stress: tests/programs/paths_stress.c $(PATHS_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(PATHS_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
+
+build/%/reads_stress: tests/programs/reads_stress.c $(READS_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(READS_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache

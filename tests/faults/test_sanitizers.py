@@ -192,6 +192,11 @@ def test_what_reads_files_by_name_is_clean(build: Build, tmp_path: Path) -> None
     assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
 
 
+def test_what_looks_who_reads_is_clean(build: Build, tmp_path: Path) -> None:
+    words = [str(build.directory / "reads_stress"), str(tmp_path)]
+    assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
+
+
 def test_no_signal_to_a_thread_that_waits_is_lost(build: Build) -> None:
     words = [str(build.directory / "cond_stress")]
     assert build.clean(build.run(words, dict(os.environ))).endswith(" taken\n")
@@ -291,7 +296,8 @@ def test_however_the_job_ends(any_build: Build, data: Path, tmp_path: Path, hamm
 # ---- would they say anything? -------------------------------------------------------------------
 
 PRELOAD, HELPER, POOL = "preload.so", "helper_stress", "pool_stress"
-COMPARE, NET, COND, PATHS = "compare_stress", "net_stress", "cond_stress", "paths_stress"
+COMPARE, NET, COND = "compare_stress", "net_stress", "cond_stress"
+PATHS, READS = "paths_stress", "reads_stress"
 #: (sanitizer, what is built, file, text, its replacement, what the report says)
 BREAKAGES = {
     "the agent writes past an array": (
@@ -343,6 +349,19 @@ BREAKAGES = {
         "asan", COMPARE, "service/checker.c",
         "compare_round(&t);\n\t\tfree(job.page);", "free(job.page);\n\t\tcompare_round(&t);",
         "heap-use-after-free",
+    ),
+    "the list of processes is walked after one was given back": (
+        "asan", READS, "service/reads.c",
+        "*at = p->next;\n\t\tp->next = gone;", "*at = p->next;\n\t\tfree(p);\n\t\tp->next = gone;",
+        "heap-use-after-free",
+    ),
+    "what was found is told without the lock": (
+        "tsan", READS, "service/reads.c",
+        "\tint n = 0;\n\n\tpthread_mutex_lock(&r->lock);\n\twhile (n < max && r->tail != r->head)\n"
+        "\t\tout[n++] = r->ring[r->tail++ % RING];\n\tpthread_mutex_unlock(&r->lock);",
+        "\tint n = 0;\n\n\twhile (n < max && r->tail != r->head)\n"
+        "\t\tout[n++] = r->ring[r->tail++ % RING];",
+        "data race.*(.|\n)*up_reads_drain",
     ),
     "a thread goes to sleep whatever was signalled since it had the lock": (
         "asan", COND, "service/cond.h",
