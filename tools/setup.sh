@@ -8,7 +8,7 @@
 #   tools/setup.sh run     what uffdprefetch and its demo need (make setup, make demo)
 #   tools/setup.sh test    also what `make test` and `make check` need
 #   tools/setup.sh all     also what `make test-all` needs: browser, cross-compiler, packagers' tools
-#   tools/setup.sh apps    as test, and what the programs of bench/apps.py and harm.py need: 1 GB
+#   tools/setup.sh apps    as test, and what the programs of bench/apps.py, harm.py and reads.py need: 1 GB
 #
 # SETUP_FORCE=1 forgets the stamps.
 set -eu
@@ -82,6 +82,8 @@ all|vmtouch|command -v vmtouch|one peer is missing from the benches
 all|fio|command -v fio|one peer is missing from the benches
 apps|g++|command -v g++|two jobs of bench/harm.py are left out
 apps|git|command -v git|a job of bench/harm.py is left out
+apps|rsync|command -v rsync|a job of bench/reads.py is left out
+apps|zstd|command -v zstd|a job of bench/reads.py is left out
 apps|kraken2|command -v kraken2|a program of bench/apps.py is left out
 apps|mmseqs2|command -v mmseqs|a program of bench/apps.py is left out
 apps|ncbi-blast+|command -v blastn|a program of bench/apps.py is left out
