@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which directory of a tree comes next, and its first files before anybody opens one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from listed_names import GivenNames
+
+from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.name_orders import NameOrder
+from uffdprefetch.predict.tree_order import TreeOrder
+
+NOTHING = GivenNames([])
+
+
+def names(number: int, seed: int, prefix: str = "") -> GivenNames:
+    chance = random.Random(seed)
+    found = [f"{prefix}{n:04d}" for n in range(number)]
+    chance.shuffle(found)
+    inodes = list(range(number))
+    chance.shuffle(inodes)
+    return GivenNames(found, inodes)
+
+
+class Followed:
+    """A tree of which a directory is listed when it is opened, or asked for."""
+
+    def __init__(self, tree: dict[str, tuple[GivenNames, GivenNames]]) -> None:
+        self.tree = tree
+        self.order = TreeOrder()
+        self.wanted: set[tuple[str, str]] = set()
+        self.opened: set[tuple[str, str]] = set()
+        self.foreseen = 0
+
+    def list(self, path: str) -> None:
+        if not self.order.is_listed(path):
+            self.order.listed(path, *self.tree[path])
+
+    def open(self, path: str, name: str) -> None:
+        self.foreseen += (path, name) in self.wanted
+        self.opened.add((path, name))
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            self.list(above)
+        self.list(path)
+        self.order.opened(path, name)
+        self.wanted.update(self.order.ahead())
+        while asked := self.order.to_list():
+            for each in asked:
+                self.list(each)
+            self.wanted.update(self.order.ahead())
+
+
+def flat(directories: int, files: int) -> dict[str, tuple[GivenNames, GivenNames]]:
+    below = names(directories, 1, "d")
+    return {
+        "": (NOTHING, below),
+        **{d: (names(files, n), NOTHING) for n, d in enumerate(below.names)},
+    }
+
+
+@pytest.mark.parametrize("inner", NameOrder)
+@pytest.mark.parametrize("outer", NameOrder)
+def test_directories_and_files_have_an_order_each(outer: NameOrder, inner: NameOrder) -> None:
+    tree = flat(20, 30)
+    followed = Followed(tree)
+    for directory in tree[""][1].ordered(outer):
+        for name in tree[directory][0].ordered(inner):
+            followed.open(directory, name)
+    assert followed.foreseen >= 0.9 * 600 and not followed.wanted - followed.opened
+    assert followed.order.used == followed.foreseen and followed.order.lost == 0
+
+
+def test_small_directories_prove_an_order_together() -> None:
+    tree = flat(60, 3)
+    followed = Followed(tree)
+    for directory in tree[""][1].ordered(NameOrder.SORTED):
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            followed.open(directory, name)
+    assert followed.foreseen >= 0.6 * 180 and not followed.wanted - followed.opened
+
+
+def test_after_the_last_subdirectory_comes_what_is_beside_its_parent() -> None:
+    above = names(4, 9, "s")
+    tree = {"": (NOTHING, above)}
+    for number, split in enumerate(above.names):
+        below = names(10, number, "d")
+        tree[split] = (names(3, number), below)
+        tree |= {f"{split}/{d}": (names(12, n), NOTHING) for n, d in enumerate(below.names)}
+    followed = Followed(tree)
+    order = NameOrder.SORTED
+    for split in above.ordered(order):
+        for path in (split, *(f"{split}/{d}" for d in tree[split][1].ordered(order))):
+            for name in tree[path][0].ordered(order):
+                followed.open(path, name)
+    number = len(followed.opened)
+    assert followed.foreseen >= 0.9 * number and len(followed.wanted - followed.opened) == 0
+
+
+def test_where_no_order_of_directories_is_known_the_one_that_was_listed_comes_next() -> None:
+    tree = flat(20, 40)
+    followed = Followed(tree)
+    chance = random.Random(5)
+    walk = list(tree[""][1].names)
+    chance.shuffle(walk)
+    for directory in walk:
+        followed.order.opened_directory(directory)
+    for directory in walk:
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            followed.open(directory, name)
+    assert followed.foreseen >= 0.9 * 800
+
+
+def test_of_files_of_all_directories_at_random_nothing_is_wanted() -> None:
+    tree = flat(20, 60)
+    followed = Followed(tree)
+    todo = [(path, name) for path in tree for name in tree[path][0].names]
+    random.Random(2).shuffle(todo)
+    for path, name in todo:
+        followed.open(path, name)
+    assert len(followed.wanted) <= 0.03 * len(todo)
+
+
+def test_what_is_not_watched_any_more_is_forgotten_and_lost() -> None:
+    tree = flat(3, 200)
+    followed = Followed(tree)
+    (first, *_) = tree[""][1].names
+    for name in tree[first][0].ordered(NameOrder.SORTED)[:100]:
+        followed.open(first, name)
+    assert followed.order.lost == 0
+    followed.order.forget(first)
+    assert followed.order.lost == len(followed.wanted - followed.opened) > 0
+    assert not followed.order.is_listed(first)
+    followed.order.forget(first)
+    followed.order.opened(first, "0001")
+    assert followed.order.ahead() == []
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    order = TreeOrder()
+    for number in range(ENTRIES_MAX + 10):
+        order.listed(str(number), NOTHING, NOTHING)
+    assert not order.is_listed("9") and order.is_listed("10")

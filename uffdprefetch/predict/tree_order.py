@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directories of a tree, and which of their files are wanted next.
+
+Where a directory ends, the files of the next one come, which is found as they are: by the order in
+which the subdirectories of its parent are gone over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder
+from uffdprefetch.predict.name_orders import NameOrder, Names, OpenedNames, OrderEvidence
+
+
+@dataclass(eq=False)
+class _ListedDirectory:
+    """``files``; ``entered``: the subdirectories in which files were opened."""
+
+    files: DirectoryOrder
+    entered: OpenedNames
+    last: str = ""  # subdirectory that was entered
+
+
+class TreeOrder:
+    """The directories of a tree, and which files come next in all of them. A directory is known by
+    its path from the tree's root, which is ''."""
+
+    def __init__(self) -> None:
+        self.files = OrderEvidence()
+        self.directories = OrderEvidence()
+        self._listed: dict[str, _ListedDirectory] = {}
+        self._changed: dict[str, None] = {}
+        self._awaited: dict[str, str] = {}  # a directory that is not listed: who wants its files
+        self._to_list: dict[str, None] = {}
+        self._seen: dict[str, None] = {}  # directories that were listed by the job
+        self._is_believed = False  # that directories are gone over as their files are
+        self._lost = 0
+
+    def listed(self, path: str, files: Names, directories: Names) -> None:
+        """What lies in a directory. Of more than ENTRIES_MAX the first are forgotten."""
+        while len(self._listed) >= ENTRIES_MAX:
+            self.forget(next(iter(self._listed)))
+        self._listed[path] = _ListedDirectory(
+            DirectoryOrder(files, self.files), OpenedNames(directories)
+        )
+        who = self._awaited.pop(path, None)
+        if who in self._listed:
+            self._changed[who] = None
+
+    def is_listed(self, path: str) -> bool:
+        """Whether listed() was called for it."""
+        return path in self._listed
+
+    def forget(self, path: str) -> None:
+        """It is not watched any more."""
+        listed = self._listed.pop(path, None)
+        if listed is not None:
+            listed.files.leave()
+            self._lost += listed.files.lost
+        self._changed.pop(path, None)
+
+    @property
+    def lost(self) -> int:
+        """Files that were wanted in vain."""
+        return self._lost + sum(each.files.lost for each in self._listed.values())
+
+    @property
+    def used(self) -> int:
+        """Files that were wanted and opened, in directories that are watched."""
+        return sum(each.files.used for each in self._listed.values())
+
+    def opened(self, path: str, name: str) -> None:
+        """A file was opened in a directory that is listed."""
+        self._entered(path)
+        listed = self._listed.get(path)
+        if listed is not None and listed.files.opened(name):
+            self._changed[path] = None
+
+    def opened_directory(self, path: str) -> None:
+        """A directory was: whoever goes over the tree lists it."""
+        self._seen.pop(path, None)
+        self._seen[path] = None
+        if len(self._seen) > WINDOW_MOST_FILES:
+            del self._seen[next(iter(self._seen))]
+
+    def _entered(self, path: str) -> None:
+        """A file is opened below each of its directories."""
+        self._seen.pop(path, None)
+        while path:
+            path, _, name = path.rpartition("/")
+            above = self._listed.get(path)
+            if above is None or above.last == name:
+                continue
+            above.last = name
+            index = above.entered.names.find(name)
+            if index < 0:
+                continue
+            if index not in above.entered or above.entered.begins_anew(index):
+                self.directories.note(above.entered, index)
+            above.entered.add(index)
+
+    def _following(self, path: str) -> Iterator[str]:
+        """The directories after one, as they are gone over: its own subdirectories, those beside
+        it, those beside its parent ..."""
+        if not self._is_believed and (likely := self.files.best()) is not None:
+            self.directories.believe(likely)
+            self._is_believed = True
+        order = self.directories.best()
+        if order is None:
+            yield from list(self._seen)
+            return
+        yield from self._below(path, order, -1)
+        while path:
+            path, _, name = path.rpartition("/")
+            above = self._listed.get(path)
+            if above is None:
+                yield path  # has to be listed first
+                return
+            names = above.entered.names
+            index = names.find(name)
+            yield from self._below(path, order, names.place(order, index) if index >= 0 else -1)
+
+    def _below(self, path: str, order: NameOrder, place: int) -> Iterator[str]:
+        """The subdirectories that an order has after a place, each with its own."""
+        listed = self._listed.get(path)
+        if listed is None:
+            return
+        names = listed.entered.names
+        for after in range(place + 1, len(names)):
+            index = names.index(order, after)
+            if index in listed.entered:
+                continue
+            below = f"{path}/{names.name(index)}" if path else names.name(index)
+            yield below
+            yield from self._below(below, order, -1)
+
+    def ahead(self) -> list[tuple[str, str]]:
+        """The files that are wanted and were not before: (directory, name)."""
+        found: list[tuple[str, str]] = []
+        changed, self._changed = self._changed, {}
+        for path in changed:
+            listed = self._listed[path]
+            found += [(path, name) for name in listed.files.ahead()]
+            if short := listed.files.short:
+                found += self._beyond(path, short)
+        return found
+
+    def _beyond(self, path: str, short: int) -> list[tuple[str, str]]:
+        """The first files of the directories that come next."""
+        found: list[tuple[str, str]] = []
+        for number, after in enumerate(self._following(path)):
+            listed = self._listed.get(after)
+            if listed is None:
+                self._to_list[after] = None
+                self._awaited[after] = path
+                break
+            listed.files.begin(short)
+            found += [(after, name) for name in listed.files.ahead()]
+            short -= sum(cursor.outstanding for cursor in listed.files.cursors)
+            if short <= 0 or number >= WINDOW_MOST_FILES:
+                break
+        return found
+
+    def to_list(self) -> list[str]:
+        """Directories whose content is asked for, by listed(), since the last time."""
+        asked, self._to_list = list(self._to_list), {}
+        return asked
