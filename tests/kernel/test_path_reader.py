@@ -23,6 +23,7 @@ from nobody import Nobody
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes, warm_fully, why_no_bed
 from uffdprefetch.native import paths, uffd
+from uffdprefetch.native.crews import DEVICES_MOST
 from uffdprefetch.native.paths import (
     Keeping,
     PathDone,
@@ -424,11 +425,11 @@ def test_more_devices_than_are_read_from_at_one_time_take_turns(
     tmp_path: Path, reader: Reader
 ) -> None:
     (tmp_path / "file").write_bytes(b"x" * 10)
-    for device in range(1, uffd.DEVICES_MOST + 1):
+    for device in range(1, DEVICES_MOST + 1):
         assert reader.submit(PathRequest(device, str(tmp_path / "file"), expected=(device, 0)))
     late = PathRequest(99, str(tmp_path / "file"), expected=(99, 0))
     assert not reader.submit(late)
-    assert {done.bytes for done in reader.results(uffd.DEVICES_MOST)} == {10}
+    assert {done.bytes for done in reader.results(DEVICES_MOST)} == {10}
     assert reader.submit(late)
     assert [done.id for done in reader.results(1)] == [99]
 
@@ -442,8 +443,9 @@ def test_a_reader_is_closed_though_storage_does_not_answer(
     for number in range(100):
         assert reader.submit(PathRequest(number, str(bed.path(f"f{number % 40}"))))
     reader.results(100)
-    assert reader.close()
+    assert reader.close() and reader.close()
     assert descriptors() == before
+    assert not reader.submit(PathRequest(1, str(bed.path("small"))))
     reader = Reader()
     bed.set(latency_us=10**9)
     assert reader.submit(PathRequest(1, str(bed.path("large"))))

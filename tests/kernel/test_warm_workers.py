@@ -21,6 +21,7 @@ from paths import ROOT
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache
 from uffdprefetch.native import uffd
+from uffdprefetch.native.crews import DEVICES_MOST
 from uffdprefetch.native.uffd import WarmResult
 
 pytest_plugins = ["components", "harness_fixtures"]
@@ -282,11 +283,11 @@ def test_a_device_that_does_not_answer_takes_no_thread_from_another(
 
 
 def test_more_devices_than_are_read_from_at_one_time_take_turns(workers: Workers) -> None:
-    for number in range(uffd.DEVICES_MOST):
+    for number in range(DEVICES_MOST):
         assert workers.submit(number, workers.fd, number * MIB, MIB, device=number)
     late = 99
     assert not workers.submit(late, workers.fd, 0, MIB, device=late)
-    assert len(workers.results(uffd.DEVICES_MOST)) == uffd.DEVICES_MOST
+    assert len(workers.results(DEVICES_MOST)) == DEVICES_MOST
     assert workers.submit(late, workers.fd, 0, MIB, device=late)
     assert [one.id for one in workers.results(1)] == [late]
 

@@ -6,6 +6,7 @@ What is asked for never makes the caller wait: names are opened, read and closed
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -15,6 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from uffdprefetch.native import uffd
+from uffdprefetch.native.crews import Crews
 
 _ffi: Any = uffd._ffi
 _lib: Any = uffd._lib
@@ -185,16 +187,6 @@ def _done(r: Any) -> PathDone:
     )
 
 
-class _PathCrew:
-    """Threads that read from one device at a time."""
-
-    def __init__(self, threads: int, held_most: int, event_fd: int) -> None:
-        pointer = _ffi.new("struct up_paths **")
-        _checked(_lib.up_paths_create(pointer, threads, held_most, event_fd), "reading threads")
-        self.pointer = pointer[0]
-        self.under_way = 0  # requests that were submitted and not reaped
-
-
 class PathReader:
     """C threads that read files by name. No method waits for storage.
 
@@ -203,42 +195,35 @@ class PathReader:
     """
 
     def __init__(self, threads: int = THREADS) -> None:
-        """Raises OSError when there can be no threads."""
+        """Threads are made when there is something to read. Raises OSError (EMFILE)."""
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if allowed == resource.RLIM_INFINITY:
             allowed = HELD_SHARE * HELD_MOST
-        self._threads, self._held_most = threads, min(HELD_MOST, allowed // HELD_SHARE)
+        held_most = min(HELD_MOST, allowed // HELD_SHARE)
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._idle: list[_PathCrew] = []
-        self._busy: dict[int, _PathCrew] = {}  # by device
+
+        def make() -> Any:
+            pointer = _ffi.new("struct up_paths **")
+            ret = _lib.up_paths_create(pointer, threads, held_most, self.fileno())
+            _checked(ret, "reading threads")
+            return pointer[0]
+
+        self._crews = Crews(make)
         self._request = _ffi.new("struct up_path_request *")
         self._out = _ffi.new("struct up_path_result[]", RESULTS_AT_ONCE)
         self._directories: Counter[int] = Counter()  # requests by their dir_fd
         self._leaving: set[int] = set()  # of those, to be closed with the last
-        try:
-            self._idle.append(self._new_crew())
-        except OSError:
-            os.close(self._event_fd)
-            raise
-
-    def _new_crew(self) -> _PathCrew:
-        return _PathCrew(self._threads, self._held_most, self._event_fd)
 
     def fileno(self) -> int:
-        """An event descriptor that is readable when there is something to reap."""
+        """An event descriptor that is readable when there is something to reap. Raises OSError
+        (EBADF) once it is closed."""
+        if self._event_fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._event_fd
 
-    def _crew(self, device: int) -> _PathCrew | None:
-        crew = self._busy.get(device)
-        if crew is None and len(self._busy) < uffd.DEVICES_MOST:
-            try:
-                crew = self._idle.pop() if self._idle else self._new_crew()
-            except OSError:
-                return None
-        return crew
-
     def submit(self, request: PathRequest) -> bool:
-        """Queue it. False: the device's queue is full, or too many others are being read from.
+        """Queue it. False: the device's queue is full, there can be no threads for it, or too many
+        others are being read from.
 
         Raises ValueError for a name with a zero byte in it, OverflowError for a number that is
         negative or too large.
@@ -255,16 +240,8 @@ class PathReader:
         r.cached_waits = request.cached_waits
         ranges, text = _ffi.new("uint64_t[]", numbers), _ffi.new("char[]", name)
         r.ranges, r.range, r.name = len(request.ranges), ranges, text
-        crew = self._crew(device)
-        if crew is None:
+        if not self._crews.submit(device, lambda crew: int(_lib.up_paths_submit(crew, r))):
             return False
-        ret = int(_lib.up_paths_submit(crew.pointer, r))
-        if ret:
-            if device not in self._busy:
-                self._idle.append(crew)
-            return False
-        self._busy[device] = crew
-        crew.under_way += 1
         if request.dir_fd >= 0:
             self._directories[request.dir_fd] += 1
         return True
@@ -279,13 +256,12 @@ class PathReader:
         return self._withdraw(_lib.UP_PATH_BY_ID, id_) > 0
 
     def _withdraw(self, by: int, number: int) -> int:
-        crews = self._busy.values()
-        return sum(_lib.up_paths_withdraw(crew.pointer, by, number) for crew in crews)
+        return sum(_lib.up_paths_withdraw(crew, by, number) for crew in self._crews.busy)
 
     def release(self, id_: int) -> None:
         """Hold the file of a request no longer; or not at all, if it has not been read yet."""
-        for crew in self._crews:
-            _lib.up_paths_release(crew.pointer, id_)
+        for crew in self._crews.all:
+            _lib.up_paths_release(crew, id_)
 
     def close_directory(self, fd: int) -> None:
         """Close a directory's descriptor: now, or after the last request that is relative to it. No
@@ -298,20 +274,19 @@ class PathReader:
 
     def reap(self) -> list[PathDone]:
         """What is done since the last call, withdrawn requests included."""
-        try:
-            os.read(self._event_fd, 8)
-        except OSError as error:
-            if error.errno != errno.EAGAIN:
-                raise
-        found = []
-        for device, crew in list(self._busy.items()):
-            while n := int(_lib.up_paths_reap(crew.pointer, self._out, RESULTS_AT_ONCE)):
-                crew.under_way -= n
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fileno(), 8)
+        found: list[PathDone] = []
+
+        def take(crew: Any) -> int:
+            before = len(found)
+            while n := int(_lib.up_paths_reap(crew, self._out, RESULTS_AT_ONCE)):
                 for i in range(n):
                     found.append(_done(self._out[i]))
                     self._leave(int(self._out[i].directory_fd))
-            if not crew.under_way:
-                self._idle.append(self._busy.pop(device))
+            return len(found) - before
+
+        self._crews.reap(take)
         return found
 
     def _leave(self, dir_fd: int) -> None:
@@ -325,19 +300,14 @@ class PathReader:
                 self._leaving.remove(dir_fd)
                 uffd.close_file(dir_fd)
 
-    @property
-    def _crews(self) -> list[_PathCrew]:
-        return [*self._idle, *self._busy.values()]
-
     def cpu_seconds(self) -> float:
         """CPU time of the threads."""
-        return sum(_lib.up_paths_cpu_ns(crew.pointer) for crew in self._crews) / 1e9
+        return sum(_lib.up_paths_cpu_ns(crew) for crew in self._crews.all) / 1e9
 
     def close(self) -> bool:
         """End the threads, close what is held, drop what was not reaped. False: some threads wait
         for storage; they, and fileno(), live until the process ends."""
-        unfinished = [_lib.up_paths_destroy(crew.pointer) for crew in self._crews]
-        self._idle, self._busy = [], {}
+        unfinished = [_lib.up_paths_destroy(crew) for crew in self._crews.dissolve()]
         if any(unfinished):
             return False
         for fd in self._leaving:

@@ -7,13 +7,13 @@ The C functions return >= 0 or -errno, which :func:`_checked` turns into OSError
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import struct
 from typing import Any, NamedTuple
 
 from uffdprefetch import _uffd  # type: ignore[attr-defined]
+from uffdprefetch.native.crews import Crews
 from uffdprefetch.native.layout import layout
 
 _ffi: Any = _uffd.ffi
@@ -236,20 +236,6 @@ def warm_results(out: Any, count: int) -> list[WarmResult]:
     return [WarmResult._make(_RESULT_FIELDS(row)) for row in rows]
 
 
-#: Most devices read from at a time: each has threads, and a job reads from one or two.
-DEVICES_MOST = 16
-
-
-class _Crew:
-    """Threads that read from one device at a time."""
-
-    def __init__(self, threads: int, event_fd: int) -> None:
-        pointer = _ffi.new("struct up_workers **")
-        _checked(_lib.up_workers_create(pointer, threads, event_fd), "warm workers")
-        self.pointer = pointer[0]
-        self.under_way = 0  # jobs that were submitted and not reaped
-
-
 class Workers:
     """C threads that read extents into the page cache. ``event_fd`` counts finished jobs.
 
@@ -259,18 +245,16 @@ class Workers:
 
     def __init__(self, threads: int, event_fd: int) -> None:
         """Raises OSError when there can be no threads."""
-        self._threads, self._event_fd = threads, event_fd
-        self._idle = [_Crew(threads, event_fd)]
-        self._busy: dict[int, _Crew] = {}  # by device
+
+        def make() -> Any:
+            pointer = _ffi.new("struct up_workers **")
+            _checked(_lib.up_workers_create(pointer, threads, event_fd), "warm workers")
+            return pointer[0]
+
+        self._crews = Crews(make)
+        self._crews.begin()
         self._job = _ffi.new("struct up_warm_job *")
         self._out = _ffi.new("struct up_warm_result[]", RESULTS_AT_ONCE)
-
-    def _crew(self, device: int) -> _Crew | None:
-        crew = self._busy.get(device)
-        if crew is None and len(self._busy) < DEVICES_MOST:
-            with contextlib.suppress(OSError):
-                crew = self._idle.pop() if self._idle else _Crew(self._threads, self._event_fd)
-        return crew
 
     def submit(
         self,
@@ -297,39 +281,30 @@ class Workers:
         job.pages = len(pages)
         for i, page in enumerate(pages):
             job.page[i] = page
-        crew = self._crew(device)
-        if crew is None or int(_lib.up_workers_submit(crew.pointer, job)):
-            return False
-        self._busy[device] = crew
-        crew.under_way += 1
-        return True
+        return self._crews.submit(device, lambda crew: int(_lib.up_workers_submit(crew, job)))
 
     def start(self) -> None:
         """Begin with what is queued; short extents that were queued together are read together."""
-        for crew in self._busy.values():
-            _lib.up_workers_start(crew.pointer)
+        for crew in self._crews.busy:
+            _lib.up_workers_start(crew)
 
     def reap(self) -> list[WarmResult]:
         """Jobs finished since the last call."""
-        found = []
-        for device, crew in list(self._busy.items()):
-            n = _lib.up_workers_reap(crew.pointer, self._out, RESULTS_AT_ONCE)
-            found += warm_results(self._out, n)
-            crew.under_way -= n
-            if not crew.under_way:
-                self._idle.append(self._busy.pop(device))
-        return found
+        found: list[WarmResult] = []
 
-    @property
-    def _crews(self) -> list[_Crew]:
-        return [*self._idle, *self._busy.values()]
+        def take(crew: Any) -> int:
+            n = int(_lib.up_workers_reap(crew, self._out, RESULTS_AT_ONCE))
+            found.extend(warm_results(self._out, n))
+            return n
+
+        self._crews.reap(take)
+        return found
 
     def cpu_seconds(self) -> float:
         """CPU time of the workers, including the reads' copies."""
-        return sum(_lib.up_workers_cpu_ns(crew.pointer) for crew in self._crews) / 1e9
+        return sum(_lib.up_workers_cpu_ns(crew) for crew in self._crews.all) / 1e9
 
     def close(self) -> None:
         """Wait for reads in flight and end the threads."""
-        for crew in self._crews:
-            _lib.up_workers_destroy(crew.pointer)
-        self._idle, self._busy = [], {}
+        for crew in self._crews.dissolve():
+            _lib.up_workers_destroy(crew)
