@@ -4,6 +4,7 @@ service, too, and followed as mappings are, by sightings in the place of page ta
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
-from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES
+from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.sense import pagetables
@@ -35,9 +36,12 @@ from uffdprefetch.warm.windows import Windows
 FIRST_READ = FIRST_OBSERVED << 1
 #: How often it is looked whether a file that nobody was seen to read is open still.
 LOOK_NS = 250 * MS
-#: A reader that waits so many times in a row where all was read ahead gains nothing by it: its file
-#: system keeps nothing (FUSE with direct_io), or memory is too short to.
+#: A reader that waits so many times in a row where all was there gains nothing by it: its file
+#: system keeps nothing (FUSE with direct_io), memory is too short to, or its job drops it
+#: (POSIX_FADV_DONTNEED).
 VAIN = 8
+#: ... and of so many files of a file system it is the file system's.
+VAIN_FILES = 2
 
 Number = tuple[int, int]
 
@@ -45,8 +49,8 @@ Number = tuple[int, int]
 @dataclass
 class _Followed:
     """A file that a process reads by calls. ``link``: of its descriptor, as /proc shows it;
-    ``calls``: by thread, who has the rest of its call read, and where that ends; ``vain``: see
-    VAIN."""
+    ``calls``: by thread, who has the rest of its call read, and where that ends; ``there``: by
+    thread, [start, end) of what was read ahead of it and had come by a time; ``vain``: see VAIN."""
 
     client: Client
     region: Region
@@ -54,6 +58,7 @@ class _Followed:
     link: str
     seen_ns: int
     calls: dict[int, tuple[FileConsumer, int]] = field(default_factory=dict)
+    there: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     vain: int = 0
 
 
@@ -73,7 +78,7 @@ class OpenedFiles:
         self._followed: dict[tuple[int, Number], _Followed] = {}
         self._waiting: dict[tuple[int, Number], ReadSeen] = {}  # while their files are being opened
         self._left_alone: dict[tuple[int, Number], None] = {}
-        self._keeps_nothing: set[int] = set()  # devices
+        self._in_vain: dict[int, set[int]] = {}  # by device, inodes: see VAIN, VAIN_FILES
         self._regions = FIRST_READ
         self._look_ns = 0
         self.read_bytes = 0  # by calls that were followed
@@ -150,31 +155,50 @@ class OpenedFiles:
             self._arbiter.want(consumer, PrefetchRange(file, low, high))
 
     def _is_vain(self, followed: _Followed, one: ReadSeen) -> bool:
-        """Whether it waits for what was read ahead, again and again: then nothing is read for it
-        any more, nor of its file system."""
+        """Whether it waits for what was there already, again and again: then nothing is read for it
+        any more."""
         file = followed.region.file
-        first, last = one.position // BLOCK_BYTES, -(-max(one.position + 1, one.end) // BLOCK_BYTES)
-        there = file.blocks.flags[first:last]
-        ahead = bool(there) and all(flags & 1 for flags in there)
-        under_way = any(
-            ranges.overlaps(first * BLOCK_BYTES, last * BLOCK_BYTES) for ranges in file.under_way
-        )
-        followed.vain = followed.vain + 1 if ahead and not under_way else 0
+        end = min(max(one.asked_end, one.position + 1), file.size_bytes)
+        low, high, since_ns = followed.there.pop(one.tid, (0, 0, 0))
+        until = self._there_until(file, one.position)
+        followed.there[one.tid] = one.position, until, self._clock.now_ns()
+        if len(followed.there) > ENTRIES_MAX:
+            del followed.there[next(iter(followed.there))]
+        if one.asked_end <= one.position:
+            return False  # of how much is not known: that may not have come
+        if until < end:
+            followed.vain = 0
+        elif low <= one.position and end <= high and one.at_ns > since_ns:
+            followed.vain += 1
         if followed.vain < VAIN:
             return False
-        self._keeps_nothing.add(one.key[0])
+        device, inode = one.key
+        self._in_vain.setdefault(device, set()).add(inode)
         self._ledger.leave_alone(
             "left to the kernel: it waits for what was read ahead (its file system keeps nothing,"
-            " or memory is too short)", file.path,
+            " memory is too short, or the job drops it)", file.path,
         )  # fmt: skip
         self._leave((one.pid, one.key), followed)
         return True
+
+    @staticmethod
+    def _there_until(file: FileState, at: int) -> int:
+        """Where what was read ahead from ``at`` on, and has come, ends."""
+        end = file.blocks.ahead_until(at)
+        for ranges in file.under_way:
+            end = next((high for low, high in ranges.missing(at, end) if low == at), at)
+        return end
+
+    def _gains_nothing(self, key: Number) -> bool:
+        """Whether what is read ahead of a file is not there when it is needed."""
+        inodes = self._in_vain.get(key[0], ())
+        return key[1] in inodes or len(inodes) >= VAIN_FILES
 
     # -------------------------------------------------------------- they come and go
 
     def _open(self, name: tuple[int, Number], one: ReadSeen) -> None:
         """Have the file opened that a process has open, by no name: that may mean another one."""
-        if one.key[0] in self._keeps_nothing or not self._table.wants(one.path):
+        if self._gains_nothing(one.key) or not self._table.wants(one.path):
             self._leave_alone(name)
             return
         if name not in self._waiting and len(self._waiting) < ENTRIES_MAX:
@@ -186,8 +210,9 @@ class OpenedFiles:
     def _opened(self, name: tuple[int, Number], opened: Opened | OSError) -> None:
         one = self._waiting.pop(name, None)
         if isinstance(opened, OSError):
-            self._leave_alone(name)
-            return
+            if opened.errno in (errno.EACCES, errno.EPERM):
+                self._leave_alone(name)
+            return  # closed by now, or too many open at once: it may be seen again
         if one is None or (opened.status.st_dev, opened.status.st_ino) != one.key:
             opened.close()
             return
