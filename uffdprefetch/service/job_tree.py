@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes a job consists of: short ones, too, of which no agent tells."""
+"""Which processes a job consists of: short ones, too, of which no agent tells; and the end of some
+of them at once."""
 
 from __future__ import annotations
 
+import os
+import select
 from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
@@ -36,3 +39,46 @@ class JobTree:
         wait_ns = max(LOOK_NS, min(LOOK_SLOWEST_NS, quiet_ns))
         self.due_ns = now_ns + max(wait_ns, CPU_PART * (self.clock.cpu_ns() - began))
         return self._pids - before, before - self._pids
+
+
+class Exits:
+    """Processes of whose end somebody has to hear at once: what they had open is to be closed
+    before who waits for them unmounts or deletes it."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._poll = select.epoll()
+        self._pids: dict[int, int] = {}  # by descriptor (pidfd)
+        self._fds: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        """Readable when one has ended."""
+        return self._poll.fileno()
+
+    def watch(self, pid: int) -> None:
+        """... this one, too; where no descriptor is left, it is not heard of."""
+        if pid in self._fds:
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:  # it is gone: JobTree tells
+            return
+        self._poll.register(fd, select.EPOLLIN)
+        self._pids[fd], self._fds[pid] = pid, fd
+
+    def forget(self, pid: int) -> None:
+        """It does not matter any more."""
+        fd = self._fds.pop(pid, None)
+        if fd is not None:
+            del self._pids[fd]
+            os.close(fd)
+
+    def take(self) -> list[int]:
+        """Those that have ended; of each it is told until it is forgotten."""
+        return [self._pids[fd] for fd, _ in self._poll.poll(0)] if self._pids else []
+
+    def close(self) -> None:
+        """End it."""
+        for pid in list(self._fds):
+            self.forget(pid)
+        self._poll.close()

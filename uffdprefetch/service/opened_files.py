@@ -20,6 +20,7 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.sense.pagetable_scan import tell_seen
 from uffdprefetch.sense.read_calls import ReadSeen
+from uffdprefetch.service.job_tree import Exits
 from uffdprefetch.service.mappings import ManagedMappings
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
@@ -68,13 +69,15 @@ class OpenedFiles:
     def __init__(
         self, client_of: Callable[[int], Client | None], mappings: ManagedMappings,
         table: FileTable, opener: Opener, arbiter: Arbiter, scheduler: Scheduler,
-        windows: Windows, ledger: Ledger, publisher: EventPublisher, clock: Clock = CLOCK,
+        windows: Windows, ledger: Ledger, publisher: EventPublisher, exits: Exits,
+        clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
-        """``client_of``: the process of a pid; None: it has ended."""
+        """``client_of``: the process of a pid; None: it has ended; ``exits``: which are told to
+        watch whoever has a file followed."""
         self._client_of, self._mappings, self._table = client_of, mappings, table
         self._opener, self._arbiter, self._scheduler = opener, arbiter, scheduler
         self._windows, self._ledger, self._publisher = windows, ledger, publisher
-        self._clock = clock
+        self._exits, self._clock = exits, clock
         self._followed: dict[tuple[int, Number], _Followed] = {}
         self._waiting: dict[tuple[int, Number], ReadSeen] = {}  # while their files are being opened
         self._left_alone: dict[tuple[int, Number], None] = {}
@@ -217,9 +220,13 @@ class OpenedFiles:
             opened.close()
             return
         file, client = self._admit(opened, one.pid), self._client_of(one.pid)
-        if file is None or client is None:
+        if client is None:
+            self._table.ended(one.pid)
+            return
+        if file is None:
             self._leave_alone(name)
             return
+        self._exits.watch(one.pid)
         self._regions += 1
         device, inode, size, mtime_ns = file.key
         attach = wire.Attach(
@@ -264,6 +271,10 @@ class OpenedFiles:
                 self._leave(name, followed)
         for name in [name for name in self._left_alone if name[0] in gone]:
             del self._left_alone[name]
+        for pid in gone:
+            self._exits.forget(pid)
+            self._table.ended(pid)
+        self._table.look(self._clock.now_ns())
 
     def step(self, now_ns: int) -> None:
         """Leave those that are closed."""

@@ -15,7 +15,7 @@ from uffdprefetch.base.procfs import maps_text
 from uffdprefetch.sense.read_calls import ReadCalls
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.found import FoundMappings
-from uffdprefetch.service.job_tree import JobTree
+from uffdprefetch.service.job_tree import Exits, JobTree
 from uffdprefetch.service.opened_files import OpenedFiles
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
@@ -38,11 +38,12 @@ class FollowedReads:
         is. Raises OSError."""
         self._core, self._found, self._jobs, self._ledger = core, found, jobs, ledger
         self._min_bytes = config.files.min_size_bytes
-        self._tree = JobTree()
+        self._tree, self._exits = JobTree(), Exits()
+        poll.register(self._exits.fileno(), select.EPOLLIN)
         self._calls = ReadCalls(self._is_written, event_fd=wake_fd)
         self._opened = OpenedFiles(
             self._client_of, core.mappings, core.table, opener, core.arbiter, core.scheduler,
-            core.windows, ledger, publisher,
+            core.windows, ledger, publisher, self._exits,
         )  # fmt: skip
         #: Of which some are read; False: they cannot be followed.
         self._small: SmallFiles | None | Literal[False] = None
@@ -72,7 +73,7 @@ class FollowedReads:
 
     def hears(self, fd: int) -> bool:
         """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""
-        return bool(self._small) and fd in self._small.fds
+        return fd == self._exits.fileno() or (bool(self._small) and fd in self._small.fds)
 
     @property
     def due_ns(self) -> int:
@@ -89,6 +90,7 @@ class FollowedReads:
                 continue
         for pid in gone:
             self._calls.remove(pid)
+        gone = gone.union(self._exits.take())
         if gone:
             self._opened.ended(gone)
         seen = self._calls.reap()
@@ -143,3 +145,4 @@ class FollowedReads:
         if self._small:
             self._small.close()
         self._calls.close()
+        self._exits.close()

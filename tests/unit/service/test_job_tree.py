@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""service/job_tree.py: which processes a job consists of, and which of them have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from conftest import process_gone, wait_until
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.procfs import children
+from uffdprefetch.predict.bounds import CPU_PART
+from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS
+from uffdprefetch.service.job_tree import LOOK_NS, Exits, JobTree
+
+
+@pytest.fixture
+def job() -> Iterator[subprocess.Popen[bytes]]:
+    """A shell with a child."""
+    words = ["sh", "-c", "sleep 1000 & wait"]
+    with subprocess.Popen(words, start_new_session=True) as process:
+        try:
+            wait_until(lambda: children(process.pid), "the shell's child")
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def exits() -> Iterator[Exits]:
+    made = Exits()
+    yield made
+    made.close()
+
+
+def test_processes_come_and_go(job: subprocess.Popen[bytes]) -> None:
+    tree, (child,) = JobTree(), children(job.pid)
+    now = 10**12
+    assert tree.look([job.pid], now) == ({job.pid, child}, frozenset())
+    os.kill(child, signal.SIGKILL)
+    job.wait()
+    assert tree.look([job.pid], tree.due_ns - 1) == (frozenset(), frozenset()), "not due"
+    assert tree.look([job.pid], tree.due_ns) == (frozenset(), {child})
+    assert tree.look([], tree.due_ns) == (frozenset(), {job.pid})
+
+
+def test_a_look_costs_no_more_than_its_part_of_a_core() -> None:
+    spent = iter([0, 40_000_000])
+    tree = JobTree(Clock(lambda: 0, lambda: next(spent)))
+    tree.look([], 1)
+    assert tree.due_ns == 1 + CPU_PART * 40_000_000
+
+
+def test_where_nobody_comes_it_is_looked_rarer() -> None:
+    tree, now, waits = JobTree(Clock(lambda: 0, lambda: 0)), 10**12, []
+    for _ in range(200):
+        tree.look([os.getpid()], now)
+        waits.append(tree.due_ns - now)
+        now = tree.due_ns
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (LOOK_NS, LOOK_SLOWEST_NS)
+
+
+def test_an_end_is_heard_of_at_once(exits: Exits) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        exits.watch(process.pid)
+        exits.watch(process.pid)
+        assert exits.take() == []
+        process.kill()
+        ready, _, _ = select.select([exits], [], [])
+        assert ready and exits.take() == [process.pid], "though nobody has waited for it yet"
+        assert process_gone(process.pid)
+        exits.forget(process.pid)
+        assert exits.take() == []
+        exits.forget(process.pid)
+
+
+def test_who_is_gone_is_not_watched(exits: Exits) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    exits.watch(process.pid)
+    assert exits.take() == []
