@@ -37,7 +37,7 @@ LISTS_MAX, DIRECTORIES_MAX, ENDINGS_MAX, ASKED_MAX = 32, 16, 4, 1024
 HYPOTHESES_MAX = 16
 #: Longest text that is an ending (".jpeg", "_mask.png").
 ENDING_BYTES = 16
-#: OpenedNames files and samples that are compared to find out what stands around a name, and how many
+#: Opened files and samples that are compared to find out what stands around a name, and how many
 #: must agree.
 LEARNED_FROM, LEARNED_LATEST, LEARNED_MIN = 256, 4096, 4
 #: Widest number in a file's name that is formatted anew for each sample.

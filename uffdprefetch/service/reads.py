@@ -46,7 +46,7 @@ class FollowedReads:
             core.windows, ledger, publisher, self._exits,
         )  # fmt: skip
         #: Of which some are read; False: they cannot be followed.
-        self._small: SmallFiles | None | Literal[False] = None
+        self._small: SmallFiles | Literal[False] | None = None
         self._make_small = partial(self._with_small_files, rundir, opener, poll)
 
     def _with_small_files(
@@ -73,7 +73,8 @@ class FollowedReads:
 
     def hears(self, fd: int) -> bool:
         """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""
-        return fd == self._exits.fileno() or (bool(self._small) and fd in self._small.fds)
+        ours = (self._exits.fileno(), *(self._small.fds if self._small else ()))
+        return fd in ours
 
     @property
     def due_ns(self) -> int:

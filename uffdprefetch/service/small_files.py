@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -17,10 +18,10 @@ from uffdprefetch.base.units import MIB
 from uffdprefetch.native import uffd
 from uffdprefetch.native.paths import Keeping, PathDone, PathReader, PathRequest, PathState
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
-from uffdprefetch.predict.file_orders import TreeOrder
 from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, Link
-from uffdprefetch.sense.listing import Listing, list_names
+from uffdprefetch.predict.tree_order import TreeOrder
+from uffdprefetch.sense.listing import WatchedDirectory, watch
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Opens, Overflow
 from uffdprefetch.sense.read_calls import ReadSeen
 from uffdprefetch.state.ledger import Ledger
@@ -94,9 +95,9 @@ class SmallFiles:
     """Of one run. The service's thread calls everything here."""
 
     def __init__(
-        self, opens: Opens, reader: PathReader, *, most_bytes: int, opener: Opener, account: Account,
-        measured: Callable[[], Link], wants: Callable[[str], bool], ledger: Ledger,
-        clock: Clock = CLOCK,
+        self, opens: Opens, reader: PathReader, *, most_bytes: int, opener: Opener,
+        account: Account, measured: Callable[[], Link], wants: Callable[[str], bool],
+        ledger: Ledger, clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
         """``most_bytes``: a file that is as large is none; ``measured``: the link; ``wants``:
         whether a path may be read."""
@@ -169,7 +170,7 @@ class SmallFiles:
         path = f"/proc/{tree.pid}/root{os.path.join(tree.root, below)}"
         names = tuple(names)
         if not self._opener.run(
-            lambda: watch(self._opens, path), lambda found: self._listed(tree, below, names, found)
+            lambda: look(self._opens, path), lambda found: self._listed(tree, below, names, found)
         ):
             tree.asked.discard(below)
 
@@ -178,13 +179,14 @@ class SmallFiles:
     ) -> None:
         if isinstance(found, OSError):
             return
-        if self._trees.get(tree.root) is not tree or found.key in self._by_key:
-            self._drop(found.key, found.fd)
+        key, listing = found.listing.key, found.listing
+        if self._trees.get(tree.root) is not tree or key in self._by_key:
+            self._drop(key, found.fd)
             return
         now = self._clock.now_ns()
-        directory = _Directory(tree, below, found.key, found.fd, found.device, now)
-        tree.watched[below] = self._by_key[found.key] = directory
-        tree.order.listed(below, found.listing.files, found.listing.directories)
+        directory = _Directory(tree, below, key, found.fd, found.device, now)
+        tree.watched[below] = self._by_key[key] = directory
+        tree.order.listed(below, listing.files, listing.subdirectories)
         self.counts.directories += 1
         for name in names:
             tree.order.opened(below, name)
@@ -354,29 +356,22 @@ def with_threads(rundir: str, make: Callable[[Opens, PathReader], SmallFiles]) -
         raise
 
 
-@dataclass
-class _Watched:
-    """A directory that is marked. ``fd``: of it."""
+class _Watched(NamedTuple):
+    """``fd``: of the directory."""
 
-    key: int
     fd: int
     device: int
-    listing: Listing
+    listing: WatchedDirectory
 
 
-def watch(opens: Opens, path: str) -> _Watched:
-    """Mark a directory, then list it. Raises OSError: it cannot be watched or listed, or is in
-    memory. May wait for storage."""
+def look(opens: Opens, path: str) -> _Watched:
+    """List a directory, and watch it. Raises OSError: that cannot be, or it is in memory. May wait
+    for storage."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if file_systems.known(file_systems.type_of(fd)).in_memory:
             raise OSError(f"{path} is in memory")
-        key = opens.mark(fd)
-        try:
-            return _Watched(key, fd, os.fstat(fd).st_dev, list_names(fd))
-        except BaseException:
-            opens.unmark(key)
-            raise
+        return _Watched(fd, os.fstat(fd).st_dev, watch(opens, fd))
     except BaseException:
         uffd.close_file(fd)
         raise
