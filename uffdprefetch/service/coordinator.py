@@ -106,7 +106,7 @@ class Coordinator:
         self.events = CheckpointEvents(
             ledger, publisher, lambda batch: self.arbiter.observe(batch), clock
         )
-        self.pool, pooled = pool, None
+        pooled = None
         if pool is not None:
             scheduler.pool = pool.pool
             pooled = PooledMappings(pool, ledger, clock, is_shared=config.cluster.nodes is not None)
@@ -124,6 +124,11 @@ class Coordinator:
                 pool, self.mappings, self.arbiter, self.windows, ledger, publisher, next_shard
             )
         self.known_orders: KnownOrders | None = None
+
+    @property
+    def pool(self) -> NodePool | None:
+        """Of `--engine pool`."""
+        return self.bridge.pool if self.bridge is not None else None
 
     def use_known_orders(self, known_orders: KnownOrders) -> None:
         """The orders of some readers are known, or may be told."""

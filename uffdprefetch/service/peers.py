@@ -78,9 +78,11 @@ class Peers:
         return not (self._agents.any or self.launchers.any)
 
     def housekeep(self, now: int) -> None:
-        """Once a second: drop who never said who it is."""
+        """Once a second: drop who never said who it is; see to the other nodes."""
         for fd in self._arrivals.late(now):
             self._hang_up(fd)
+        if self._cluster is not None:
+            self._cluster.housekeep()
 
     def accept(self) -> None:
         """Take who has come."""

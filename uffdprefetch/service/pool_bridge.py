@@ -40,20 +40,20 @@ class PoolBridge:
         ledger: Ledger, publisher: EventPublisher, next_shard: NextShard,
     ) -> None:  # fmt: skip
         self._next_shard = next_shard
-        self._pool, self._mappings, self._arbiter = pool, mappings, arbiter
+        self.pool, self._mappings, self._arbiter = pool, mappings, arbiter
         self._windows, self._ledger, self._publisher = windows, ledger, publisher
 
     def take_events(self) -> None:
         """What has happened in the pool: faults are progress, those of a mapping together; the rest
         is for the books."""
         faults: dict[tuple[int, int], list[uffd_pool.PoolEvent]] = {}
-        for event in self._pool.pool.drain():
-            file = self._pool.files.get(event.file)
+        for event in self.pool.pool.drain():
+            file = self.pool.files.get(event.file)
             if file is None:
                 continue
             if event.kind == uffd_pool.FAILED:
                 self._mappings.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
-                self._pool.detached += 1
+                self.pool.detached += 1
             elif event.kind == uffd_pool.EVICTED:
                 self._publisher.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
             elif event.kind == uffd_pool.STUCK:
@@ -64,7 +64,7 @@ class PoolBridge:
             self._take_faults(events)
 
     def _mapping_of(self, event: uffd_pool.PoolEvent) -> tuple[Client, Region] | None:
-        client = self._pool.slots.get(event.client)
+        client = self.pool.slots.get(event.client)
         region = client.regions.get(event.region) if client else None
         if client is None or region is None or region.agent.detaching:
             return None
@@ -80,7 +80,7 @@ class PoolBridge:
             f"--budget is too small for pid {client.pid}: given back to the kernel",
             region.file.path,
         )
-        self._pool.detached += 1
+        self.pool.detached += 1
         self._mappings.give_back(client, region)
 
     def _take_faults(self, events: list[uffd_pool.PoolEvent]) -> None:
@@ -107,7 +107,7 @@ class PoolBridge:
                 region.reader.pool.follow(event.tid, step.walk)
                 how |= POOL_BACKWARD if step.walk.direction < 0 else 0
                 if event.refault and not step.goes_on:
-                    self._pool.refaulted(file, event.offset, event.refault)
+                    self.pool.refaulted(file, event.offset, event.refault)
             if self._publisher.active:
                 self._publisher.put(
                     TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
@@ -115,10 +115,10 @@ class PoolBridge:
 
     def plan_evictions(self, now: int, known_orders: KnownOrders | None) -> None:
         """Have blocks ready to leave the pool when it is full."""
-        if not self._pool.wants_victims():
+        if not self.pool.wants_victims():
             return
         readers = self._mappings.readers()
-        self._pool.plan(
+        self.pool.plan(
             (
                 (reader, walk, self._windows.of(walk, pooled=True).size_bytes)
                 for reader in readers

@@ -7,7 +7,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
@@ -24,6 +24,7 @@ from uffdprefetch.state.publisher import EventPublisher
 
 if TYPE_CHECKING:
     from uffdprefetch.service.small_files import SmallFiles
+    from uffdprefetch.service.small_reads import SmallReads
 
 
 class FollowedReads:
@@ -45,31 +46,35 @@ class FollowedReads:
             self._client_of, core.mappings, core.table, opener, core.arbiter, core.scheduler,
             core.windows, ledger, publisher, self._exits,
         )  # fmt: skip
-        #: Of which some are read; False: they cannot be followed.
-        self._small: SmallFiles | Literal[False] | None = None
-        self._make_small = partial(self._with_small_files, rundir, opener, poll)
+        self._small: SmallFiles | None = None
+        self._small_reads: SmallReads | None = None
+        self._watch_small: Callable[[], None] | None = partial(
+            self._follow_small, rundir, opener, poll
+        )
 
-    def _with_small_files(
-        self, rundir: str, opener: Opener, poll: select.epoll
-    ) -> SmallFiles | Literal[False]:
-        """Made when the first one is waited for: most runs need none of it."""
-        from uffdprefetch.service.small_files import SmallFiles, with_threads
+    def _follow_small(self, rundir: str, opener: Opener, poll: select.epoll) -> None:
+        """The first small file is waited for: most runs need none of this."""
+        from uffdprefetch.native.paths import PathReader
+        from uffdprefetch.sense.opens import Opens
+        from uffdprefetch.service.small_files import SmallFiles
+        from uffdprefetch.service.small_reads import SmallReads
 
         ahead = self._core.ahead
         try:
-            small = with_threads(
-                rundir,
-                partial(
-                    SmallFiles, most_bytes=self._min_bytes, opener=opener, account=ahead.account,
-                    measured=ahead.measured, wants=self._core.table.wants, ledger=self._ledger,
-                ),
-            )  # fmt: skip
+            opens = Opens(rundir)
+            try:
+                reader = PathReader()
+            except OSError:
+                opens.close()
+                raise
         except OSError as error:
             self._ledger.degrade(f"small files are not read ahead: {error}")
-            return False
-        for fd in small.fds:
+            return
+        reads = SmallReads(reader, self._min_bytes, ahead.account, ahead.measured)
+        self._small = SmallFiles(opens, reads, opener, self._core.table.wants, self._ledger)
+        self._small_reads = reads
+        for fd in self._small.fds:
             poll.register(fd, select.EPOLLIN)
-        return small
 
     def hears(self, fd: int) -> bool:
         """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""
@@ -98,9 +103,10 @@ class FollowedReads:
         self._opened.seen(one for one in seen if one.size_bytes >= self._min_bytes)
         self._opened.step(now_ns)
         small = [one for one in seen if one.waiting and one.size_bytes < self._min_bytes]
-        if small and self._small is None:
-            self._small = self._make_small()
-        if self._small:
+        if small and self._watch_small is not None:
+            follow, self._watch_small = self._watch_small, None
+            follow()
+        if self._small is not None:
             self._small.seen(small)
             self._small.step(now_ns)
 
@@ -131,7 +137,7 @@ class FollowedReads:
             "read_bytes": self._opened.read_bytes + self._small_bytes,
             "looks": counts.looks,
             "lost_sightings": counts.lost,
-            "small_files": vars(self._small.counts) if self._small else None,
+            "small_files": vars(self._small_reads.counts) if self._small_reads else None,
             "left_alone": [
                 {"path": path, "why": why.value} for path, why in self._calls.left_alone.items()
             ],
@@ -139,7 +145,7 @@ class FollowedReads:
 
     @property
     def _small_bytes(self) -> int:
-        return self._small.counts.used_bytes if self._small else 0
+        return self._small_reads.counts.used_bytes if self._small_reads else 0
 
     def close(self) -> None:
         """End it."""

@@ -150,7 +150,7 @@ class Service:
         )  # fmt: skip
         self._turn = Turn(
             core, threads, self._peers, self._told, observer, self._freshness, waits, orders,
-            cluster, reads,
+            reads,
         )  # fmt: skip
         self._ending = Ending(starter, self._peers, self._freshness)
         self._ending.heed_signals(self._epoll)

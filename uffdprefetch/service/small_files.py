@@ -2,7 +2,7 @@
 """Small files that processes of the job open one after the other: the next ones are read ahead.
 
 Directories in which the job was seen to wait are watched, and what is opened in them tells the
-order of their files (predict/file_orders.py). The account of all guesses bounds what is read.
+order of their files (predict/tree_order.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from typing import NamedTuple
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
-from uffdprefetch.base.units import MIB
 from uffdprefetch.native import uffd
-from uffdprefetch.native.paths import Keeping, PathDone, PathReader, PathRequest, PathState
+from uffdprefetch.native.paths import Keeping, PathDone
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
-from uffdprefetch.predict.price import Account
-from uffdprefetch.predict.storage import BLOCK_BYTES, Link
 from uffdprefetch.predict.tree_order import TreeOrder
 from uffdprefetch.sense.listing import WatchedDirectory, watch
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Opens, Overflow
 from uffdprefetch.sense.read_calls import ReadSeen
+from uffdprefetch.service.small_reads import SmallReads
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 
@@ -36,40 +34,89 @@ THERE_MOST = 16
 #: How far above the first directory that is read the root of its tree is: training data lies in a
 #: directory for each class, and these in one for each split.
 LEVELS = 2
-#: A file is read no further than so many times the mean of those before it: one that is larger by
-#: far is followed as it is read (opened_files.py).
-MEANS = 4
 #: A directory in which nothing was opened for so long is not watched any more.
 QUIET_NS = 5 * LATELY_NS
 
 
+class Mounts:
+    """By device, whether a mount's page cache keeps what is read, until another opens it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._keeps: dict[int, bool | None] = {}  # None: it is being found out
+
+    def is_known(self, device: int) -> bool:
+        """Whether nobody needs to find out."""
+        return device in self._keeps
+
+    def asked(self, device: int) -> None:
+        """It is being found out."""
+        self._keeps[device] = None
+
+    def keeps(self, device: int) -> bool:
+        """Whether it does, as far as is known."""
+        return bool(self._keeps.get(device))
+
+    def note(self, device: int, keeping: Keeping, path: str) -> None:
+        """What a probe of it says."""
+        keeps = keeping not in (Keeping.NOTHING, Keeping.WHILE_OPEN)
+        self._keeps[device] = keeps
+        if not keeps:
+            self._ledger.leave_alone(
+                f"its small files are left to the kernel: its file system keeps {keeping.value}",
+                path,
+            )
+
+
 @dataclass
-class _Directory:
-    """One that is watched. ``read``: bytes by name, of files that were read ahead and not opened
-    since; ``there``: files in a row that were in memory, ``rests``: for so many opens nothing is
-    read."""
+class _WatchedFolder:
+    """One that is watched. ``there``: files in a row that were in memory, ``rests``: for so many
+    opens nothing is read."""
 
     tree: _Tree
     path: str
     key: int
     fd: int
     device: int
+    mounts: Mounts
     opened_ns: int
-    read: dict[str, int] = field(default_factory=dict)
     there: int = 0
     rests: int = 0
+
+    @property
+    def full_path(self) -> str:
+        """As the job sees it."""
+        return os.path.join(self.tree.root, self.path)
+
+    def came(self, name: str, done: PathDone) -> None:
+        """See NamesAhead."""
+        if done.probe is not None:
+            self.mounts.note(self.device, done.probe.keeping, self.full_path)
+        elif done.waited:
+            self.there = 0
+        elif done.bytes:
+            self.there += 1
+
+    def rest(self) -> bool:
+        """Whether the last files were in memory, and nothing is to be read for a while."""
+        if self.there < THERE_MOST:
+            return False
+        self.there, self.rests = 0, 2 * THERE_MOST
+        return True
 
 
 @dataclass
 class _Tree:
-    """Directories below ``root``, a path in the namespace of the process ``pid``; ``fd``: of it."""
+    """Directories below ``root``, a path in the namespace of the process ``pid``. ``asked``: those
+    that are watched, are being listed, or were refused; ``lost``: so many of the files that its
+    order takes for lost are booked."""
 
     root: str
     pid: int
     order: TreeOrder = field(default_factory=TreeOrder)
-    watched: dict[str, _Directory] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)  # being listed, or refused
-    lost: int = 0  # of those that its order tells, so many are booked
+    watched: dict[str, _WatchedFolder] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    lost: int = 0
 
     def below(self, directory: str) -> str | None:
         """The path of a directory from its root; None: it is not below it."""
@@ -79,45 +126,20 @@ class _Tree:
         return directory[len(prefix) :] if directory.startswith(prefix) else None
 
 
-@dataclass
-class SmallFileCounts:
-    """Of a run: files, and their bytes."""
-
-    directories: int = 0
-    read: int = 0
-    read_bytes: int = 0
-    used: int = 0
-    used_bytes: int = 0
-    there: int = 0
-
-
 class SmallFiles:
     """Of one run. The service's thread calls everything here."""
 
     def __init__(
-        self, opens: Opens, reader: PathReader, *, most_bytes: int, opener: Opener,
-        account: Account, measured: Callable[[], Link], wants: Callable[[str], bool],
+        self, opens: Opens, reads: SmallReads, opener: Opener, wants: Callable[[str], bool],
         ledger: Ledger, clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
-        """``most_bytes``: a file that is as large is none; ``measured``: the link; ``wants``:
-        whether a path may be read."""
-        self._most_bytes, self._opens, self._reader = most_bytes, opens, reader
-        self._opener, self._account, self._measured = opener, account, measured
-        self._wants, self._ledger, self._clock = wants, ledger, clock
+        """``wants``: whether a path may be read."""
+        self._opens, self._reads, self._opener = opens, reads, opener
+        self._wants, self._mounts, self._clock = wants, Mounts(ledger), clock
         self._trees: dict[str, _Tree] = {}
-        self._by_key: dict[int, _Directory] = {}
+        self._by_key: dict[int, _WatchedFolder] = {}
         self._waited: dict[str, set[str]] = {}  # by directory, files that were waited for
-        self._requests: dict[int, tuple[_Directory, str]] = {}
-        self._number = 0
-        #: By device: whether its mount keeps what is read; None: it is being found out.
-        self._keeps: dict[int, bool | None] = {}
-        self.counts = SmallFileCounts()
         self._look_ns = 0
-
-    @property
-    def fds(self) -> tuple[int, int]:
-        """Readable when step() has something to do."""
-        return self._opens.fileno(), self._reader.fileno()
 
     # -------------------------------------------------------------- what is seen
 
@@ -158,24 +180,22 @@ class SmallFiles:
                 self._forget_tree(next(iter(self._trees.values())))
         tree, below = found
         tree.pid = pid
-        self._list(tree, below, names)
-        if below:  # of its parent, where the next directories are
+        self._list(tree, below, tuple(names))
+        if below:  # where the next directories are
             self._list(tree, os.path.dirname(below))
 
-    def _list(self, tree: _Tree, below: str, names: Iterable[str] = ()) -> None:
-        """Have a directory listed, and watched from before that on."""
+    def _list(self, tree: _Tree, below: str, names: tuple[str, ...] = ()) -> None:
+        """Have a directory listed, and watched. ``names``: that were opened there."""
         if below in tree.asked:
             return
-        tree.asked.add(below)
         path = f"/proc/{tree.pid}/root{os.path.join(tree.root, below)}"
-        names = tuple(names)
-        if not self._opener.run(
+        if self._opener.run(
             lambda: look(self._opens, path), lambda found: self._listed(tree, below, names, found)
         ):
-            tree.asked.discard(below)
+            tree.asked.add(below)
 
     def _listed(
-        self, tree: _Tree, below: str, names: tuple[str, ...], found: _Watched | OSError
+        self, tree: _Tree, below: str, names: tuple[str, ...], found: _Listed | OSError
     ) -> None:
         if isinstance(found, OSError):
             return
@@ -184,34 +204,17 @@ class SmallFiles:
             self._drop(key, found.fd)
             return
         now = self._clock.now_ns()
-        directory = _Directory(tree, below, key, found.fd, found.device, now)
-        tree.watched[below] = self._by_key[key] = directory
+        folder = _WatchedFolder(tree, below, key, found.fd, found.device, self._mounts, now)
+        tree.watched[below] = self._by_key[key] = folder
         tree.order.listed(below, listing.files, listing.subdirectories)
-        self.counts.directories += 1
+        self._reads.counts.directories += 1
         for name in names:
             tree.order.opened(below, name)
-        self._find_out(directory, names)
+        # what the mount keeps is asked of a file that the job has read, and probably closed
+        unknown = bool(names) and not self._mounts.is_known(folder.device)
+        if unknown and self._reads.read(folder, key, names[0], folder.fd, probe=True):
+            self._mounts.asked(folder.device)
         self._ask(tree)
-
-    def _find_out(self, directory: _Directory, names: tuple[str, ...]) -> None:
-        """What the mount keeps: by a file that the job has read, and probably closed."""
-        if directory.device in self._keeps or not names:
-            return
-        self._number += 1
-        request = PathRequest(self._number, names[0], dir_fd=directory.fd, probe=True)
-        if self._reader.submit(request):
-            self._requests[self._number] = directory, names[0]
-            self._keeps[directory.device] = None
-
-    def _note_keeping(self, directory: _Directory, done: PathDone) -> None:
-        keeping = done.probe.keeping if done.probe is not None else Keeping.UNKNOWN
-        keeps = keeping not in (Keeping.NOTHING, Keeping.WHILE_OPEN)
-        self._keeps[directory.device] = keeps
-        if not keeps:
-            self._ledger.leave_alone(
-                f"its small files are left to the kernel: its file system keeps {keeping.value}",
-                os.path.join(directory.tree.root, directory.path),
-            )
 
     # -------------------------------------------------------------- what is opened
 
@@ -219,144 +222,98 @@ class SmallFiles:
         """Once a turn."""
         changed = dict[str, _Tree]()
         for event in self._opens.read():
+            folder = None if isinstance(event, Overflow) else self._by_key.get(event.directory)
             if isinstance(event, Overflow):
                 for tree in list(self._trees.values()):
                     self._forget_tree(tree)
                 changed.clear()
+            elif folder is None:
+                continue
             elif isinstance(event, DirectoryGone):
-                gone = self._by_key.get(event.directory)
-                if gone is not None:
-                    self._leave(gone)
-            elif isinstance(event, NameOpened) and not event.ours:
-                directory = self._by_key.get(event.directory)
-                if directory is not None:
-                    self._opened(directory, event)
-                    changed[directory.tree.root] = directory.tree
-        for done in self._reader.reap():
-            directory, name = self._requests.pop(done.id)
-            if self._by_key.get(directory.key) is directory:
-                self._done(directory, name, done)
-                changed[directory.tree.root] = directory.tree
+                self._leave(folder)
+            elif not event.ours:
+                self._opened(folder, event)
+                changed[folder.tree.root] = folder.tree
+        for by in self._reads.reap():
+            if isinstance(by, _WatchedFolder) and self._by_key.get(by.key) is by:
+                changed[by.tree.root] = by.tree
+                if by.rest():
+                    self._reads.withdraw(by.key)
         for tree in changed.values():
             self._ask(tree)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LATELY_NS
-            for directory in list(self._by_key.values()):
-                if now_ns - directory.opened_ns > QUIET_NS:
-                    self._leave(directory)
+            for folder in list(self._by_key.values()):
+                if now_ns - folder.opened_ns > QUIET_NS:
+                    self._leave(folder)
 
-    def _opened(self, directory: _Directory, event: NameOpened) -> None:
-        directory.opened_ns = event.at_ns
-        order, path = directory.tree.order, directory.path
+    def _opened(self, folder: _WatchedFolder, event: NameOpened) -> None:
+        folder.opened_ns = event.at_ns
+        order = folder.tree.order
         if event.is_dir:
-            inner = f"{path}/{event.name}" if path and event.name else event.name or path
-            order.opened_directory(inner)
+            order.opened_directory("/".join(part for part in (folder.path, event.name) if part))
             return
-        directory.rests = max(0, directory.rests - 1)
-        order.opened(path, event.name)
-        ahead_bytes = directory.read.pop(event.name, None)
-        if ahead_bytes is not None:
-            self.counts.used += 1
-            self.counts.used_bytes += ahead_bytes
-            self._account.note_use(ahead_bytes, 0, True, self._measured())
-
-    def _done(self, directory: _Directory, name: str, done: PathDone) -> None:
-        if done.probe is not None:
-            self._note_keeping(directory, done)
-            return
-        if done.state is not PathState.DONE:
-            return
-        if not done.waited:
-            self.counts.there += 1
-            directory.there += 1
-            if directory.there >= THERE_MOST:
-                directory.there, directory.rests = 0, 2 * THERE_MOST
-                self._reader.withdraw(directory.key)
-            return
-        directory.there = 0
-        self.counts.read += 1
-        self.counts.read_bytes += done.bytes
-        self._account.asked += done.bytes
-        directory.read[name] = done.bytes
+        folder.rests = max(0, folder.rests - 1)
+        order.opened(folder.path, event.name)
+        self._reads.opened(folder.key, event.name)
 
     # -------------------------------------------------------------- what is wanted
 
     def _ask(self, tree: _Tree) -> None:
-        """Have read what is wanted now, and books kept of what was not used."""
+        """Have read what is wanted now, and book what is thought lost."""
         lost = tree.order.lost
-        if lost > tree.lost:
-            self._account.lost += (lost - tree.lost) * self._mean_bytes
-            tree.lost = lost
-        under_way_bytes = len(self._requests) * self._mean_bytes
-        if self._account.room_bytes(self._measured()) <= under_way_bytes:
+        self._reads.lost(max(0, lost - tree.lost))
+        tree.lost = max(lost, tree.lost)
+        if not self._reads.has_room:
             return
         for path, name in tree.order.ahead():
-            directory = tree.watched.get(path)
-            if directory is not None and not directory.rests and self._keeps.get(directory.device):
-                self._read(directory, name)
+            folder = tree.watched.get(path)
+            if folder is not None and not folder.rests and self._mounts.keeps(folder.device):
+                self._read(folder, name)
         for path in tree.order.to_list():
             self._list(tree, path)
 
-    @property
-    def _mean_bytes(self) -> int:
-        """Of a file."""
-        return self.counts.read_bytes // self.counts.read if self.counts.read else BLOCK_BYTES
-
-    def _read(self, directory: _Directory, name: str) -> None:
-        if not self._wants(os.path.join(directory.tree.root, directory.path, name)):
+    def _read(self, folder: _WatchedFolder, name: str) -> None:
+        if not self._wants(os.path.join(folder.full_path, name)):
             return
-        self._number += 1
-        request = PathRequest(
-            self._number, name, group=directory.key, dir_fd=directory.fd,
-            most_bytes=min(self._most_bytes, max(MIB, MEANS * self._mean_bytes)),
-        )  # fmt: skip
-        self._opens.expect(directory.key, name)
-        if self._reader.submit(request):
-            self._requests[self._number] = directory, name
-        else:
-            self._opens.unexpect(directory.key, name)
+        self._opens.expect(folder.key, name)
+        if not self._reads.read(folder, folder.key, name, folder.fd):
+            self._opens.unexpect(folder.key, name)
 
     # -------------------------------------------------------------- they are left
 
-    def _leave(self, directory: _Directory) -> None:
-        self._reader.withdraw(directory.key)
-        self._account.lost += sum(directory.read.values())
-        tree = directory.tree
-        tree.order.forget(directory.path)
-        tree.lost = tree.order.lost  # booked, by their bytes
-        tree.watched.pop(directory.path, None)
-        tree.asked.discard(directory.path)
-        self._by_key.pop(directory.key, None)
-        self._drop(directory.key, directory.fd)
+    def _leave(self, folder: _WatchedFolder) -> None:
+        tree = folder.tree
+        tree.order.forget(folder.path)
+        tree.lost = tree.order.lost  # booked now, by their bytes
+        tree.watched.pop(folder.path, None)
+        tree.asked.discard(folder.path)
+        self._by_key.pop(folder.key, None)
+        self._drop(folder.key, folder.fd)
         if not tree.watched:
             self._trees.pop(tree.root, None)
 
     def _drop(self, key: int, fd: int) -> None:
-        self._reader.close_directory(fd)
+        self._reads.leave(key, fd)
         self._opener.run(lambda: self._opens.unmark(key), lambda _: None)
 
     def _forget_tree(self, tree: _Tree) -> None:
-        for directory in list(tree.watched.values()):
-            self._leave(directory)
+        for folder in list(tree.watched.values()):
+            self._leave(folder)
         self._trees.pop(tree.root, None)
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        """Readable when step() has something to do."""
+        return self._opens.fileno(), self._reads.fileno()
 
     def close(self) -> None:
         """End it."""
-        self._reader.close()
+        self._reads.close()
         self._opens.close()
 
 
-def with_threads(rundir: str, make: Callable[[Opens, PathReader], SmallFiles]) -> SmallFiles:
-    """With a sensor and threads of its own. Raises OSError."""
-    opens = Opens(rundir)
-    try:
-        return make(opens, PathReader())
-    except OSError:
-        opens.close()
-        raise
-
-
-class _Watched(NamedTuple):
+class _Listed(NamedTuple):
     """``fd``: of the directory."""
 
     fd: int
@@ -364,14 +321,14 @@ class _Watched(NamedTuple):
     listing: WatchedDirectory
 
 
-def look(opens: Opens, path: str) -> _Watched:
+def look(opens: Opens, path: str) -> _Listed:
     """List a directory, and watch it. Raises OSError: that cannot be, or it is in memory. May wait
     for storage."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if file_systems.known(file_systems.type_of(fd)).in_memory:
             raise OSError(f"{path} is in memory")
-        return _Watched(fd, os.fstat(fd).st_dev, watch(opens, fd))
+        return _Listed(fd, os.fstat(fd).st_dev, watch(opens, fd))
     except BaseException:
         uffd.close_file(fd)
         raise

@@ -90,7 +90,7 @@ def totals(
     used = sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
     late = sum_of("late_bytes")
-    by_calls = {file["path"] for file in files if file["served_by"] == "reads"}
+    by_calls = _by_calls(files)  # no counter tells their misses, but they are seen where they wait
     read_files = [file for file in ledger.jobs.files() if file["path"] not in by_calls]
     try:
         mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -104,7 +104,6 @@ def totals(
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
     brought = sum(map(_brought_bytes, files))
     others = sum_of("demand_used_blocks_bytes") + both - brought
-    # who reads by calls is seen where it waits; no counter tells its misses
     waited = sum(f["demand_used_blocks_bytes"] for f in files if f["path"] in by_calls)
     missed = waited + missed_bytes(others - waited, misses if watched else None)
     figures: dict[str, Any] = {
@@ -146,6 +145,11 @@ def totals(
         },
         freshness=ledger.freshness.describe(),
     )
+
+
+def _by_calls(files: list[dict[str, Any]]) -> set[str]:
+    """Paths of those that were read by calls, and followed."""
+    return {file["path"] for file in files if file["served_by"] == "reads"}
 
 
 def _brought_bytes(file: dict[str, Any]) -> int:

@@ -35,7 +35,7 @@ class Told:
     ) -> None:  # fmt: skip
         """``cpu_seconds``: of those that read for the service; ``jobs``: the pids of the commands
         that the connected launchers run."""
-        self._config, self._run, self._core, self._ledger = config, run, core, ledger
+        self._config, self._run, self._core = config, run, core
         self._publisher, self._waits, self._cluster = publisher, waits, cluster
         self._cpu_seconds, self._jobs, self._reads = cpu_seconds, jobs, reads
         self._timeline = TimelineNotes(ledger, core.scheduler, core.mappings, core.windows)
@@ -58,7 +58,7 @@ class Told:
 
     def sample(self) -> None:
         """Read the counters of the job's processes."""
-        for process in self._ledger.processes.single:
+        for process in self._core.ledger.processes.single:
             self._publisher.sample(process.watched, CLOCK.now_ns())
 
     def tick(self, now: int, is_first: bool) -> None:
@@ -92,7 +92,7 @@ class Told:
             from uffdprefetch.service.live_ranks import LiveRanks
             from uffdprefetch.service.sampling import PoolTrack, Sampling
 
-            core, ledger, scheduler = self._core, self._ledger, self._core.scheduler
+            core, ledger, scheduler = self._core, self._core.ledger, self._core.scheduler
             sampling = Sampling(core.table.files, core.mappings.clients, scheduler, ledger)
             ranks = LiveRanks(
                 ledger.processes, core.mappings.readers, core.windows, scheduler, sampling.ranks
@@ -120,12 +120,12 @@ class Told:
         self.sample()
         core = self._core
         read = read_so_far(
-            self._ledger, core.table, core.mappings.clients, core.windows, core.arbiter,
+            self._core.ledger, core.table, core.mappings.clients, core.windows, core.arbiter,
             core.known_orders, core.pool,
             self._reads.describe() if self._reads is not None else None,
         )  # fmt: skip
         return summary(
-            self._config, self._run, self._ledger, core.scheduler, read, self._cpu_seconds(),
+            self._config, self._run, self._core.ledger, core.scheduler, read, self._cpu_seconds(),
             self._waits, self._described(), self.standstill.ns,
         )  # fmt: skip
 

@@ -19,7 +19,6 @@ from uffdprefetch.service.waits import Waits
 from uffdprefetch.service.writers import Writers
 
 if TYPE_CHECKING:
-    from uffdprefetch.service.cluster import Cluster
     from uffdprefetch.service.known_orders import OrderService
 
 HOUSEKEEPING_NS = 1000 * MS
@@ -33,12 +32,12 @@ class Turn:
 
     def __init__(
         self, core: Coordinator, threads: Threads, peers: Peers, told: Told, observer: Observer,
-        freshness: Freshness, waits: Waits, orders: OrderService | None, cluster: Cluster | None,
+        freshness: Freshness, waits: Waits, orders: OrderService | None,
         reads: FollowedReads | None,
     ) -> None:  # fmt: skip
         self._core, self._threads, self._peers, self._told = core, threads, peers, told
         self._observer, self._freshness, self._waits = observer, freshness, waits
-        self._orders, self._cluster, self._reads = orders, cluster, reads
+        self._orders, self._reads = orders, reads
         self.writers = Writers(core.table, core.mappings, freshness.let_in)
         self._housekeeping_ns = self._next_pump_ns = 0
 
@@ -121,8 +120,6 @@ class Turn:
         self._ask_memory()
         if self._core.pool is not None:
             self._core.pool.housekeep()
-        if self._cluster is not None:
-            self._cluster.housekeep()
         self._told.tick(now, is_first)
         self.writers.look()
         self._core.refresh_all()

@@ -34,6 +34,8 @@ def a_file(chance: random.Random) -> dict[str, Any]:
         "prefetched_used_blocks_bytes": used,
         "prefetched_unused_blocks_bytes": unused,
         "demand_used_blocks_bytes": demand,
+        "path": "",
+        "served_by": "page_tables",
         "file_system": chance.choice(["ext4", "fuse"]),
     }
 
@@ -47,7 +49,7 @@ def totals_of(files: list[dict[str, Any]], misses: list[int]) -> dict[str, Any]:
     ledger: Any = Ledger()
     ledger.processes.all = lambda: [a_process(count) for count in misses]
     gained = Gained("even", 0.0, 0.0, "", 0.0, "")
-    return vars(summary.totals(ledger, files, None, lambda figures: gained))
+    return vars(summary.totals(ledger, files, None, None, lambda figures: gained))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -71,7 +73,13 @@ def file_of(**bytes_: int) -> dict[str, Any]:
         "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes",
         "demand_used_blocks_bytes",
     )  # fmt: skip
-    return {**dict.fromkeys(names, 0), "file_system": "ext4", **bytes_}
+    return {
+        **dict.fromkeys(names, 0),
+        "file_system": "ext4",
+        "path": "",
+        "served_by": "page_tables",
+        **bytes_,
+    }
 
 
 def test_of_a_file_in_memory_there_is_nothing_to_cover() -> None:
@@ -123,9 +131,9 @@ def test_faults_of_programs_are_no_misses_of_who_reads_a_page_of_each_block() ->
 
 def test_the_agents_own_reads_are_none_of_the_job_s() -> None:
     pool = {"stand_in_bytes": 17 * BLOCK}
-    assert summary._read_by_calls([18 * BLOCK, 2 * BLOCK], pool) == 3 * BLOCK
-    assert summary._read_by_calls([18 * BLOCK], None) == 18 * BLOCK
-    assert summary._read_by_calls([18 * BLOCK, None], pool) is None
+    assert summary._read_by_calls([18 * BLOCK, 2 * BLOCK], pool, None) == 3 * BLOCK
+    assert summary._read_by_calls([18 * BLOCK], None, {"read_bytes": BLOCK}) == 17 * BLOCK
+    assert summary._read_by_calls([18 * BLOCK, None], pool, None) is None
 
 
 def test_what_fuse_has_read_for_read_calls_is_not_known() -> None:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that are read ahead whole, for whoever knows their names, and the books of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from uffdprefetch.base.units import MIB
+from uffdprefetch.native.paths import PathDone, PathReader, PathRequest, PathState
+from uffdprefetch.predict.price import Account
+from uffdprefetch.predict.storage import BLOCK_BYTES, Link
+
+#: A file is read no further than so many times the mean of those before it: one that is larger by
+#: far is followed as it is read (opened_files.py).
+MEANS = 4
+
+
+class NamesAhead(Protocol):
+    """Who wants files of a group, a number that nobody else has."""
+
+    def came(self, name: str, done: PathDone) -> None:
+        """What became of a request."""
+
+
+@dataclass
+class SmallFileCounts:
+    """Of a run: files, and their bytes."""
+
+    directories: int = 0
+    read: int = 0
+    read_bytes: int = 0
+    used: int = 0
+    used_bytes: int = 0
+    there: int = 0
+
+
+class _Request(NamedTuple):
+    by: NamesAhead
+    group: int
+    name: str
+
+
+class SmallReads:
+    """Of one service, whose thread calls everything here."""
+
+    def __init__(
+        self, reader: PathReader, most_bytes: int, account: Account, measured: Callable[[], Link]
+    ) -> None:
+        """``most_bytes``: a file that is as large is none; ``account``: of all guesses of the run;
+        ``measured``: the link."""
+        self._reader, self._most_bytes = reader, most_bytes
+        self._account, self._measured = account, measured
+        self._requests: dict[int, _Request] = {}
+        self._ahead: dict[int, dict[str, int]] = {}  # by group: bytes of files not opened since
+        self._number = 0
+        self.counts = SmallFileCounts()
+
+    def fileno(self) -> int:
+        """Readable when reap() has something to do."""
+        return self._reader.fileno()
+
+    @property
+    def mean_bytes(self) -> int:
+        """Of a file."""
+        return self.counts.read_bytes // self.counts.read if self.counts.read else BLOCK_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the account allows more to be guessed than is under way."""
+        under_way_bytes = len(self._requests) * self.mean_bytes
+        return self._account.room_bytes(self._measured()) > under_way_bytes
+
+    def read(self, by: NamesAhead, group: int, name: str, dir_fd: int, probe: bool = False) -> bool:
+        """Have a file read. ``dir_fd``: of its directory; ``probe``: only to find out what its
+        mount keeps (PathDone.probe). False: too much is under way."""
+        self._number += 1
+        most_bytes = min(self._most_bytes, max(MIB, MEANS * self.mean_bytes))
+        request = PathRequest(
+            self._number, name, group=group, dir_fd=dir_fd, most_bytes=most_bytes, probe=probe
+        )
+        if not self._reader.submit(request):
+            return False
+        self._requests[self._number] = _Request(by, group, name)
+        return True
+
+    def reap(self) -> list[NamesAhead]:
+        """Book what has come: whose it was."""
+        whose = dict[int, NamesAhead]()
+        for done in self._reader.reap():
+            request = self._requests.pop(done.id)
+            whose[id(request.by)] = request.by
+            if done.state is PathState.DONE and done.probe is None:
+                self._book(request, done)
+            request.by.came(request.name, done)
+        return list(whose.values())
+
+    def _book(self, request: _Request, done: PathDone) -> None:
+        if not done.waited:
+            self.counts.there += 1
+            return
+        self.counts.read += 1
+        self.counts.read_bytes += done.bytes
+        self._account.asked += done.bytes
+        self._ahead.setdefault(request.group, {})[request.name] = done.bytes
+
+    def opened(self, group: int, name: str) -> None:
+        """The job has opened a file."""
+        ahead_bytes = self._ahead.get(group, {}).pop(name, None)
+        if ahead_bytes is not None:
+            self.counts.used += 1
+            self.counts.used_bytes += ahead_bytes
+            self._account.note_use(ahead_bytes, 0, True, self._measured())
+
+    def lost(self, files: int) -> None:
+        """So many that were read ahead are thought not to be opened any more."""
+        self._account.lost += files * self.mean_bytes
+
+    def withdraw(self, group: int) -> None:
+        """What was not begun is not read."""
+        self._reader.withdraw(group)
+
+    def leave(self, group: int, dir_fd: int) -> None:
+        """Nobody wants files of a group any more: what was not opened is lost."""
+        self._reader.withdraw(group)
+        self._account.lost += sum(self._ahead.pop(group, {}).values())
+        self._reader.close_directory(dir_fd)
+
+    def close(self) -> None:
+        """End it."""
+        self._reader.close()
