@@ -104,7 +104,8 @@ class TreeOrder:
 
     def _following(self, path: str) -> Iterator[str]:
         """The directories after one, as they are gone over: its own subdirectories, those beside
-        it, those beside its parent ..."""
+        it, and those beside its parent, where two of these were entered by now: else what is gone
+        over may end with the parent ..."""
         if not self._is_believed and (likely := self.files.best()) is not None:
             self.directories.believe(likely)
             self._is_believed = True
@@ -113,12 +114,16 @@ class TreeOrder:
             yield from list(self._seen)
             return
         yield from self._below(path, order, -1)
+        entered_least = 1
         while path:
             path, _, name = path.rpartition("/")
             above = self._listed.get(path)
             if above is None:
                 yield path  # has to be listed first
                 return
+            if above.entered.number < entered_least:
+                return
+            entered_least = 2
             names = above.entered.names
             index = names.find(name)
             yield from self._below(path, order, names.place(order, index) if index >= 0 else -1)

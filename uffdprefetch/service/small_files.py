@@ -108,7 +108,8 @@ class _WatchedFolder:
 @dataclass
 class _Tree:
     """Directories below ``root``, a path in the namespace of the process ``pid``. ``asked``: those
-    that are watched, are being listed, or were refused; ``lost``: so many of the files that its
+    that are watched, are being listed, or were refused; ``device``: where all of it lies, 0: not known
+    yet; ``lost``: so many of the files that its
     order takes for lost are booked."""
 
     root: str
@@ -116,6 +117,7 @@ class _Tree:
     order: TreeOrder = field(default_factory=TreeOrder)
     watched: dict[str, _WatchedFolder] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    device: int = 0
     lost: int = 0
 
     def below(self, directory: str) -> str | None:
@@ -200,7 +202,9 @@ class SmallFiles:
         if isinstance(found, OSError):
             return
         key, listing = found.listing.key, found.listing
-        if self._trees.get(tree.root) is not tree or key in self._by_key:
+        tree.device = tree.device or found.device
+        another = self._trees.get(tree.root) is not tree or tree.device != found.device
+        if another or key in self._by_key:
             self._drop(key, found.fd)
             return
         now = self._clock.now_ns()
