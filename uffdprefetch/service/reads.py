@@ -48,11 +48,9 @@ class FollowedReads:
         )  # fmt: skip
         self._small: SmallFiles | None = None
         self._small_reads: SmallReads | None = None
-        self._watch_small: Callable[[], None] | None = partial(
-            self._follow_small, rundir, opener, poll
-        )
+        self._watch_small: Callable[[], None] | None = partial(self._follow_small, rundir, opener)
 
-    def _follow_small(self, rundir: str, opener: Opener, poll: select.epoll) -> None:
+    def _follow_small(self, rundir: str, opener: Opener) -> None:
         """The first small file is waited for: most runs need none of this."""
         from uffdprefetch.native.paths import PathReader
         from uffdprefetch.sense.opens import Opens
@@ -73,18 +71,16 @@ class FollowedReads:
         reads = SmallReads(reader, self._min_bytes, ahead.account, ahead.measured)
         self._small = SmallFiles(opens, reads, opener, self._core.table.wants, self._ledger)
         self._small_reads = reads
-        for fd in self._small.fds:
-            poll.register(fd, select.EPOLLIN)
 
     def hears(self, fd: int) -> bool:
         """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""
-        ours = (self._exits.fileno(), *(self._small.fds if self._small else ()))
-        return fd in ours
+        return fd == self._exits.fileno()
 
     @property
     def due_ns(self) -> int:
         """When step() is due though nothing happens."""
-        return self._tree.due_ns
+        small_ns = self._small.due_ns if self._small is not None else None
+        return self._tree.due_ns if small_ns is None else min(self._tree.due_ns, small_ns)
 
     def step(self, now_ns: int) -> None:
         """Once a turn: who has come and gone, and what was read."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uffdprefetch.base import file_systems
-from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.native import uffd
 from uffdprefetch.native.paths import Keeping, PathDone
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
@@ -34,6 +34,11 @@ THERE_MOST = 16
 #: How far above the first directory that is read the root of its tree is: training data lies in a
 #: directory for each class, and these in one for each split.
 LEVELS = 2
+#: So many files of a tree were opened, and no order explains it: it has none.
+ORDERLESS_FILES = 256
+#: How often the queue of opens is read: who opens small files waits a latency for each, and what is
+#: ahead of it lasts longer. Each turn of the service takes CPU that the job may need.
+STEP_NS = 10 * MS
 #: A directory in which nothing was opened for so long is not watched any more.
 QUIET_NS = 5 * LATELY_NS
 
@@ -52,6 +57,10 @@ class Mounts:
     def asked(self, device: int) -> None:
         """It is being found out."""
         self._keeps[device] = None
+
+    def drops(self, device: int) -> bool:
+        """Whether it does not, for sure."""
+        return self._keeps.get(device, True) is False
 
     def keeps(self, device: int) -> bool:
         """Whether it does, as far as is known."""
@@ -108,9 +117,9 @@ class _WatchedFolder:
 @dataclass
 class _Tree:
     """Directories below ``root``, a path in the namespace of the process ``pid``. ``asked``: those
-    that are watched, are being listed, or were refused; ``device``: where all of it lies, 0: not known
-    yet; ``lost``: so many of the files that its
-    order takes for lost are booked."""
+    that are watched, are being listed, or were refused; ``device``: where all of it lies, 0: not
+    known yet; ``opened``: files; ``lost``: of those that its order takes for lost, how many are
+    booked."""
 
     root: str
     pid: int
@@ -118,7 +127,13 @@ class _Tree:
     watched: dict[str, _WatchedFolder] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     device: int = 0
+    opened: int = 0
     lost: int = 0
+
+    @property
+    def has_no_order(self) -> bool:
+        """Whether what was opened is explained by none."""
+        return self.opened >= ORDERLESS_FILES and not (self.order.used or self.order.lost)
 
     def below(self, directory: str) -> str | None:
         """The path of a directory from its root; None: it is not below it."""
@@ -141,7 +156,8 @@ class SmallFiles:
         self._trees: dict[str, _Tree] = {}
         self._by_key: dict[int, _WatchedFolder] = {}
         self._waited: dict[str, set[str]] = {}  # by directory, files that were waited for
-        self._look_ns = 0
+        self._orderless: dict[str, None] = {}  # trees
+        self._look_ns = self._step_ns = 0
 
     # -------------------------------------------------------------- what is seen
 
@@ -161,7 +177,9 @@ class SmallFiles:
 
     def _is_watched(self, directory: str) -> bool:
         found = self._tree_of(directory)
-        return found is not None and found[1] in found[0].asked
+        if found is not None:
+            return found[1] in found[0].asked
+        return root_of(directory) in self._orderless
 
     def _tree_of(self, directory: str) -> tuple[_Tree, str] | None:
         for tree in self._trees.values():
@@ -173,9 +191,7 @@ class SmallFiles:
     def _begin(self, pid: int, directory: str, names: set[str]) -> None:
         found = self._tree_of(directory)
         if found is None:
-            root = directory
-            for _ in range(LEVELS):
-                root = os.path.dirname(root)
+            root = root_of(directory)
             tree = self._trees[root] = _Tree(root, pid)
             found = tree, tree.below(directory) or ""
             if len(self._trees) > ENTRIES_MAX:
@@ -183,8 +199,6 @@ class SmallFiles:
         tree, below = found
         tree.pid = pid
         self._list(tree, below, tuple(names))
-        if below:  # where the next directories are
-            self._list(tree, os.path.dirname(below))
 
     def _list(self, tree: _Tree, below: str, names: tuple[str, ...] = ()) -> None:
         """Have a directory listed, and watched. ``names``: that were opened there."""
@@ -202,9 +216,9 @@ class SmallFiles:
         if isinstance(found, OSError):
             return
         key, listing = found.listing.key, found.listing
-        tree.device = tree.device or found.device
+        tree.device = tree.device or found.device  # the first is one that is read
         another = self._trees.get(tree.root) is not tree or tree.device != found.device
-        if another or key in self._by_key:
+        if another or key in self._by_key or self._mounts.drops(found.device):
             self._drop(key, found.fd)
             return
         now = self._clock.now_ns()
@@ -214,6 +228,8 @@ class SmallFiles:
         self._reads.counts.directories += 1
         for name in names:
             tree.order.opened(below, name)
+        if below:  # where the next directories are
+            self._list(tree, os.path.dirname(below))
         # what the mount keeps is asked of a file that the job has read, and probably closed
         unknown = bool(names) and not self._mounts.is_known(folder.device)
         if unknown and self._reads.read(folder, key, names[0], folder.fd, probe=True):
@@ -224,6 +240,9 @@ class SmallFiles:
 
     def step(self, now_ns: int) -> None:
         """Once a turn."""
+        if now_ns < self._step_ns:
+            return
+        self._step_ns = now_ns + STEP_NS
         changed = dict[str, _Tree]()
         for event in self._opens.read():
             folder = None if isinstance(event, Overflow) else self._by_key.get(event.directory)
@@ -244,7 +263,13 @@ class SmallFiles:
                 if by.rest():
                     self._reads.withdraw(by.key)
         for tree in changed.values():
-            self._ask(tree)
+            if tree.has_no_order or self._mounts.drops(tree.device):
+                self._orderless[tree.root] = None
+                self._forget_tree(tree)
+            else:
+                self._ask(tree)
+        while len(self._orderless) > ENTRIES_MAX:
+            del self._orderless[next(iter(self._orderless))]
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LATELY_NS
             for folder in list(self._by_key.values()):
@@ -258,6 +283,7 @@ class SmallFiles:
             order.opened_directory("/".join(part for part in (folder.path, event.name) if part))
             return
         folder.rests = max(0, folder.rests - 1)
+        folder.tree.opened += 1
         order.opened(folder.path, event.name)
         self._reads.opened(folder.key, event.name)
 
@@ -307,14 +333,21 @@ class SmallFiles:
         self._trees.pop(tree.root, None)
 
     @property
-    def fds(self) -> tuple[int, int]:
-        """Readable when step() has something to do."""
-        return self._opens.fileno(), self._reads.fileno()
+    def due_ns(self) -> int | None:
+        """When step() is due though nothing happens; None: nothing is watched."""
+        return self._step_ns if self._by_key else None
 
     def close(self) -> None:
         """End it."""
         self._reads.close()
         self._opens.close()
+
+
+def root_of(directory: str) -> str:
+    """Of the tree that begins with this directory."""
+    for _ in range(LEVELS):
+        directory = os.path.dirname(directory)
+    return directory
 
 
 class _Listed(NamedTuple):

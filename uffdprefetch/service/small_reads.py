@@ -53,13 +53,10 @@ class SmallReads:
         self._reader, self._most_bytes = reader, most_bytes
         self._account, self._measured = account, measured
         self._requests: dict[int, _Request] = {}
-        self._ahead: dict[int, dict[str, int]] = {}  # by group: bytes of files not opened since
+        #: By group, bytes of files that were read (0: are being read) and not opened since.
+        self._ahead: dict[int, dict[str, int]] = {}
         self._number = 0
         self.counts = SmallFileCounts()
-
-    def fileno(self) -> int:
-        """Readable when reap() has something to do."""
-        return self._reader.fileno()
 
     @property
     def mean_bytes(self) -> int:
@@ -83,6 +80,8 @@ class SmallReads:
         if not self._reader.submit(request):
             return False
         self._requests[self._number] = _Request(by, group, name)
+        if not probe:
+            self._ahead.setdefault(group, {})[name] = 0
         return True
 
     def reap(self) -> list[NamesAhead]:
@@ -91,27 +90,36 @@ class SmallReads:
         for done in self._reader.reap():
             request = self._requests.pop(done.id)
             whose[id(request.by)] = request.by
-            if done.state is PathState.DONE and done.probe is None:
+            if done.state is PathState.DONE and done.probe is None and done.waited:
                 self._book(request, done)
+            else:
+                self.counts.there += done.state is PathState.DONE and done.probe is None
+                self._ahead.get(request.group, {}).pop(request.name, None)
             request.by.came(request.name, done)
         return list(whose.values())
 
     def _book(self, request: _Request, done: PathDone) -> None:
-        if not done.waited:
-            self.counts.there += 1
-            return
         self.counts.read += 1
         self.counts.read_bytes += done.bytes
         self._account.asked += done.bytes
-        self._ahead.setdefault(request.group, {})[request.name] = done.bytes
+        group = self._ahead.get(request.group)
+        if group is None:  # left meanwhile
+            self._account.lost += done.bytes
+        elif request.name in group:
+            group[request.name] = done.bytes
+        else:
+            self._used(done.bytes)
 
     def opened(self, group: int, name: str) -> None:
         """The job has opened a file."""
-        ahead_bytes = self._ahead.get(group, {}).pop(name, None)
-        if ahead_bytes is not None:
-            self.counts.used += 1
-            self.counts.used_bytes += ahead_bytes
-            self._account.note_use(ahead_bytes, 0, True, self._measured())
+        ahead_bytes = self._ahead.get(group, {}).pop(name, 0)
+        if ahead_bytes:
+            self._used(ahead_bytes)
+
+    def _used(self, ahead_bytes: int) -> None:
+        self.counts.used += 1
+        self.counts.used_bytes += ahead_bytes
+        self._account.note_use(ahead_bytes, 0, True, self._measured())
 
     def lost(self, files: int) -> None:
         """So many that were read ahead are thought not to be opened any more."""
