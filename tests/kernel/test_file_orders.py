@@ -99,12 +99,11 @@ def seen(root: Path, rundir: Path, words: list[str]) -> Walk:
     paths = [root, *sorted(path for path in root.rglob("*") if path.is_dir())]
     watched = {}
     for path in paths:
-        name = str(path.relative_to(root))
-        watched["" if name == "." else name] = watch(opens, str(path))
+        watched[str(path.relative_to(root)).removeprefix(".")] = watch(opens, str(path))
+    by_key = {directory.key: path for path, directory in watched.items()}
     while opens.read():
         pass
     subprocess.run(words, cwd=root, check=True, stdout=subprocess.DEVNULL)
-    by_key = {directory.key: path for path, directory in watched.items()}
     events = []
     while found := opens.read():
         for each in found:

@@ -15,9 +15,9 @@ from uffdprefetch.predict.name_orders import (
     GAP_NAMES,
     LATELY_FILES,
     WINDOW_FILES,
+    DirectoryPass,
     NameOrder,
     Names,
-    OpenedNames,
     OrderEvidence,
 )
 
@@ -37,7 +37,7 @@ class FileCursor:
     front: int
     window: int = WINDOW_FILES
     end: int = 0
-    last: int = 0  # when it moved (OpenedNames.total)
+    last: int = 0  # when it moved (DirectoryPass.total)
     opens: int = 0
     right: int = 0  # since its window has its size
     outstanding: int = 0
@@ -58,7 +58,7 @@ class DirectoryOrder:
         """``evidence``: of the tree that it is in."""
         self.names = names
         self.evidence = evidence or OrderEvidence()
-        self.opens = OpenedNames(names)
+        self.opens = DirectoryPass(names)
         self.order: NameOrder | None = None
         self.cursors: list[FileCursor] = []
         self.used = 0  # of what was wanted

@@ -65,7 +65,7 @@ def suffix(name: str) -> str:
     return "".join("#" if digit else "".join(some) for digit, some in groupby(end, str.isdigit))
 
 
-class OpenedNames:
+class DirectoryPass:
     """Which names of a directory were opened in this pass through it, and which lately."""
 
     def __init__(self, names: Names) -> None:
@@ -131,7 +131,7 @@ class OrderEvidence:
         order = max(self.bits, key=lambda each: self.bits[each])
         return order if self.bits[order] >= self.needed_bits else None
 
-    def note(self, opened: OpenedNames, index: int) -> None:
+    def note(self, opened: DirectoryPass, index: int) -> None:
         """``index`` is about to be opened, and was not in this pass."""
         for order in NameOrder:
             bits = self.bits_for(opened, order, index)
@@ -139,7 +139,7 @@ class OrderEvidence:
             most = self.needed_bits + 2 * MISS_BITS
             self.bits[order] = min(most, max(0.0, self.bits[order] + bits))
 
-    def bits_for(self, opened: OpenedNames, order: NameOrder, index: int) -> float:
+    def bits_for(self, opened: DirectoryPass, order: NameOrder, index: int) -> float:
         """How unlikely it is that by chance a name is so near behind one that was opened so short a
         time ago, against how likely it is where streams follow the order: the more there are, and
         the less of them in step, the less does an open say."""
@@ -153,7 +153,7 @@ class OrderEvidence:
         bits = log2(max(1, opened.left)) - 1 - 1.5 * log2(pairs)
         return max(0.0 if pairs == 1 else -MISS_BITS, bits)
 
-    def _pairs(self, opened: OpenedNames, order: NameOrder, place: int) -> int:
+    def _pairs(self, opened: DirectoryPass, order: NameOrder, place: int) -> int:
         """How many of the last opens, and names behind each, are as near to a place as its next
         neighbour that was opened; 0: none was, of the names just before it."""
         best, between = 0, 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder
-from uffdprefetch.predict.name_orders import NameOrder, Names, OpenedNames, OrderEvidence
+from uffdprefetch.predict.name_orders import DirectoryPass, NameOrder, Names, OrderEvidence
 
 
 @dataclass(eq=False)
@@ -20,7 +20,7 @@ class _ListedDirectory:
     """``files``; ``entered``: the subdirectories in which files were opened."""
 
     files: DirectoryOrder
-    entered: OpenedNames
+    entered: DirectoryPass
     last: str = ""  # subdirectory that was entered
 
 
@@ -44,7 +44,7 @@ class TreeOrder:
         while len(self._listed) >= ENTRIES_MAX:
             self.forget(next(iter(self._listed)))
         self._listed[path] = _ListedDirectory(
-            DirectoryOrder(files, self.files), OpenedNames(directories)
+            DirectoryOrder(files, self.files), DirectoryPass(directories)
         )
         who = self._awaited.pop(path, None)
         if who in self._listed:

@@ -13,8 +13,8 @@ from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder
 from uffdprefetch.predict.name_orders import (
     PROOF_BITS,
     WINDOW_FILES,
+    DirectoryPass,
     NameOrder,
-    OpenedNames,
     OrderEvidence,
     suffix,
 )
@@ -259,7 +259,7 @@ def test_an_empty_directory_has_nothing_to_want() -> None:
 
 
 def test_opens_are_of_a_pass() -> None:
-    opened = OpenedNames(GivenNames([f"{n:02d}" for n in range(20)]))
+    opened = DirectoryPass(GivenNames([f"{n:02d}" for n in range(20)]))
     assert opened.add(3) and not opened.add(3) and opened.age(3) == 1 and opened.left == 19
     for index in range(20):
         opened.add(index)
