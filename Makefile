@@ -3,7 +3,8 @@ PY := .venv/bin/python
 CC ?= gcc
 PRELOAD_SOURCES := $(wildcard csrc/job/*.c) csrc/common/vma.c
 CSRC_HEADERS := $(wildcard csrc/*/*.h csrc/*/*/*.h)
-HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/warm.c service/bpf_ring.c)
+HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/warm.c service/bpf_ring.c \
+	service/names.c service/listing.c)
 POOL_SOURCES := $(wildcard csrc/service/pool/*.c csrc/service/net/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
 	service/closing.c)
 PATHS_SOURCES := csrc/service/paths.c csrc/service/pathread.c

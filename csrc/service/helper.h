@@ -96,9 +96,10 @@ int up_fanotify_unmark(int fd, int directory);
 /* The watch or -errno. */
 int up_inotify_mark(int fd, int directory);
 int up_inotify_unmark(int fd, int watch);
-/* What one read(2) brings, at most `max`; 0: nothing is there. */
-int up_fanotify_read(int fd, struct up_name_event *out, int max);
-int up_inotify_read(int fd, struct up_name_event *out, int max);
+/* What one read(2) brings, into UP_NAMES_AT_ONCE of `out`: how many; 0: nothing is there. */
+#define UP_NAMES_AT_ONCE 1024
+int up_fanotify_read(int fd, struct up_name_event *out);
+int up_inotify_read(int fd, struct up_name_event *out);
 
 /* --- what lies in a directory (listing.c) --- */
 /* Names in the order of readdir(3). Of an order, the entries' indices and the place of each. */

@@ -33,6 +33,9 @@
 
 #define OPENS (FAN_OPEN | FAN_EVENT_ON_CHILD | FAN_ONDIR)
 #define HANDLE_BYTES 128 /* MAX_HANDLE_SZ */
+/* inotify's events are the shorter ones; fanotify's have no less than their metadata. */
+#define READ_BYTES (UP_NAMES_AT_ONCE * sizeof(struct inotify_event))
+_Static_assert(sizeof(struct fanotify_event_metadata) > sizeof(struct inotify_event), "fewer fit into a read");
 
 /* struct fanotify_event_info_fid and the struct file_handle in it; a name follows the handle. */
 struct info {
@@ -165,11 +168,10 @@ static int fanotify_event(const struct fanotify_event_metadata *event, const cha
 	return 0;
 }
 
-int up_fanotify_read(int fd, struct up_name_event *out, int max)
+int up_fanotify_read(int fd, struct up_name_event *out)
 {
-	char data[16384];
-	size_t room = (size_t)max * (sizeof(struct fanotify_event_metadata) + sizeof(struct info));
-	ssize_t got = read(fd, data, room < sizeof(data) ? room : sizeof(data));
+	char data[READ_BYTES];
+	ssize_t got = read(fd, data, sizeof(data));
 	int n = 0;
 
 	if (got < 0)
@@ -182,18 +184,16 @@ int up_fanotify_read(int fd, struct up_name_event *out, int max)
 			break;
 		if (event.fd >= 0)
 			close(event.fd);
-		if (n < max)
-			n += fanotify_event(&event, data + at, event.event_len, out + n);
+		n += fanotify_event(&event, data + at, event.event_len, out + n);
 		at += event.event_len;
 	}
 	return n;
 }
 
-int up_inotify_read(int fd, struct up_name_event *out, int max)
+int up_inotify_read(int fd, struct up_name_event *out)
 {
-	char data[16384];
-	size_t room = (size_t)max * sizeof(struct inotify_event);
-	ssize_t got = read(fd, data, room < sizeof(data) ? room : sizeof(data));
+	char data[READ_BYTES];
+	ssize_t got = read(fd, data, sizeof(data));
 	int n = 0;
 
 	if (got < 0)
@@ -206,8 +206,6 @@ int up_inotify_read(int fd, struct up_name_event *out, int max)
 		if (event.len > (size_t)got - at - sizeof(event))
 			break;
 		at += sizeof(event) + event.len;
-		if (n >= max)
-			continue;
 		if (event.mask & IN_Q_OVERFLOW)
 			n += put(out + n, UP_NAMES_LOST, 0, 0, "", 0);
 		else if (event.mask & IN_IGNORED) /* its directory is gone, or it was removed */

@@ -18,6 +18,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -552,6 +553,123 @@ static void test_page_tables(void)
 	munmap(p, pages * page_bytes);
 }
 
+/* ------------------------------------------------------------------ names in directories */
+
+#define NAMES 3000
+
+static int make_directory(const char *name)
+{
+	char path[4096];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	CHECK(!mkdir(path, 0700));
+	fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	CHECK(fd >= 0);
+	return fd;
+}
+
+static void open_name(int at, const char *name, int flags)
+{
+	int fd = openat(at, name, flags | O_CLOEXEC, 0600);
+
+	CHECK(fd >= 0);
+	close(fd);
+}
+
+static void test_listing(void)
+{
+	int fd = make_directory("listing");
+	struct up_listing *listing;
+	char name[256];
+
+	CHECK(!up_listing_read(&listing, fd, 10));
+	CHECK(!listing->files->count && up_names_find(listing->files, "a") == -1);
+	up_listing_free(listing);
+	for (int i = 0; i < NAMES; i++) {
+		snprintf(name, sizeof(name), "%d%.*s", i * 7919 % NAMES, i % 200, /* of any length */
+			 "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+			 "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx");
+		if (i % 10)
+			open_name(fd, name, O_CREAT | O_WRONLY);
+		else
+			CHECK(!mkdirat(fd, name, 0700));
+	}
+	CHECK(up_listing_read(&listing, fd, NAMES - 1) == -E2BIG);
+	CHECK(!up_listing_read(&listing, fd, NAMES));
+	CHECK(listing->files->count == NAMES - NAMES / 10 && listing->directories->count == NAMES / 10);
+	for (uint32_t i = 0; i < listing->files->count; i++) {
+		const struct up_names *n = listing->files;
+
+		CHECK(up_names_find(n, n->text + n->offset[i]) == i);
+		CHECK(n->by_name[n->name_place[i]] == i && n->by_inode[n->inode_place[i]] == i);
+		CHECK(!i || n->inode[n->by_inode[i - 1]] <= n->inode[n->by_inode[i]]);
+	}
+	CHECK(up_names_find(listing->files, "") == -1 && up_names_find(listing->files, "z") == -1);
+	up_listing_free(listing);
+	close(fd);
+	CHECK(up_listing_read(&listing, fd, NAMES) == -EBADF);
+}
+
+/* What is told of the names that are opened in a directory, more than come with one read. */
+static void check_opens(int group, int (*read_all)(int, struct up_name_event *), int at)
+{
+	static struct up_name_event event[UP_NAMES_AT_ONCE];
+	int seen = 0, n;
+	char name[32];
+
+	CHECK(!read_all(group, event));
+	for (int i = 0; i < NAMES; i++) {
+		snprintf(name, sizeof(name), "%d", i);
+		open_name(at, name, O_CREAT | O_RDONLY);
+	}
+	while ((n = read_all(group, event)) > 0)
+		for (int i = 0; i < n; i++, seen++) {
+			snprintf(name, sizeof(name), "%d", seen);
+			CHECK(event[i].kind == UP_NAMES_FILE && !strcmp(event[i].name, name));
+			CHECK(event[i].name_bytes == strlen(name));
+		}
+	CHECK(!n && seen == NAMES);
+	open_name(at, ".", O_RDONLY | O_DIRECTORY);
+	CHECK(read_all(group, event) == 1 && event[0].kind == UP_NAMES_DIRECTORY && !event[0].name_bytes);
+	for (int i = 0; i < 20000; i++) { /* of one name they may be told as one */
+		snprintf(name, sizeof(name), "%d", i % NAMES);
+		open_name(at, name, O_RDONLY);
+	}
+	while ((n = read_all(group, event)) > 0)
+		seen = event[n - 1].kind;
+	CHECK(!n && (seen == UP_NAMES_FILE || seen == UP_NAMES_LOST));
+}
+
+static void test_names(void)
+{
+	int fd = make_directory("inotify"), group = up_inotify_open(), watch;
+	static struct up_name_event event[UP_NAMES_AT_ONCE];
+	uint64_t identity;
+
+	CHECK(group >= 0);
+	watch = up_inotify_mark(group, fd);
+	CHECK(watch > 0);
+	check_opens(group, up_inotify_read, fd);
+	CHECK(!up_inotify_unmark(group, watch) && up_inotify_unmark(group, watch) == -EINVAL);
+	CHECK(up_inotify_read(group, event) == 1 && event[0].kind == UP_NAMES_GONE);
+	CHECK(up_inotify_mark(group, -1) < 0);
+	close(group);
+	close(fd);
+	CHECK(up_inotify_read(-1, event) == -EBADF && up_fanotify_read(-1, event) == -EBADF);
+
+	group = up_fanotify_open();
+	fd = make_directory("fanotify");
+	if (group >= 0 && !up_fanotify_identify(fd, &identity) && !up_fanotify_mark(group, fd)) {
+		check_opens(group, up_fanotify_read, fd);
+		CHECK(!up_fanotify_unmark(group, fd) && up_fanotify_unmark(group, fd) == -ENOENT);
+	}
+	CHECK(up_fanotify_identify(-1, &identity) == -EBADF);
+	if (group >= 0)
+		close(group);
+	close(fd);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2) {
@@ -564,6 +682,8 @@ int main(int argc, char **argv)
 	test_bpf_ring();
 	test_residency();
 	test_page_tables();
+	test_listing();
+	test_names();
 	test_workers(1);
 	test_workers(8);
 	puts("all as it should be");

@@ -19,8 +19,6 @@ GONE: int = _lib.UP_NAMES_GONE
 LOST: int = _lib.UP_NAMES_LOST
 
 _EVENT = layout("up_name_event")
-#: As many as one read(2) brings into the 16 KiB of names.c.
-_EVENTS_AT_ONCE = 1024
 
 
 class NameEvent(NamedTuple):
@@ -44,11 +42,11 @@ class _Group:
     def __init__(self, fd: int, read: Any) -> None:
         self.fd = fd
         self._read = read
-        self._out = _ffi.new("struct up_name_event[]", _EVENTS_AT_ONCE)
+        self._out = _ffi.new("struct up_name_event[]", _lib.UP_NAMES_AT_ONCE)
 
     def read(self) -> list[NameEvent]:
         """What one read(2) brings; none: the queue is empty. Raises OSError."""
-        n = _checked(self._read(self.fd, self._out, _EVENTS_AT_ONCE), "read of opened names")
+        n = _checked(self._read(self.fd, self._out), "read of opened names")
         found = []
         for directory, pid, kind, length, name in _EVENT.iter_unpack(
             _ffi.buffer(self._out, n * _EVENT.size)
