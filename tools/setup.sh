@@ -58,6 +58,7 @@ test|libopenmpi-dev|command -v mpicc|$SKIP
 test|python3-bpfcc|/usr/bin/python3 -c "import bcc"|$SKIP
 test|linux-headers-$arch|[ -n "\$(ls -d /lib/modules/\$(uname -r)/build /usr/src/linux-headers-* 2>/dev/null)" ]|$SKIP
 test|strace|command -v strace|$SKIP
+test|rsync|command -v rsync|$SKIP
 test|tmux|command -v tmux|$SKIP
 test|util-linux|command -v setpriv|$SKIP
 test|iproute2|command -v ip|$SKIP
@@ -82,7 +83,6 @@ all|vmtouch|command -v vmtouch|one peer is missing from the benches
 all|fio|command -v fio|one peer is missing from the benches
 apps|g++|command -v g++|two jobs of bench/harm.py are left out
 apps|git|command -v git|a job of bench/harm.py is left out
-apps|rsync|command -v rsync|a job of bench/reads.py is left out
 apps|zstd|command -v zstd|a job of bench/reads.py is left out
 apps|kraken2|command -v kraken2|a program of bench/apps.py is left out
 apps|mmseqs2|command -v mmseqs|a program of bench/apps.py is left out

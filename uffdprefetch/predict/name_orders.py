@@ -5,7 +5,7 @@ Programs that go over many files open them as readdir(3) has them (tar, find, gr
 their names' bytes (a shell's pattern, rsync, ImageFolder), by inode number (cp), or as readdir has
 them from behind (who keeps directories on a stack). Each open has a likelihood of lying so near
 behind one that was opened so short a time ago. Its logarithms, of each order, are summed up until
-they suffice: Page's cumulative sum test.
+they suffice: the cumulative sum test [Page].
 """
 
 from __future__ import annotations
