@@ -145,8 +145,10 @@ class OrderEvidence:
         the less of them in step, the less does an open say."""
         place = opened.names.place(order, index)
         if not opened.number:
-            first = place < GAP_NAMES
-            return max(0.0, log2(len(opened.names) / (place + 1)) - 1) if first else 0.0
+            if place >= GAP_NAMES:
+                return 0.0
+            # whoever opens the first name of many need not go on
+            return min(PROOF_BITS - 2, max(0.0, log2(len(opened.names) / (place + 1)) - 1))
         pairs = self._pairs(opened, order, place)
         if not pairs:
             return -MISS_BITS

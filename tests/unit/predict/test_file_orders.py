@@ -135,6 +135,13 @@ def test_threads_that_overtake_each_other_are_one_stream() -> None:
     assert followed.foreseen >= 0.95 * len(names)
 
 
+def test_one_open_proves_nothing() -> None:
+    for number in (12, 1000, 20000):
+        names = mixed(number)
+        followed = Followed(names).tell(names.ordered(NameOrder.SORTED)[:1])
+        assert followed.order.order is None and not followed.wanted
+
+
 def test_two_wrong_of_eight_begin_anew() -> None:
     names = mixed(400)
     walk = names.ordered(NameOrder.SORTED)
