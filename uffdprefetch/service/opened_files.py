@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
-from uffdprefetch.predict.storage import MISS_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.sense import pagetables
@@ -37,11 +37,13 @@ from uffdprefetch.warm.windows import Windows
 FIRST_READ = FIRST_OBSERVED << 1
 #: How often it is looked whether a file that nobody was seen to read is open still.
 LOOK_NS = 250 * MS
-#: A reader that waits so many times in a row where all was there gains nothing by it: its file
-#: system keeps nothing (FUSE with direct_io), memory is too short to, or its job drops it
-#: (POSIX_FADV_DONTNEED).
+#: A reader that waits so many times in a row where all was there gains nothing by it: memory is too
+#: short to keep it, or nobody says what is kept.
 VAIN = 8
-#: ... and of so many files of a file system it is the file system's.
+#: So many looks in a row at which what had just been read was not kept: the job drops it
+#: (POSIX_FADV_DONTNEED, RWF_DONTCACHE), or its file system keeps nothing (FUSE with direct_io).
+DROPPED = 2
+#: ... and of so many files of a file system it is the file system.
 VAIN_FILES = 2
 
 Number = tuple[int, int]
@@ -51,7 +53,8 @@ Number = tuple[int, int]
 class _Followed:
     """A file that a process reads by calls. ``link``: of its descriptor, as /proc shows it;
     ``calls``: by thread, who has the rest of its call read, and where that ends; ``there``: by
-    thread, [start, end) of what was read ahead of it and had come by a time; ``vain``: see VAIN."""
+    thread, [start, end) of what was read ahead of it and had come by a time; ``vain``: see VAIN;
+    ``dropped``: see DROPPED."""
 
     client: Client
     region: Region
@@ -61,6 +64,8 @@ class _Followed:
     calls: dict[int, tuple[FileConsumer, int]] = field(default_factory=dict)
     there: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     vain: int = 0
+    dropped: int = 0
+    gains: bool = True
 
 
 class OpenedFiles:
@@ -110,7 +115,8 @@ class OpenedFiles:
         start, end = one.start, min(one.end, size)
         if not one.proven and one.waiting:  # where it is, and what that brings
             end = min(max(end, min(one.asked_end, start + MISS_BYTES)), size)
-        if one.waiting and self._is_vain(followed, one):
+        if self._is_dropped(followed, one) or (one.waiting and self._is_vain(followed, one)):
+            self._give_up(followed, one)
             return
         if start < end:
             self._touched(region, start, end, one.at_ns)
@@ -158,12 +164,11 @@ class OpenedFiles:
             self._arbiter.want(consumer, PrefetchRange(file, low, high))
 
     def _is_vain(self, followed: _Followed, one: ReadSeen) -> bool:
-        """Whether it waits for what was there already, again and again: then nothing is read for it
-        any more."""
+        """Whether it waits for what was there already, again and again."""
         file = followed.region.file
         end = min(max(one.asked_end, one.position + 1), file.size_bytes)
         low, high, since_ns = followed.there.pop(one.tid, (0, 0, 0))
-        until = self._there_until(file, one.position)
+        until = self._come(file, one.position)
         followed.there[one.tid] = one.position, until, self._clock.now_ns()
         if len(followed.there) > ENTRIES_MAX:
             del followed.there[next(iter(followed.there))]
@@ -173,20 +178,32 @@ class OpenedFiles:
             followed.vain = 0
         elif low <= one.position and end <= high and one.at_ns > since_ns:
             followed.vain += 1
-        if followed.vain < VAIN:
-            return False
+        return followed.vain >= VAIN
+
+    def _is_dropped(self, followed: _Followed, one: ReadSeen) -> bool:
+        """Whether the end of what it has read since the last look, or the beginning of what was
+        read ahead of it and has come, is not kept, again and again."""
+        file, at = followed.region.file, one.position
+        low, high = max(one.start, at - BLOCK_BYTES), min(at + BLOCK_BYTES, self._come(file, at))
+        found = [file.resident_bytes(a, b - a) for a, b in ((low, at), (at, high)) if a < b]
+        if found and None not in found:
+            followed.dropped = 0 if all(found) else followed.dropped + 1
+        return followed.dropped >= DROPPED
+
+    def _give_up(self, followed: _Followed, one: ReadSeen) -> None:
+        """It gains nothing by what is read ahead of it."""
         device, inode = one.key
         self._in_vain.setdefault(device, set()).add(inode)
         self._ledger.leave_alone(
-            "left to the kernel: it waits for what was read ahead (its file system keeps nothing,"
-            " memory is too short, or the job drops it)", file.path,
+            "left to the kernel: what is read of it is not kept (its job drops it, its file system"
+            " keeps nothing, or memory is too short)", followed.region.file.path,
         )  # fmt: skip
+        followed.gains = False
         self._leave((one.pid, one.key), followed)
-        return True
 
     @staticmethod
-    def _there_until(file: FileState, at: int) -> int:
-        """Where what was read ahead from ``at`` on, and has come, ends."""
+    def _come(file: FileState, at: int) -> int:
+        """Up to where what is read from ``at`` on was read ahead, and has come."""
         end = file.blocks.ahead_until(at)
         for ranges in file.under_way:
             end = next((high for low, high in ranges.missing(at, end) if low == at), at)
@@ -254,14 +271,12 @@ class OpenedFiles:
         """Nothing is read for it any more."""
         for consumer, end in followed.calls.values():
             self._scheduler.forget(consumer)
-            if followed.vain < VAIN:  # nobody saw the end of that call; but a call has one
+            if followed.gains:  # nobody saw the end of that call; but a call has one
                 rest = consumer.position_bytes, end - consumer.position_bytes
                 pagetables.note_used(followed.region, [rest])
                 self.read_bytes += rest[1]
         self._mappings.detached(followed.client, followed.region.id)
         del self._followed[name]
-        if followed.vain >= VAIN:
-            self._leave_alone(name)
 
     def ended(self, pids: Iterable[int]) -> None:
         """These processes are gone."""

@@ -20,12 +20,12 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.order_sources import Announcements
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.read_calls import ReadSeen
 from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.job_tree import Exits
 from uffdprefetch.service.opened_files import (
+    DROPPED,
     FIRST_READ,
     LOOK_NS,
     VAIN,
@@ -36,6 +36,7 @@ from uffdprefetch.service.opened_files import (
 )
 from uffdprefetch.state import opening
 from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.reader import Region
@@ -142,6 +143,7 @@ def test_a_file_that_is_read_is_opened_and_followed_as_a_mapping_is(bed: ReadBed
     assert region.span.end_bytes == SIZE and region.file in bed.core.table.files.values()
     assert bed.ledger.serving.verdicts == {region.file.path: "reads"}
     for at in range(0, 8 * MIB, 128 << 10):
+        bed.of(region.file).add(at, at + (128 << 10))
         bed.saw(fd, at, at + (128 << 10))
         bed.turn()
     assert bed.read().missing(8 * MIB, 12 * MIB) == [], "what follows is read ahead"
@@ -228,12 +230,12 @@ def test_files_that_are_left_out_are_not_opened(
 
 
 def test_the_rest_of_a_large_call_is_read_from_where_it_is(bed: ReadBed) -> None:
-    region = bed.follow(fd := bed.file_fd("a"))
+    bed.follow(fd := bed.file_fd("a"))
     bed.saw(fd, MIB, MIB, asked_end=9 * MIB)
     bed.turn()
     bed.turn()
     assert bed.read().missing(MIB, 9 * MIB) == []
-    assert bed.sent_bytes <= 9 * MIB + region.file.call.ahead_bytes * 2, "and nothing beyond"
+    assert bed.sent_bytes <= 9 * MIB + 2 * MISS_BYTES, "and nothing beyond"
 
 
 def test_what_the_kernel_brings_by_itself_is_left_to_it(bed: ReadBed) -> None:
@@ -259,6 +261,7 @@ def wait_in_vain(bed: ReadBed, fd: int, times: int = VAIN) -> None:
     """It waits so many times, always for what was read ahead and has come before that."""
     for region in bed.client.regions.values():
         region.file.blocks.mark_prefetched(0, SIZE)
+        bed.of(region.file).add(0, SIZE)
     for i in range(times + 1):  # by the first one is known what has come
         bed.saw(fd, i * MIB, i * MIB, asked_end=i * MIB + BLOCK_BYTES)
 
@@ -268,7 +271,7 @@ def test_who_waits_for_what_was_read_ahead_gains_nothing_by_it(bed: ReadBed) -> 
     wait_in_vain(bed, fd)
     assert not bed.client.regions and not bed.scheduler.queued_bytes
     (note,) = bed.ledger.noted.all
-    assert note.path == str(bed.directory / "a") and "waits for what was read ahead" in note.text
+    assert note.path == str(bed.directory / "a") and "is not kept" in note.text
     bed.saw(fd, 0, 0)
     bed.saw(fd, 0, 0, pid=PID + 1)
     assert not bed.opens.asked, "nor is it opened for another process"
@@ -283,6 +286,55 @@ def test_of_a_file_system_that_keeps_nothing_no_more_files_are_opened(bed: ReadB
         wait_in_vain(bed, fd)
     bed.saw(bed.file_fd("another"), 0, 0)
     assert not bed.opens.asked
+
+
+def read_on(bed: ReadBed, fd: int, file: FileState, looks: int, *, kept: bool) -> None:
+    """In order, 1 MiB between two looks; ``kept``: what was read stays in memory."""
+    for at in range(0, looks * MIB, MIB):
+        if kept:
+            bed.of(file).add(at, at + MIB)
+        bed.saw(fd, at, at + MIB)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_what_a_reader_drops_behind_itself_is_left_to_it(bed: ReadBed, waiting: bool) -> None:
+    """It was read twice: what it did not wait for was dropped when it came."""
+    region = bed.follow(fd := bed.file_fd("a"))
+    for at in range(0, DROPPED * MIB, MIB):
+        assert bed.client.regions
+        bed.saw(fd, at, at + MIB, waiting=waiting)
+    assert not bed.client.regions and not bed.scheduler.queued_bytes
+    bed.saw(fd, 9 * MIB, 10 * MIB)
+    assert not bed.opens.asked and region.file.path in bed.ledger.noted.all[0].line
+
+
+def test_what_is_dropped_before_it_is_read_is_left(bed: ReadBed) -> None:
+    """By a job that drops all of its file now and then."""
+    region = bed.follow(fd := bed.file_fd("a"))
+    region.file.blocks.mark_prefetched(0, SIZE)
+    for at in range(0, DROPPED * MIB, MIB):
+        assert bed.client.regions
+        bed.of(region.file).add(at, at + MIB)
+        bed.saw(fd, at, at + MIB)
+    assert not bed.client.regions
+
+
+def test_a_reader_whose_reads_are_kept_is_followed(bed: ReadBed) -> None:
+    region = bed.follow(fd := bed.file_fd("a"))
+    read_on(bed, fd, region.file, 8, kept=True)
+    read_on(bed, fd, region.file, DROPPED - 1, kept=False)
+    read_on(bed, fd, region.file, 8, kept=True)
+    assert bed.client.regions
+
+
+def test_where_nobody_says_what_is_kept_it_is_followed(
+    bed: ReadBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not say who neither owns the file nor may write it."""
+    region = bed.follow(fd := bed.file_fd("a"))
+    monkeypatch.setattr(FileState, "resident_bytes", lambda *_: None)
+    read_on(bed, fd, region.file, 8, kept=False)
+    assert bed.client.regions
 
 
 def test_a_wait_for_what_had_not_come_is_not_in_vain(bed: ReadBed) -> None:
@@ -308,6 +360,7 @@ def test_what_came_after_the_sighting_is_not_waited_for_in_vain(bed: ReadBed) ->
     for i in range(3 * VAIN):
         seen_ns = bed.now
         region.file.blocks.mark_prefetched(i * MIB, i * MIB + MIB)
+        bed.of(region.file).add(i * MIB, i * MIB + MIB)
         bed.saw(fd, i * MIB, i * MIB, asked_end=i * MIB + BLOCK_BYTES, at_ns=seen_ns)
     assert bed.client.regions
 
@@ -318,6 +371,7 @@ def test_a_large_call_may_wait_for_its_end(bed: ReadBed) -> None:
     for i in range(3 * VAIN):
         at = i * 2 * MIB
         region.file.blocks.mark_prefetched(at, at + MIB)
+        bed.of(region.file).add(at, at + MIB)
         bed.saw(fd, at, at, asked_end=at + 2 * MIB)
     assert bed.client.regions
 
@@ -379,11 +433,3 @@ def test_a_look_at_its_process_s_mappings_does_not_end_it(bed: ReadBed) -> None:
     for _ in range(3):
         found.reconcile(bed.client, file_readers("", 0))
     assert bed.client.regions == {region.id: region}
-
-
-def test_who_announces_an_order_is_not_asked_of_it(bed: ReadBed) -> None:
-    """Addresses are compared with a process's: a file that is read by calls has none."""
-    bed.follow(bed.file_fd("a"))
-    asked: list[Any] = []
-    indexer: Any = None
-    assert Announcements is not None and indexer is None and not asked
