@@ -15,6 +15,7 @@ from walked_orders import PAGE
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import MS, Clock
 from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, reader_of
@@ -78,7 +79,7 @@ class Job:
             file = self.file(path)
             client.regions[number] = SimpleNamespace(
                 file=file, address=pid << 32, offset_bytes=4096, length_bytes=SIZE,
-                reader=reader_of(client, file),
+                reader=reader_of(client, file), verdict=ServingMode.PAGE_TABLES,
             )  # fmt: skip
         self.clients.append(client)
         return client

@@ -83,7 +83,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
         "plan": "/order.json", "torch": "off", "cluster": "4", "meet": "/shared", "share": "*.bin",
-        "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5",
+        "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5", "reads": "off",
     }  # fmt: skip
     assert set(given) == {option.key for option in options.OPTIONS}
     words: list[str] = []
@@ -213,6 +213,7 @@ def test_whole_is_what_matches_and_by_default_nothing() -> None:
         ({"UFFDPREFETCH_ENGINE": "cash"}, "did you mean cache?"),
         ({"UFFDPREFETCH_EVICT": "belady"}, "'belady' is none of cyclic, lru"),
         ({"UFFDPREFETCH_HUGE_PAGES": "always"}, "'always' is none of auto, off"),
+        ({"UFFDPREFETCH_READS": "on"}, "'on' is none of auto, off"),
         ({"UFFDPREFETCH_RESOLVE": "service"}, "unknown key 'UFFDPREFETCH_RESOLVE'"),
     ],
 )

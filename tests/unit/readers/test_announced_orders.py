@@ -24,6 +24,7 @@ from uffdprefetch.base.clock import MS
 from uffdprefetch.job.channel import ENDED, SCHEMA
 from uffdprefetch.orders.announcement import AnnounceError
 from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_NS
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import order_sources
 from uffdprefetch.readers.order_sources import Announcements
 from uffdprefetch.sense.pagetable_scan import LOOKS
@@ -142,6 +143,15 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
     assert heard.readers(only(stranger)) == []
     assert (train.live, train.rank, train.how) == (True, 4, "loader: records")
     assert train.walk.items == 100 and not heard.pending(only(own)) and job.came == 1
+
+
+def test_what_a_process_reads_by_calls_is_not_asked_of(job: Job, heard: Announcements) -> None:
+    """Addresses tell which file an announced array lies in: there it has none."""
+    process = job.process(10, 4, "/train", "/read")
+    process.regions[1].verdict = ServingMode.READS
+    written(job, 1)
+    heard.announced(10, 10, 1)
+    assert [file["path"] for file in job.helper.asked[0]["files"]] == ["/train"]
 
 
 def test_how_far_its_readers_may_be_ahead_of_what_they_tell_is_known(

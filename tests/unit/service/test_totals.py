@@ -34,9 +34,9 @@ def a_file(chance: random.Random) -> dict[str, Any]:
         "prefetched_used_blocks_bytes": used,
         "prefetched_unused_blocks_bytes": unused,
         "demand_used_blocks_bytes": demand,
-        "path": "",
-        "served_by": "page_tables",
         "file_system": chance.choice(["ext4", "fuse"]),
+        "path": f"/data/{chance.random()}",
+        "served_by": chance.choice(["page_tables", "reads"]),
     }
 
 
@@ -45,11 +45,18 @@ def a_process(misses: int) -> Any:
     return SimpleNamespace(watched=SimpleNamespace(now=now, misses=misses))
 
 
-def totals_of(files: list[dict[str, Any]], misses: list[int]) -> dict[str, Any]:
+def totals_of(
+    files: list[dict[str, Any]], misses: list[int], followed: dict[str, Any] | None = None,
+    read: dict[str, int] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """``read``: bytes that positions of descriptors show, by path."""
     ledger: Any = Ledger()
+    ledger.jobs.files = lambda: [
+        {"path": path, "read_bytes": bytes_} for path, bytes_ in (read or {}).items()
+    ]
     ledger.processes.all = lambda: [a_process(count) for count in misses]
     gained = Gained("even", 0.0, 0.0, "", 0.0, "")
-    return vars(summary.totals(ledger, files, None, None, lambda figures: gained))
+    return vars(summary.totals(ledger, files, None, followed, lambda figures: gained))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -63,8 +70,9 @@ def test_no_figure_contradicts_another(seed: int) -> None:
         assert found[name] is None or found[f"{name}_denominator_bytes"] > 0
     assert 0 <= found["used_bytes"] <= found["prefetched_bytes"]
     assert found["used_bytes"] + found["wasted_bytes"] == found["prefetched_bytes"]
+    waited = any(f["demand_used_blocks_bytes"] for f in files if f["served_by"] == "reads")
     if found["coverage"] is not None and found["demand_misses"] is not None:
-        assert (found["coverage"] == 1) == (not found["demand_misses"])
+        assert (found["coverage"] == 1) == (not found["demand_misses"] and not waited)
 
 
 def file_of(**bytes_: int) -> dict[str, Any]:
@@ -73,13 +81,8 @@ def file_of(**bytes_: int) -> dict[str, Any]:
         "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes",
         "demand_used_blocks_bytes",
     )  # fmt: skip
-    return {
-        **dict.fromkeys(names, 0),
-        "file_system": "ext4",
-        "path": "",
-        "served_by": "page_tables",
-        **bytes_,
-    }
+    plain = {"file_system": "ext4", "path": "/data", "served_by": "page_tables"}
+    return {**dict.fromkeys(names, 0), **plain, **bytes_}
 
 
 def test_of_a_file_in_memory_there_is_nothing_to_cover() -> None:
@@ -132,8 +135,27 @@ def test_faults_of_programs_are_no_misses_of_who_reads_a_page_of_each_block() ->
 def test_the_agents_own_reads_are_none_of_the_job_s() -> None:
     pool = {"stand_in_bytes": 17 * BLOCK}
     assert summary._read_by_calls([18 * BLOCK, 2 * BLOCK], pool, None) == 3 * BLOCK
-    assert summary._read_by_calls([18 * BLOCK], None, {"read_bytes": BLOCK}) == 17 * BLOCK
+    assert summary._read_by_calls([18 * BLOCK], None, None) == 18 * BLOCK
     assert summary._read_by_calls([18 * BLOCK, None], pool, None) is None
+
+
+def test_what_was_followed_is_not_unserved() -> None:
+    followed = {"read_bytes": 5 * BLOCK}
+    assert summary._read_by_calls([18 * BLOCK], None, followed) == 13 * BLOCK
+    assert summary._read_by_calls([3 * BLOCK], None, followed) == 0, "rchar is told later"
+
+
+def test_a_file_that_is_followed_is_not_named_as_unserved() -> None:
+    files = [{**file_of(), "path": "/a", "served_by": "reads"}, {**file_of(), "path": "/b"}]
+    found = totals_of(files, [], read={"/a": MIB, "/b": MIB, "/c": MIB})
+    assert [file["path"] for file in found["unserved_read_files"]] == ["/b", "/c"]
+
+
+def test_no_fault_counts_what_calls_have_waited_for() -> None:
+    """A process that faults nowhere was covered as a whole."""
+    brought = {"prefetched_bytes": 10 * BLOCK, "prefetched_used_blocks_bytes": 10 * BLOCK}
+    by_calls = {**file_of(**brought, demand_used_blocks_bytes=10 * BLOCK), "served_by": "reads"}
+    assert totals_of([by_calls], [0])["coverage"] == 0.5
 
 
 def test_what_fuse_has_read_for_read_calls_is_not_known() -> None:
