@@ -21,6 +21,7 @@ from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
+from uffdprefetch.state.reader import FIRST_OBSERVED
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
@@ -141,6 +142,11 @@ class Agents:
         del self._mappings.clients[client.agent.fd]
 
 
+def _told(client: Client) -> int:
+    """Mappings that its agent has told of: others were found, or are files that are read."""
+    return sum(number < FIRST_OBSERVED for number in client.regions)
+
+
 def _check_attach(client: Client, a: wire.Attach) -> None:
     if (
         a.address + a.length_bytes > ADDRESS_END
@@ -154,6 +160,6 @@ def _check_attach(client: Client, a: wire.Attach) -> None:
         or a.offset_bytes % uffd.PAGE_BYTES
         or a.region in client.regions
         or a.region in client.pending
-        or len(client.regions) + len(client.pending) >= REGIONS_MAX
+        or _told(client) + len(client.pending) >= REGIONS_MAX
     ):
         raise wire.WireError("an ATTACH that cannot be")
