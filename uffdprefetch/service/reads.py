@@ -4,6 +4,7 @@ them into the page cache (docs/reads.md). No call of the job is changed, and non
 
 from __future__ import annotations
 
+import errno
 import select
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +40,7 @@ class FollowedReads:
         is. Raises OSError."""
         self._core, self._found, self._jobs, self._ledger = core, found, jobs, ledger
         self._min_bytes = config.files.min_size_bytes
+        self._left_out: list[int] = []  # processes, since so many are looked at already
         self._tree, self._exits = JobTree(), Exits()
         poll.register(self._exits.fileno(), select.EPOLLIN)
         self._calls = ReadCalls(self._is_written, event_fd=wake_fd)
@@ -84,14 +86,12 @@ class FollowedReads:
 
     def step(self, now_ns: int) -> None:
         """Once a turn: who has come and gone, and what was read."""
+        is_due = now_ns >= self._tree.due_ns
         come, gone = self._tree.look(self._jobs(), now_ns)
-        for pid in come:
-            try:
-                self._calls.add(pid)
-            except OSError:  # it has ended, or too many are looked at
-                continue
         for pid in gone:
             self._calls.remove(pid)
+        if is_due:
+            self._left_out = self._look_at([*(set(self._left_out) - gone), *come])
         gone = gone.union(self._exits.take())
         if gone:
             self._opened.ended(gone)
@@ -105,6 +105,16 @@ class FollowedReads:
         if self._small is not None:
             self._small.seen(small)
             self._small.step(now_ns)
+
+    def _look_at(self, pids: list[int]) -> list[int]:
+        """Look at these processes, too: those for whom there is no room."""
+        for i, pid in enumerate(pids):
+            try:
+                self._calls.add(pid)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    return pids[i:]
+        return []
 
     def _client_of(self, pid: int) -> Client | None:
         """The process of a pid, be it met for the first time; None: it has ended."""
