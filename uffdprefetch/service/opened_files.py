@@ -203,11 +203,10 @@ class OpenedFiles:
 
     @staticmethod
     def _come(file: FileState, at: int) -> int:
-        """Up to where what is read from ``at`` on was read ahead, and has come."""
-        end = file.blocks.ahead_until(at)
-        for ranges in file.under_way:
-            end = next((high for low, high in ranges.missing(at, end) if low == at), at)
-        return end
+        """Up to where what is read from ``at`` on was read ahead, and has come: lately, as what came
+        in an earlier epoch may be gone again."""
+        gaps = file.cache.recent.missing(at, file.size_bytes)
+        return gaps[0][0] if gaps else file.size_bytes
 
     def _gains_nothing(self, key: Number) -> bool:
         """Whether what is read ahead of a file is not there when it is needed."""

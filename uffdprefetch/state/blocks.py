@@ -16,7 +16,6 @@ from uffdprefetch.predict.storage import BLOCK_BYTES
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
-_NOT_AHEAD = re.compile(rb"[^\x01\x03]")
 _IS_NEW = bytes(not i & _USED for i in range(256))
 
 
@@ -38,11 +37,6 @@ class Blocks:
     def was_here(self, at: int) -> bool:
         """Whether the block at a file offset has been prefetched, or observed in use."""
         return at < self.size_bytes and bool(self.flags[at // BLOCK_BYTES])
-
-    def ahead_until(self, at: int) -> int:
-        """Where what we have read from storage from a file offset on ends, without a gap."""
-        end = _NOT_AHEAD.search(self.flags, at // BLOCK_BYTES)
-        return max(at, min(end.start() * BLOCK_BYTES, self.size_bytes) if end else self.size_bytes)
 
     def _mark(self, start: int, end: int, bit: int) -> None:
         a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)

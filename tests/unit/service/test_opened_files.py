@@ -260,7 +260,7 @@ def test_a_call_that_has_ended_asks_for_nothing_more(bed: ReadBed) -> None:
 def wait_in_vain(bed: ReadBed, fd: int, times: int = VAIN) -> None:
     """It waits so many times, always for what was read ahead and has come before that."""
     for region in bed.client.regions.values():
-        region.file.blocks.mark_prefetched(0, SIZE)
+        region.file.cache.recent.add(0, SIZE)
         bed.of(region.file).add(0, SIZE)
     for i in range(times + 1):  # by the first one is known what has come
         bed.saw(fd, i * MIB, i * MIB, asked_end=i * MIB + BLOCK_BYTES)
@@ -311,7 +311,7 @@ def test_what_a_reader_drops_behind_itself_is_left_to_it(bed: ReadBed, waiting: 
 def test_what_is_dropped_before_it_is_read_is_left(bed: ReadBed) -> None:
     """By a job that drops all of its file now and then."""
     region = bed.follow(fd := bed.file_fd("a"))
-    region.file.blocks.mark_prefetched(0, SIZE)
+    region.file.cache.recent.add(0, SIZE)
     for at in range(0, DROPPED * MIB, MIB):
         assert bed.client.regions
         bed.of(region.file).add(at, at + MIB)
@@ -342,15 +342,23 @@ def test_a_wait_for_what_had_not_come_is_not_in_vain(bed: ReadBed) -> None:
     for _ in range(3):
         wait_in_vain(bed, fd, VAIN - 1)
         for region in bed.client.regions.values():
-            region.file.blocks.flags[:] = bytes(len(region.file.blocks.flags))
+            region.file.cache.forget_recent()
         bed.saw(fd, 0, 0, asked_end=BLOCK_BYTES)
     assert bed.client.regions
 
 
-def test_what_is_under_way_still_is_not_waited_for_in_vain(bed: ReadBed) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_came_in_an_epoch_before_says_nothing_of_this_one(bed: ReadBed, kept: bool) -> None:
+    """A file that is larger than memory is read again and again: all of it was read ahead once."""
     region = bed.follow(fd := bed.file_fd("a"))
-    region.file.cache.in_flight.add(0, SIZE)
-    wait_in_vain(bed, fd, 3 * VAIN)
+    region.file.blocks.mark_prefetched(0, SIZE)
+    region.file.blocks.mark_used(0, SIZE)
+    read_on(bed, fd, region.file, 3 * VAIN, kept=True)
+    if not kept:
+        bed.of(region.file).remove(0, SIZE)
+    for at in range(0, 3 * VAIN * MIB, MIB):
+        bed.of(region.file).add(at, at + BLOCK_BYTES)
+        bed.saw(fd, at + BLOCK_BYTES, at + BLOCK_BYTES, asked_end=at + 2 * BLOCK_BYTES)
     assert bed.client.regions
 
 
@@ -359,7 +367,7 @@ def test_what_came_after_the_sighting_is_not_waited_for_in_vain(bed: ReadBed) ->
     region = bed.follow(fd := bed.file_fd("a"))
     for i in range(3 * VAIN):
         seen_ns = bed.now
-        region.file.blocks.mark_prefetched(i * MIB, i * MIB + MIB)
+        region.file.cache.recent.add(i * MIB, i * MIB + MIB)
         bed.of(region.file).add(i * MIB, i * MIB + MIB)
         bed.saw(fd, i * MIB, i * MIB, asked_end=i * MIB + BLOCK_BYTES, at_ns=seen_ns)
     assert bed.client.regions
@@ -370,7 +378,7 @@ def test_a_large_call_may_wait_for_its_end(bed: ReadBed) -> None:
     region = bed.follow(fd := bed.file_fd("a"))
     for i in range(3 * VAIN):
         at = i * 2 * MIB
-        region.file.blocks.mark_prefetched(at, at + MIB)
+        region.file.cache.recent.add(at, at + MIB)
         bed.of(region.file).add(at, at + MIB)
         bed.saw(fd, at, at, asked_end=at + 2 * MIB)
     assert bed.client.regions
