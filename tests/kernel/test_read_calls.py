@@ -273,6 +273,29 @@ def test_who_does_not_want_the_page_cache_or_writes_is_left_alone(
     assert calls.left_alone == {str(path): why}
 
 
+#: How a bed differs, and what is then said of a file that is read there.
+BEDS = {
+    "direct_io": ({"direct_io": True}, LeftAlone.UNCACHED),
+    "attributes are not cached": ({"writers_behind": True}, None),
+    "each open drops the pages": ({"keep_cache": False}, None),
+}
+
+
+@pytest.mark.parametrize("how", BEDS)
+def test_where_no_page_is_waited_for_nothing_can_be_read_ahead(
+    how: str, bed: SlowBed, calls: ReadCalls
+) -> None:
+    """Of one large call all the rest was read, to be thrown away."""
+    options, why = BEDS[how]
+    text = "fd = os.open(sys.argv[1], os.O_RDONLY)\nwhile os.read(fd, 8 << 20): pass"
+    with SlowBed(bed.source, bandwidth=BANDWIDTH, **options) as other:  # type: ignore[arg-type]
+        path = other.path("a")
+        drop_cache(path)
+        seen = run(calls, python(text, path))
+        assert calls.left_alone == ({str(path): why} if why else {})
+    assert bool(seen) == (why is None)
+
+
 def _on_memory(path: Path) -> bool:
     kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True)
     return kind.stdout.strip() in ("tmpfs", "ramfs")

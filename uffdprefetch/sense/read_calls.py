@@ -70,6 +70,11 @@ class LeftAlone(Enum):
 
     DIRECT = "read past the page cache (O_DIRECT)"
     WRITTEN = "open for writing"
+    UNCACHED = "its file system reads it past the page cache (FUSE with direct_io)"
+
+
+#: The state of a thread that waits interruptibly: for an answer of FUSE's, and for no page.
+_ASLEEP = ord("S")
 
 
 class WaitShare(NamedTuple):
@@ -94,6 +99,7 @@ class _Descriptor:
     was: tuple[int, int, int]  # mount, inode, flags: another one by now where they differ
     file: _ReadFile | None
     asked_ns: int  # when it was asked whether anybody writes the file
+    is_cached: bool = False  # a thread was seen waiting for a page of it
 
 
 @dataclass
@@ -163,7 +169,7 @@ class ReadCalls:
 
     def _seen(self, sighting: Sighting) -> ReadSeen | None:
         file = self._file(sighting)
-        if file is None:
+        if file is None or self._sleeps(sighting, file):
             return None
         waits = sighting.call != ReadCall.GOES_ON
         stretch = self._streams.saw(
@@ -186,6 +192,19 @@ class ReadCalls:
         )  # fmt: skip
 
     # -------------------------------------------------------------- files
+
+    def _sleeps(self, sighting: Sighting, file: _ReadFile) -> bool:
+        """Whether a thread waits in a read for something else than the page cache: for its bytes
+        themselves, or, for a moment, for what its file system knows of the file."""
+        known = self._descriptors[sighting.pid, sighting.fd]
+        if sighting.state != _ASLEEP:
+            if not known.is_cached and self.left_alone.get(file.path) is LeftAlone.UNCACHED:
+                del self.left_alone[file.path]
+            known.is_cached = True
+            return False
+        if not known.is_cached:
+            self._leave(file.path, LeftAlone.UNCACHED)
+        return True
 
     def _file(self, sighting: Sighting) -> _ReadFile | None:
         """The file of a sighting, where it is to be followed."""
