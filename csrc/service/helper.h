@@ -560,7 +560,7 @@ struct up_read_sighting {
 /* Sums over all looks; of threads: the time for which each was last seen so. */
 struct up_read_process {
 	uint64_t looks, waiting_ns, running_ns; /* waiting: for a file system */
-	uint64_t rchar;
+	uint64_t rchar;         /* when it was asked for last: not while a thread is seen reading */
 	uint32_t threads, sensor;
 	int32_t error;          /* of the better sensor: -errno, or 0 */
 	uint32_t left_out;      /* by fdinfo: descriptors beyond those that are followed */

@@ -25,8 +25,11 @@
 #define QUIET_NS 50000000ull
 /* Of a core, at the most: this part. */
 #define COST_PART 100u
-/* Processes that have not read lately are looked at in turns, so many at a time: 16 us each. */
-#define QUIET_AT_ONCE 16u
+/* Processes that have not read lately are looked at in turns, so many at a time, of 4 to 8 us each: where nobody reads,
+ * what half a millisecond is enough for, which is a hundredth of QUIET_NS; ... */
+#define QUIET_AT_ONCE 64u
+/* ... else so few that those who read are looked at as often as can be. */
+#define BESIDE_AT_ONCE 8u
 #define PROCESSES_MAX 1024u
 /* Of the descriptors, at the most: this part, for processes themselves. */
 #define PROCESSES_PART 4u
@@ -101,7 +104,7 @@ static int look_at_new(struct up_reads *r, struct reads_process *first)
 /* Who has read lately, and some of the others. Whether anybody has. */
 static int look_at_all(struct up_reads *r, struct reads_process *first)
 {
-	uint32_t quiet = 0, place = 0;
+	uint32_t quiet = 0, place = 0, most;
 	int any = 0;
 
 	for (struct reads_process *p = first; p; p = p->next) {
@@ -115,13 +118,14 @@ static int look_at_all(struct up_reads *r, struct reads_process *first)
 	if (!quiet)
 		return any;
 	r->turn = r->turn < quiet ? r->turn : 0;
-	for (struct reads_process *p = first; p && place < r->turn + QUIET_AT_ONCE; p = p->next) {
+	most = r->turn + (any ? BESIDE_AT_ONCE : QUIET_AT_ONCE);
+	for (struct reads_process *p = first; p && place < most; p = p->next) {
 		if (p->now.sensor == UP_READ_ENDED || is_hot(p, r->look.now_ns))
 			continue;
 		if (place++ >= r->turn)
 			any |= reads_look_at(p, &r->look);
 	}
-	r->turn += QUIET_AT_ONCE;
+	r->turn = most;
 	return any;
 }
 

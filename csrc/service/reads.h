@@ -30,6 +30,7 @@ struct reads_thread {
 	int syscall_fd, io_fd, stat_fd; /* -1: not kept open */
 	uint64_t looked_ns, active_ns;  /* 0: never */
 	int by_position;                /* the call that was told of last reads at its descriptor's position */
+	char wait_state;                /* D or I, in which the thread waits there; 0: it does not wait for storage */
 	struct up_read_sighting last;   /* what was told of it last; at_ns 0: nothing yet */
 };
 

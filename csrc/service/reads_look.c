@@ -19,9 +19,11 @@
 
 #include "service/reads.h"
 
-/* Threads of a process that are looked at in turns, where they were not seen reading lately: 14 us. */
+/* Threads of a process that are looked at in turns, of 2 us each: while one of it is seen reading, ... */
+#define BESIDE_AT_ONCE 2u
+/* ... while none is, ... */
 #define TURNS_AT_ONCE 8u
-/* The same while its process reads and none is known to: it is searched for. */
+/* ... and while it reads and none is known to: that one is searched for. */
 #define SEARCH_AT_ONCE 64u
 /* At least so long lies between two lists of a process's descriptors, of which each takes 6 to 330 us. */
 #define LIST_NS 50000000ull
@@ -249,7 +251,10 @@ static void sight(struct reads_process *p, struct reads_look *look, struct reads
 	err = by_position ? steady_position(p, look, t, now) : steady_call(p, look, t, text, now);
 	if (err)
 		return;
-	if (now->state != 'S')
+	if (t->wait_state && !same_file(last, now))
+		now->state = (uint16_t)thread_state(p, look, t);
+	t->wait_state = now->state == 'S' ? 0 : (char)now->state;
+	if (t->wait_state)
 		t->active_ns = p->hot_ns = look->now_ns;
 	t->by_position = by_position;
 	if (last->at_ns && last->call == now->call && last->fd == now->fd && last->offset == now->offset &&
@@ -324,7 +329,10 @@ static int look_at_thread(struct reads_process *p, struct reads_look *look, stru
 		return 0;
 	}
 	reads = reads_is_read(&call, &now);
-	now.state = reads || reads_may_wait(&call) ? (uint16_t)thread_state(p, look, t) : 'S';
+	if (reads && t->wait_state && now.fd == t->last.fd)
+		now.state = (uint16_t)t->wait_state; /* as before: it is the same file, or sight() asks */
+	else
+		now.state = reads || reads_may_wait(&call) ? (uint16_t)thread_state(p, look, t) : 'S';
 	waits = reads_waits(&call, (char)now.state);
 	note(look, p, t, waits, now.state == 'R');
 	if (waits && call.nr >= 0) /* a page fault is no read */
@@ -347,24 +355,32 @@ static int look_at_state(struct reads_process *p, struct reads_look *look, struc
 	return 0;
 }
 
-/* Those that were seen reading lately, and of the others some in turns. */
-static int look_at_threads(struct reads_process *p, struct reads_look *look, int grown,
-			   int (*one)(struct reads_process *, struct reads_look *, struct reads_thread *))
-{
-	uint32_t turns = 0, most = TURNS_AT_ONCE, reading = 0;
-	int err = 0;
+typedef int look_at_one(struct reads_process *, struct reads_look *, struct reads_thread *);
 
-	for (uint32_t i = 0; i < p->n_threads && !err; i++) {
+/* Those that were seen reading lately. How many are, or -errno. */
+static int look_at_active(struct reads_process *p, struct reads_look *look, look_at_one *one)
+{
+	int reading = 0, err;
+
+	for (uint32_t i = 0; i < p->n_threads; i++) {
 		struct reads_thread *t = &p->thread[i];
 
 		if (!t->active_ns || look->now_ns - t->active_ns >= READS_LATELY_NS)
 			continue;
 		err = one(p, look, t);
+		if (err)
+			return err;
 		reading += t->active_ns == look->now_ns;
 	}
-	if (grown && !reading)
-		most = SEARCH_AT_ONCE;
-	for (uint32_t i = 0; i < p->n_threads && turns < most && !err; i++) {
+	return reading;
+}
+
+/* So many of the others, in turns. 0 or -errno. */
+static int look_at_others(struct reads_process *p, struct reads_look *look, uint32_t most, look_at_one *one)
+{
+	int err = 0;
+
+	for (uint32_t i = 0, turns = 0; i < p->n_threads && turns < most && !err; i++) {
 		struct reads_thread *t = &p->thread[p->turn++ % p->n_threads];
 
 		if (t->looked_ns == look->now_ns)
@@ -541,18 +557,51 @@ static int choose_sensor(struct reads_process *p, struct reads_look *look, int s
 	return p->now.sensor == UP_READ_BY_SYSCALL;
 }
 
+static int is_hot(const struct reads_process *p, const struct reads_look *look)
+{
+	return p->hot_ns && look->now_ns - p->hot_ns < READS_LATELY_NS;
+}
+
+/* By their calls. Of a process that has not read lately, it is looked at whether it has, and at one thread, since it
+ * may wait in its first large read. */
+static int look_at_calls(struct reads_process *p, struct reads_look *look)
+{
+	int reading = is_hot(p, look) ? look_at_active(p, look, look_at_thread) : 0, grown;
+
+	if (reading < 0)
+		return reading;
+	if (reading)
+		return look_at_others(p, look, BESIDE_AT_ONCE, look_at_thread);
+	grown = has_read(p, look);
+	if (grown)
+		p->hot_ns = look->now_ns;
+	return look_at_others(p, look, grown ? SEARCH_AT_ONCE : is_hot(p, look) ? TURNS_AT_ONCE : 1, look_at_thread);
+}
+
+static void look_at_positions(struct reads_process *p, struct reads_look *look)
+{
+	int grown = has_read(p, look);
+
+	if (grown)
+		p->hot_ns = look->now_ns;
+	look_at_others(p, look, is_hot(p, look) ? TURNS_AT_ONCE : 1, look_at_state);
+	if (grown)
+		look_at_descriptors(p, look);
+}
+
 int reads_look_at(struct reads_process *p, struct reads_look *look)
 {
 	struct stat st = { 0 };
-	int grown, err;
+	int err;
 
 	p->now.looks++;
 	/* its links are its threads (fs/proc/base.c, proc_task_getattr) */
-	if (!fstat(p->task_fd, &st) && (uint64_t)st.st_nlink != p->links)
+	if ((is_hot(p, look) || p->is_stale) && !fstat(p->task_fd, &st) && (uint64_t)st.st_nlink != p->links) {
 		p->is_stale = 1;
+		p->links = st.st_nlink;
+	}
 	if (p->is_stale) {
 		p->is_stale = 0;
-		p->links = st.st_nlink;
 		err = list_threads(p, look);
 		if (err) {
 			reads_end(p, look);
@@ -560,23 +609,17 @@ int reads_look_at(struct reads_process *p, struct reads_look *look)
 			p->now.threads = 0;
 			return 0;
 		}
+		p->now.threads = p->n_threads;
 	}
-	p->now.threads = p->n_threads;
-	grown = has_read(p, look);
-	if (grown)
-		p->hot_ns = look->now_ns;
 	if (p->now.sensor != UP_READ_BY_SYSCALL &&
 	    (p->now.sensor == UP_READ_UNSEEN || look->now_ns - p->probed_ns >= READS_LATELY_NS))
 		choose_sensor(p, look, look_at_thread(p, look, &p->thread[0]));
 	if (p->now.sensor == UP_READ_BY_SYSCALL) {
-		err = look_at_threads(p, look, grown, look_at_thread);
+		err = look_at_calls(p, look);
 		if (err)
 			choose_sensor(p, look, err);
 	}
-	if (p->now.sensor == UP_READ_BY_FDINFO) {
-		look_at_threads(p, look, grown, look_at_state);
-		if (grown)
-			look_at_descriptors(p, look);
-	}
-	return p->hot_ns && look->now_ns - p->hot_ns < READS_LATELY_NS;
+	if (p->now.sensor == UP_READ_BY_FDINFO)
+		look_at_positions(p, look);
+	return is_hot(p, look);
 }
