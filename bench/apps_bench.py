@@ -63,6 +63,8 @@ class Bench:
     columns: tuple[str, ...]
     lookup_us: int = 0
     least_share: int = LEAST_SHARE
+    #: What goes before each program, `wrap` too: to be another user.
+    prefix: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     #: `wrap` prints its lines and does not wait for its service, as by default.
     as_by_default: bool = False
@@ -118,7 +120,7 @@ class Bench:
     def start(self, words: Sequence[str], file_bytes: int) -> JobRun:
         """Run a program to its end."""
         return run_job(
-            [*ENVIRONMENT, *words],
+            [*self.prefix, *ENVIRONMENT, *words],
             timeout_seconds=120 + 60 * file_bytes / (self.bandwidth or 1e9),
             cwd=self.scratch,
         )

@@ -31,6 +31,7 @@ from rounds import (
     TEMPFAIL,
     Rounds,
     Variant,
+    become,
     chosen_or_told,
     deadline,
     opened,
@@ -116,18 +117,22 @@ class Harm(Rounds):
 @contextlib.contextmanager
 def places(args: argparse.Namespace) -> Iterator[list[tuple[Bench, list[str]]]]:
     """Where files are shown, and on which beds: the slow one with each link, the loop device."""
-    with scratch("harm") as directory, contextlib.ExitStack() as stack:
-        rest = dict(columns=(), options=options_of(args), as_by_default=True)
+    with scratch("harm", args.user) as directory, contextlib.ExitStack() as stack:
+        own = directory(None)
+        rest = dict(
+            columns=(), options=options_of(args), as_by_default=True,
+            prefix=become(args.user, own),
+        )  # fmt: skip
         found: list[tuple[Bench, list[str]]] = []
         links = [bed for bed in args.beds if bed in LINKS]
         if links:
             source = source_of_beds(args, directory)
             bed = stack.enter_context(SlowBed(source))
-            found.append((Bench(bed, source, directory(None), 0, 0, 0, **rest), links))
+            found.append((Bench(bed, source, own, 0, 0, 0, **rest), links))
         if EXT4 in args.beds:
             disk = stack.enter_context(loop_disk(directory(str(args.disk) if args.disk else None)))
             place = disk.mountpoint
-            found.append((Bench(disk, place, directory(None), 0, 0, 0, **rest), [EXT4]))  # type: ignore[arg-type]
+            found.append((Bench(disk, place, own, 0, 0, 0, **rest), [EXT4]))  # type: ignore[arg-type]
         yield found
 
 

@@ -32,6 +32,7 @@ from rounds import (
     TEMPFAIL,
     Rounds,
     Variant,
+    become,
     chosen_or_told,
     deadline,
     opened,
@@ -133,11 +134,12 @@ def measure_all(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     chosen_or_told(cases, args, EVERY)
     report = opened(args, variants, SCHEMA, "reads.py")
     reads = Reads(args, report, variants, cases, deadline(args))
-    with scratch("reads") as directory:
-        source = source_of_beds(args, directory)
+    with scratch("reads", args.user) as directory:
+        source, own = source_of_beds(args, directory), directory(None)
         bench = Bench(
-            *(SlowBed(source), source, directory(None), 0, 0, 0), columns=(),
+            *(SlowBed(source), source, own, 0, 0, 0), columns=(),
             options=options_of(args), as_by_default=True, least_share=1,
+            prefix=become(args.user, own),
         )  # fmt: skip
         reads.run_place(bench, args.beds, keep_files=args.work is not None)
     save(args.json, report)

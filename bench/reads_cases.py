@@ -123,6 +123,7 @@ EVERY: tuple[ReadCase, ...] = (
     _library("np-load", "npy", "numpy"),
     _library("np-fromfile", "noise", "numpy"),
     _library("torch-load", "pickled", "torch"),
+    _of(_SMALL, "stream.shards", "shards", _TREE_BYTES),
     _small("tar"),
     _small("md5sum"),
     _small("cp"),
@@ -132,10 +133,12 @@ EVERY: tuple[ReadCase, ...] = (
     _small("walk"),
     _small("classes"),
     *(_small(f"loader-{workers}", needs="torch") for workers in (0, 2, 4, 8, 16)),
+    _small("ranks", needs="torch"),
     _harm("cached-small", _SMALL, "tree", _TREE_BYTES, reader="md5sum", reads=_PASSES, warm=True),
     _harm("direct-io-small", _SMALL, "tree", _TREE_BYTES, reader="md5sum", bed=_DIRECT),
     _harm("no-keep-cache-small", _SMALL, "tree", _TREE_BYTES, reader="md5sum", bed=_FORGETS),
     _harm("shuffled", _SMALL, "tree", _TREE_BYTES),
+    _small("md5sum-20000", reader="md5sum", size_bytes=10 * _TREE_BYTES),
 )  # fmt: skip
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from harm_files import KIB, MIB, generator, pages_of, planes, write_noise
 
 #: Of a tree of small files: their sizes are spread evenly, and there are files for each directory.
 SMALLEST, LARGEST, DIRECTORIES = 20 * KIB, 180 * KIB, 20
+#: Archives that hold a tree.
+SHARDS = 4
 #: Of a Parquet file.
 GROUP_BYTES, COLUMNS = 8 * MIB, 4
 
@@ -63,9 +67,21 @@ def make_tree(directory: Path, size_bytes: int) -> None:
         (directory / name).write_bytes(source.bytes(size))
 
 
+def make_shards(directory: Path, size_bytes: int) -> None:
+    """The same files in four archives, of equally many directories, in the order of their names."""
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        make_tree(Path(scratch), size_bytes)
+        classes = sorted(Path(scratch).iterdir())
+        for number in range(SHARDS):
+            with tarfile.open(directory / f"shard-{number:06d}.tar", "w") as archive:
+                for path in classes[number * DIRECTORIES // SHARDS :][: DIRECTORIES // SHARDS]:
+                    archive.add(path, path.name)
+
+
 KINDS: dict[str, Callable[[Path, int], None]] = {
     "zstd": make_zstd,
     "grouped": make_grouped,
     "chunks": make_chunks,
     "tree": make_tree,
+    "shards": make_shards,
 }

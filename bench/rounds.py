@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import pwd
 import shutil
 import sys
 import tempfile
@@ -38,6 +39,7 @@ KEPT_OF_SUMMARY = ("engine", "degradations", "totals", "service", "reads")
 NAME_REQUESTS = ("lookups", "getattrs", "opens", "opendirs", "readdirs")
 #: Of sysexits.h: there are rounds left.
 TEMPFAIL = 75
+User = pwd.struct_passwd
 
 
 @dataclass(frozen=True)
@@ -224,14 +226,17 @@ class Rounds:
 
 
 @contextlib.contextmanager
-def scratch(name: str) -> Iterator[Callable[[str | None], Path]]:
+def scratch(name: str, user: User | None) -> Iterator[Callable[[str | None], Path]]:
     """Makes temporary directories (in another one, or None), which go at the end. Services and
     caches of whatever runs meanwhile are its own, in the first of them."""
     with contextlib.ExitStack() as stack:
 
         def directory(where: str | None) -> Path:
             made = tempfile.TemporaryDirectory(prefix=f"uffdprefetch-{name}-", dir=where)
-            return Path(stack.enter_context(made))
+            path = Path(stack.enter_context(made))
+            if user is not None:
+                os.chown(path, user.pw_uid, user.pw_gid)
+            return path
 
         own = directory(None)
         os.environ["UFFDPREFETCH_RUNDIR"] = str(own / "run")
@@ -247,6 +252,14 @@ def source_of_beds(args: argparse.Namespace, directory: Callable[[str | None], P
     return source
 
 
+def become(user: User | None, scratch: Path) -> tuple[str, ...]:
+    """What goes before a program that is to run as a user, with a home in ``scratch``."""
+    if user is None:
+        return ()
+    ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+    return ("setpriv", *ids, "env", f"HOME={scratch}")
+
+
 def options_of(args: argparse.Namespace) -> tuple[str, ...]:
     """Of wrap: --wrap; files that are smaller than is usual are to be served, too."""
     return (*(["--min-size=16KiB"] if args.files < 1 else []), *args.wrap)
@@ -260,6 +273,8 @@ def opened(
         name: [] for name in ("runs", "failures", "beds", "variants")
     }
     scale = {"files": args.files, "reads": args.reads, "wrap": args.wrap}
+    if args.user is not None:
+        scale["user"] = args.user.pw_name
     if args.json.exists():
         report = load(args.json, schema)
         if report["scale"] != scale:
@@ -302,6 +317,16 @@ def build(words: str) -> tuple[str, Path]:
     return name, Path(path).absolute()
 
 
+def user(name: str) -> User:
+    """By its name, and only for root."""
+    if os.geteuid() != 0:
+        raise argparse.ArgumentTypeError("only root can run jobs as another user")
+    try:
+        return pwd.getpwnam(name)
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"there is no user {name!r}") from error
+
+
 def parser_of(script: str, doc: str, beds: Sequence[str]) -> argparse.ArgumentParser:
     """The options that the benches share."""
     parser = argparse.ArgumentParser(prog=f"bench/{script}", description=doc.splitlines()[0])
@@ -315,6 +340,7 @@ def parser_of(script: str, doc: str, beds: Sequence[str]) -> argparse.ArgumentPa
     add("--wrap", type=str.split, default=[], metavar="OPTIONS", help="of wrap, in one word")
     add("--files", type=float, default=1.0, help="size of the files, of what is usual")
     add("--reads", type=float, default=1.0, help="how much is read, of what is usual")
+    add("--user", type=user, metavar="NAME", help="whose the jobs are, not their files (root only)")
     add("--minutes", type=float, help="begin no round after so long; status 75: some are left")
     add("--work", type=Path, help="where the bed's files lie, and stay (default: anew in /dev/shm)")
     return parser

@@ -8,9 +8,11 @@ command's output goes to memory, and is taken in when the clock has stopped.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable
@@ -20,7 +22,7 @@ from typing import Any
 from reading import Reading, read_as_told
 from streams import in_memory
 
-BATCH = 32
+BATCH, RANKS = 32, 4
 Reader = Callable[[Path, int, Reading], None]
 
 
@@ -128,6 +130,16 @@ def shuffled(directory: Path) -> list[Path]:
     return paths
 
 
+def by_shards(directory: Path, reads: int, reading: Reading) -> None:
+    """Archives one after the other, each as a stream, as WebDataset has them."""
+    for path in sorted(directory.iterdir()):
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                if member.isfile():
+                    content: Any = archive.extractfile(member)
+                    reading.add(content.read())
+
+
 # ---- PyTorch ---------------------------------------------------------------------------------
 
 
@@ -168,6 +180,41 @@ def by_loader(workers: int) -> Reader:
     return read
 
 
+def by_ranks(directory: Path, reads: int, reading: Reading) -> None:
+    """The part of an epoch of each of four ranks, by torchrun; from the first that begins to the
+    last that ends."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    words += [f"--nproc-per-node={RANKS}", __file__, str(directory), "--reader=rank"]
+    printed = subprocess.run(
+        words, stdout=subprocess.PIPE, check=True,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    ).stdout  # fmt: skip
+    ranks = [json.loads(line) for line in printed.splitlines() if line.startswith(b"{")]
+    reading.end()
+    reading.begin_ns = min(rank["begin_ns"] for rank in ranks)
+    reading.end_ns = max(rank["end_ns"] for rank in ranks)
+    for digest in sorted(rank["digest"] for rank in ranks):
+        reading.add(digest.encode())
+
+
+def by_rank(directory: Path, reads: int, reading: Reading) -> None:
+    """One of them."""
+    import torch.distributed as distributed
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    distributed.init_process_group("gloo")
+    folder: Any = Folder(directory)
+    sampler: Any = DistributedSampler(folder, shuffle=True, seed=3)
+    distributed.barrier()
+    reading.begin()
+    for batch in DataLoader(folder, batch_size=BATCH, sampler=sampler):
+        for values in batch:
+            reading.add_tensor(values)
+    reading.end()
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
 READERS: dict[str, tuple[str, Reader]] = {
     "tar": ("zlib", by_tar),
     "md5sum": ("zlib", shell("md5sum */*")),
@@ -178,6 +225,9 @@ READERS: dict[str, tuple[str, Reader]] = {
     "walk": ("zlib", in_order_of(all_files)),
     "classes": ("zlib", in_order_of(by_class)),
     "shuffled": ("zlib", in_order_of(shuffled)),
+    "shards": ("zlib", by_shards),
+    "ranks": ("zlib", by_ranks),
+    "rank": ("torch.utils.data", by_rank),
     **{
         f"loader-{workers}": ("torch.utils.data", by_loader(workers))
         for workers in (0, 2, 4, 8, 16)
