@@ -79,6 +79,14 @@ class Variant:
         ]
 
 
+def last_line_of_log(lines: Sequence[str]) -> str:
+    """Of the service's log that one of these lines names; empty where there is none."""
+    named = [word.rstrip(".;,") for line in lines for word in line.split() if ".log" in word]
+    with contextlib.suppress(OSError, IndexError):
+        return Path(named[0]).read_text().strip().splitlines()[-1]
+    return ""
+
+
 def started(
     bench: Bench, case: Case, variant: Variant, words: Sequence[str], file_bytes: int
 ) -> Run:
@@ -91,6 +99,9 @@ def started(
     lines = [line.removeprefix(SAYS) for line in done.stderr.splitlines() if line.startswith(SAYS)]
     if before and summary is None:
         raise UffdPrefetchError(f"wrap has left no summary: {' '.join(lines)}")
+    if summary is not None and summary["service"]["died"]:
+        # Its log goes with this bench's directories.
+        raise UffdPrefetchError(f"THE SERVICE DIED: {last_line_of_log(lines) or ' '.join(lines)}")
     return {
         "variant": variant.name,
         "seconds": done.job["seconds"],

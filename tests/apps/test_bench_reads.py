@@ -217,6 +217,33 @@ def test_what_is_not_in_memory_is_not_warm(
     assert bench.made_warm(Here(), bench.EVERY[0], [], 98) == 98
 
 
+def test_a_run_whose_service_has_died_counts_as_failed(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job went on as plain: its seconds would be taken for ours."""
+    rounds = importlib.import_module("rounds")
+    log = tmp_path / "wrap-1.sock.log"
+    log.write_text("Traceback\nImportError: no such name\n")
+
+    class Done:
+        stderr = f"uffdprefetch: the service died during the run; see {log}\n"
+
+    class Here:
+        scratch = tmp_path
+        bed = type("Bed", (), {"reset": lambda self: None, "counters": lambda self: {}})()
+
+        def start(self, *_: Any) -> type[Done]:
+            return Done
+
+    monkeypatch.setattr(rounds, "read_tool_summary", lambda _: {"service": {"died": True}})
+    monkeypatch.setattr(rounds.Variant, "words", lambda *_: ["wrap"])
+    with pytest.raises(UffdPrefetchError, match="THE SERVICE DIED: ImportError: no such name"):
+        rounds.started(Here(), bench.EVERY[0], rounds.Variant("wrap"), [], 1)
+    log.unlink()
+    with pytest.raises(UffdPrefetchError, match="THE SERVICE DIED: the service died during"):
+        rounds.started(Here(), bench.EVERY[0], rounds.Variant("wrap"), [], 1)
+
+
 @pytest.mark.parametrize("glob", ["stream.*", "harm.*", "library.*", "small.[!l]*,small.loader-2"])
 def test_cases_in_small_read_the_same_wrapped(bench: Any, tmp_path: Path, glob: str) -> None:
     require(why_no_bed() is None, why_no_bed() or "")
