@@ -36,7 +36,6 @@ from rounds import (
     chosen_or_told,
     deadline,
     opened,
-    options_of,
     parser_of,
     scratch,
     source_of_beds,
@@ -138,7 +137,8 @@ def measure_all(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         source, own = source_of_beds(args, directory), directory(None)
         bench = Bench(
             *(SlowBed(source), source, own, 0, 0, 0), columns=(),
-            options=options_of(args), as_by_default=True, least_share=1,
+            # Without --min-size, which tells small files from others.
+            options=tuple(args.wrap), as_by_default=True, least_share=1,
             prefix=become(args.user, own),
         )  # fmt: skip
         reads.run_place(bench, args.beds, keep_files=args.work is not None)

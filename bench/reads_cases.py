@@ -110,7 +110,10 @@ EVERY: tuple[ReadCase, ...] = (
     _stream("threads"),
     _harm("cached-stream", _STREAMS, "noise", _STREAM_BYTES, reader="read", reads=_PASSES,
           warm=True),
-    _harm("crowd", _STREAMS, "noise", _STREAM_BYTES, reads=_PASSES, warm=True),
+    *(
+        _harm(name, _STREAMS, "noise", _STREAM_BYTES, reads=_PASSES, warm=True)
+        for name in ("crowd", "crowd-busy", "crowd-large")
+    ),
     _harm("direct-io-stream", _STREAMS, "noise", _STREAM_BYTES, reader="dd-64k", bed=_DIRECT),
     _harm("no-keep-cache-stream", _STREAMS, "noise", _STREAM_BYTES, reader="dd-64k", bed=_FORGETS),
     _harm("dontneed", _STREAMS, "noise", _STREAM_BYTES, reads=2),

@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import subprocess
+import sys
 import tempfile
 import threading
 import zlib
@@ -25,8 +26,8 @@ PIECE = 64 * KIB
 #: Words of a command: the file, which is in its working directory, and where its output goes.
 FILE, OUT = "{file}", "{out}"
 THREADS = 4
-#: Of the crowd that does nothing.
-IDLE_PROCESSES, IDLE_THREADS = 32, 8
+#: Between two reads of a thread of a crowd.
+BUSY_EVERY_SECONDS = 0.1
 Reader = Callable[[Path, int, Reading], None]
 
 
@@ -239,36 +240,47 @@ def a_tenth(directory: Path, reads: int, reading: Reading) -> None:
         reading.add(data)
 
 
-def idle(gate: int, told: int) -> None:
-    """A process with threads that wait for a lock, and one that waits for a pipe."""
-    for _ in range(IDLE_THREADS - 1):
-        lock = threading.Lock()
-        lock.acquire()
-        threading.Thread(target=lock.acquire, daemon=True).start()
+def member(threads: int, busy: bool, gate: int, told: int) -> None:
+    """A process of a crowd: threads that wait for a lock, or read a page in memory now and then,
+    and one that waits for a pipe."""
+    locked = threading.Lock()
+    locked.acquire()
+    fd = os.open(sys.executable, os.O_RDONLY)
+
+    def read_on() -> None:
+        while not locked.acquire(timeout=BUSY_EVERY_SECONDS):
+            os.pread(fd, PAGE, 0)
+
+    for _ in range(threads - 1):
+        threading.Thread(target=read_on if busy else locked.acquire, daemon=True).start()
     os.write(told, b".")
     os.read(gate, 1)
     os._exit(0)
 
 
-def beside_a_crowd(directory: Path, reads: int, reading: Reading) -> None:
-    """As by_read(); beside it there are processes that wait for nothing of storage."""
-    gate, hold = os.pipe()
-    ready, told = os.pipe()
-    children = []
-    for _ in range(IDLE_PROCESSES):
-        child = os.fork()
-        if child == 0:
-            os.close(hold)
-            idle(gate, told)
-        children.append(child)
-    for _ in children:
-        os.read(ready, 1)
-    reading.begin()
-    by_read(PIECE)(directory, reads, reading)
-    reading.end()
-    os.close(hold)
-    for child in children:
-        os.waitpid(child, 0)
+def beside(processes: int, threads: int, busy: bool = False) -> Reader:
+    """As by_read(), in memory; beside it there is a crowd that waits for nothing of storage."""
+
+    def read(directory: Path, reads: int, reading: Reading) -> None:
+        gate, hold = os.pipe()
+        ready, told = os.pipe()
+        children = []
+        for _ in range(processes):
+            child = os.fork()
+            if child == 0:
+                os.close(hold)
+                member(threads, busy, gate, told)
+            children.append(child)
+        for _ in children:
+            os.read(ready, 1)
+        reading.begin()
+        by_read(PIECE)(directory, reads, reading)
+        reading.end()
+        os.close(hold)
+        for child in children:
+            os.waitpid(child, 0)
+
+    return read
 
 
 def dd(size: str) -> Reader:
@@ -299,7 +311,9 @@ READERS: dict[str, tuple[str, Reader]] = {
     "chase": ("zlib", chase),
     "dontneed": ("zlib", thrown_away),
     "tenth": ("zlib", a_tenth),
-    "crowd": ("zlib", beside_a_crowd),
+    "crowd": ("zlib", beside(32, 8)),
+    "crowd-busy": ("zlib", beside(32, 8, busy=True)),
+    "crowd-large": ("zlib", beside(128, 32)),
 }
 
 
