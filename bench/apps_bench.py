@@ -20,6 +20,7 @@ from apps_table import CAT, PEER, POOL, WRAP
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.procfs import machine_cpu_seconds
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
 from uffdprefetch.demo.jobrun import JobRun, read_tool_summary, run_job, wrap_command
 
@@ -34,7 +35,18 @@ KEPT_TOTALS = (
 )
 KEPT_OF_FILES = ("path", "served_by", "prefetched_bytes", "whole")
 ENVIRONMENT = ("env", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
+#: A run begins when this much of one CPU or less was in use for a while, or at last anyway.
+QUIET_SHARE, LOOK_SECONDS, QUIET_WITHIN_SECONDS = 0.1, 0.2, 10.0
 Run = dict[str, Any]
+
+
+def wait_until_quiet() -> None:
+    """Until nothing else runs here, for a while at most: a difference of 50 ms is looked for."""
+    for _ in range(round(QUIET_WITHIN_SECONDS / LOOK_SECONDS)):
+        before, _ = machine_cpu_seconds()
+        time.sleep(LOOK_SECONDS)
+        if machine_cpu_seconds()[0] - before < QUIET_SHARE * LOOK_SECONDS:
+            return
 
 
 def kept(summary: dict[str, Any] | None) -> dict[str, Any] | None:

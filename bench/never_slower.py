@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pool_cgroup
 from apps import SIZES
-from apps_bench import ENVIRONMENT, Bench
+from apps_bench import ENVIRONMENT, Bench, wait_until_quiet
 from apps_programs import EVERY, Program
 from never_slower_table import SCHEMA, judged, markdown, to_measure
 from reports import ROOT, a_line_for_errors, command, commit_of, conditions, load, save
@@ -44,14 +44,11 @@ from uffdprefetch.demo.bed import (
     drop_cache,
     warm_fully,
 )
-from uffdprefetch.demo.jobrun import machine_cpu_seconds
 
 #: What of the matrix is measured under every condition.
 FEW = ("safetensors-load_file", "hf-loader", "memmap-scan")
 #: Pairs of a program that takes less than so many seconds plainly, and of others.
 SHORT_SECONDS, PAIRS_OF_SHORT, PAIRS = 5.0, 20, 5
-#: A run begins when this much of one CPU or less was in use for a while, or at last anyway.
-QUIET_SHARE, LOOK_SECONDS, QUIET_WITHIN_SECONDS = 0.1, 0.2, 10.0
 #: Of the machine; when and beside what each row was measured is told of the row.
 KEPT_CONDITIONS = ("kernel", "machine", "cpus", "python", "proactive_reclaim")
 BARE = (sys.executable, "-I", "-c", "pass")
@@ -82,15 +79,6 @@ ROWS = {
     for program in EVERY
     if condition.every or program.name in FEW
 }
-
-
-def wait_until_quiet() -> None:
-    """Until nothing else runs here, for a while at most: a difference of 50 ms is looked for."""
-    for _ in range(round(QUIET_WITHIN_SECONDS / LOOK_SECONDS)):
-        before, _ = machine_cpu_seconds()
-        time.sleep(LOOK_SECONDS)
-        if machine_cpu_seconds()[0] - before < QUIET_SHARE * LOOK_SECONDS:
-            return
 
 
 @contextlib.contextmanager

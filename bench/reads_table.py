@@ -146,11 +146,12 @@ def requests_table(report: Report, rows: Sequence[dict[str, Any]], bed: str) -> 
                     f"{median(runs, 'requests'):.0f}",
                     *(f"{median(runs, what):.0f}" for what in ("lookups", "opens")),
                     number(row["total_seconds"]),
+                    number(median(runs, "program_cpu_seconds")),
                     number(statistics.median(used)) if used else "n/a",
                 ]
             )
     head = ["over the link", "MB", "requests", "lookups", "opens", "start to exit, s"]
-    return markdown_table([*head, "service, CPU s"], lines)
+    return markdown_table([*head, "program, CPU s", "service, CPU s"], lines)
 
 
 def said(rows: Sequence[dict[str, Any]], bed: str) -> str:

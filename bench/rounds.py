@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from apps_bench import Bench, Run
+from apps_bench import Bench, Run, wait_until_quiet
 from harm_beds import BEDS, LINKS
 from harm_cases import Case
 from harm_table import PLAIN, WARM, forget, missing
@@ -113,6 +113,7 @@ def started(
         "requests": counters["requests"],
         **{name: counters[name] for name in NAME_REQUESTS if name in counters},
         "cpu_seconds": done.children_cpu_seconds,
+        "program_cpu_seconds": done.job.get("cpu_seconds"),
         "machine_busy_seconds": done.machine_busy_seconds,
         "steal_seconds": done.steal_seconds,
         "said": lines,
@@ -193,6 +194,8 @@ class Rounds:
             turn = number % len(variants)
             for variant in (*variants[turn:], *variants[:turn]):
                 where = {"bed": bed, "case": case.name, "round": number}
+                if self.args.quiet:
+                    wait_until_quiet()
                 try:
                     run = where | self.once(bench, case, variant, bed)
                     if run["digest"] != expected:
@@ -352,6 +355,7 @@ def parser_of(script: str, doc: str, beds: Sequence[str]) -> argparse.ArgumentPa
     add("--files", type=float, default=1.0, help="size of the files, of what is usual")
     add("--reads", type=float, default=1.0, help="how much is read, of what is usual")
     add("--user", type=user, metavar="NAME", help="whose the jobs are, not their files (root only)")
+    add("--quiet", action="store_true", help="before a run wait, 10 s at most, until all is quiet")
     add("--minutes", type=float, help="begin no round after so long; status 75: some are left")
     add("--work", type=Path, help="where the bed's files lie, and stay (default: anew in /dev/shm)")
     return parser

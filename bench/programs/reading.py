@@ -29,6 +29,12 @@ def major_faults() -> int:
     )
 
 
+def cpu_seconds() -> float:
+    """Likewise."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
 class Reading:
     """The part of a program that is measured; a context manager that prints one JSON line.
 
@@ -43,7 +49,7 @@ class Reading:
 
     def begin(self) -> None:
         """Start the clock."""
-        self.faults_before = major_faults()
+        self.faults_before, self.cpu_before = major_faults(), cpu_seconds()
         self.begin_ns = time.monotonic_ns()
 
     def end(self) -> None:
@@ -52,6 +58,7 @@ class Reading:
             return
         self.end_ns = time.monotonic_ns()
         self.faults = major_faults() - self.faults_before
+        self.cpu_seconds = cpu_seconds() - self.cpu_before
 
     def __enter__(self) -> Reading:
         self.begin()
@@ -88,6 +95,7 @@ class Reading:
             "digest": f"{self.crc:08x}",
             "bytes": self.bytes,
             "major_faults": self.faults,
+            "cpu_seconds": self.cpu_seconds,
         }
 
     def __exit__(
