@@ -40,7 +40,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,24 @@ class List:
     kind: str
 
 
+class StoredBuffers(NamedTuple):
+    """The arrays that say where in Arrow files samples lie: of paths, and of numbers."""
+
+    files: str
+    numbers: str
+
+
+class PathSurroundings(NamedTuple):
+    """cwd: of the process. texts: of a data set, which may be directories or endings of paths."""
+
+    cwd: str = "/"
+    texts: Sequence[str] = ()
+
+
+#: Of a part that has no relative names.
+NOWHERE = PathSurroundings()
+
+
 @dataclass(frozen=True)
 class Part:
     """The part of an announcement about one file or data set."""
@@ -89,16 +107,15 @@ class Part:
     why: str  # of "nothing"
     ahead: int  # items that may be read beyond the reported progress
     lists: Sequence[List]
-    files: str | None = None
-    buffers: str | None = None
+    buffers: StoredBuffers | None = None
     tokens: TokenFile | None = None
-    cwd: str = "/"
-    texts: Sequence[str] = ()
+    surroundings: PathSurroundings = NOWHERE
 
     @property
     def arrays(self) -> set[str]:
         """The names of its arrays."""
-        names = {self.array, self.turns, self.files, self.buffers}
+        names = {self.array, self.turns}
+        names |= set() if self.buffers is None else set(self.buffers)
         stored = () if self.tokens is None else self.tokens.arrays.values()
         names |= {each.array for each in (*self.lists, *stored)}
         return {name for name in names if name}
@@ -142,11 +159,11 @@ class StoredAnnouncement:
 
     def buffers(self, part: Part) -> Buffers:
         """Where the data set says that its samples lie. Raises AnnounceError."""
-        assert part.files is not None and part.buffers is not None
+        assert part.buffers is not None
         try:
-            paths = KeyList.parse("files", "bytes", self.array(part.files))
+            paths = KeyList.parse("files", "bytes", self.array(part.buffers.files))
             names = [os.fsdecode(path) for path in paths.take(np.arange(len(paths)))]
-            return Buffers.parse(names, self.numbers(part.buffers), part.samples)
+            return Buffers.parse(names, self.numbers(part.buffers.numbers), part.samples)
         except ValueError as error:
             raise AnnounceError(f"files of a data set: {error}") from None
 
@@ -156,7 +173,7 @@ class StoredAnnouncement:
             elements = KeyList.parse("paths", "bytes", self.array(part.array))
             check_paths(elements)
             turns = self.turns(part, len(elements))
-            before = os.fsencode(os.path.join(part.cwd, ""))
+            before = os.fsencode(os.path.join(part.surroundings.cwd, ""))
             column = PathColumn(elements, before)
             return of_items([column], [np.arange(len(elements))], turns, self.items)
         except ValueError as error:
@@ -220,11 +237,14 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
         why=" ".join(_text(value.get("why", "")).split()),
         ahead=_number(value.get("ahead", 0), 1 << 26),
         lists=tuple(found),
-        files=None if files is None else _name(files),
-        buffers=None if buffers is None or files is None else _name(buffers),
+        buffers=None
+        if buffers is None or files is None
+        else StoredBuffers(_name(files), _name(buffers)),
         tokens=None if tokens is None else _tokens(tokens),
-        cwd=_directory(value.get("cwd", "/")),
-        texts=tuple(map(_text, (value.get("texts") or [])[:TEXTS_MAX])),
+        surroundings=PathSurroundings(
+            _directory(value.get("cwd", "/")),
+            tuple(map(_text, (value.get("texts") or [])[:TEXTS_MAX])),
+        ),
     )
 
 

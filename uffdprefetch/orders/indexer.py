@@ -68,6 +68,8 @@ class Indexer:
         try:
             if request["do"] == "plan":
                 return self._of_plan(request, on_provisional)
+            if request["do"] == "plan_paths":
+                return self._paths_of_plan(request)
             if request["do"] == "index":
                 return self._index(request)
             if request["do"] == "prepare":
@@ -101,6 +103,12 @@ class Indexer:
         guess.set()
         _assert_same(path, key)
         return {"order": self._store(order, path)}
+
+    def _paths_of_plan(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The order of whole files of a rank in an epoch; null when the plan does not say."""
+        paths = self._load().paths
+        order = None if paths is None else paths.order(request["rank"], request["epoch"])
+        return {"file_order": None if order is None else self._store_paths(order, True)}
 
     def prepare(self) -> None:
         """Index the plan's files ahead of requests."""

@@ -32,6 +32,8 @@ from uffdprefetch.orders.path_hypotheses import (
 
 #: Directories that are to be watched for one data set, half of them for the files of each kind.
 DIRECTORIES_MAX = 64
+#: Texts that may be a directory below another one.
+BELOW_MAX = 8
 #: Latest samples, and later ones, of which it is looked whether their files were opened.
 SEEN_MAX, OTHER_MAX = 1024, 256
 #: Samples after which nothing is found out any more.
@@ -129,19 +131,20 @@ class PathSearch:
 
     def _before(self) -> list[bytes]:
         """Directories of which relative names may be."""
-        part = self._part
-        texts = [os.path.join(part.cwd, text) for text in part.texts if not text.startswith(".")]
-        found = [part.cwd]
-        for text in texts[: path_hypotheses.DIRECTORIES_MAX]:
-            found += [text] if os.path.isdir(text) else []
+        cwd, given = self._part.surroundings
+        found = [cwd]
+        for text in given[: path_hypotheses.DIRECTORIES_MAX]:
+            name = os.path.join(cwd, text)
+            found += [name] if os.path.isdir(name) else []
+        below = [text for text in given if not os.path.isabs(text)][:BELOW_MAX]
         for root in found[1:3]:  # such as root/split
-            below = (os.path.join(root, text) for text in part.texts if not os.path.isabs(text))
-            found += [name for name in list(below)[:8] if name != root and os.path.isdir(name)]
+            some = (os.path.join(root, text) for text in below)
+            found += [name for name in some if os.path.isdir(name)]
         return [os.fsencode(os.path.join(name, "")) for name in dict.fromkeys(found)]
 
     def _after(self) -> list[bytes]:
         """Endings that names may lack."""
-        encoded = map(os.fsencode, self._part.texts)
+        encoded = map(os.fsencode, self._part.surroundings.texts)
         return [text for text in encoded if b"." in text and len(text) <= ENDING_BYTES]
 
     # ---- evidence --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan file: who reads which records in which order, epoch by epoch (format: docs/plans.md).
+"""The plan file: who reads which records or files in which order, epoch by epoch (docs/plans.md).
 
 load() checks everything that needs no data file; whether a record or key exists is checked when an
 order is resolved.
@@ -16,7 +16,8 @@ from typing import Any
 from uffdprefetch.base.errors import usage_error
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.reader import FileReader
-from uffdprefetch.orders import stated
+from uffdprefetch.orders import path_plan, stated
+from uffdprefetch.orders.path_plan import PathPlan
 from uffdprefetch.orders.plan_of_file import FilePlan, Identity
 from uffdprefetch.orders.plan_parser import Parser
 from uffdprefetch.predict.order.order import Order
@@ -32,6 +33,7 @@ class ParsedPlan:
     path: str
     files: Sequence[FilePlan]
     index: Callable[[FilePlan, str], RecordIndex | None] = FilePlan.index
+    paths: PathPlan | None = None  # of whole files
     _indices: dict[tuple[str, str, int, int], RecordIndex | None] = field(default_factory=dict)
 
     def file(self, path: str, identity: Identity | None = None) -> FilePlan | None:
@@ -69,6 +71,9 @@ class ParsedPlan:
 
 def load(path: str) -> ParsedPlan:
     """Read a plan file. Raises UffdPrefetchError (exit 2), one line with the place of the error."""
+    lines = path_plan.load_lines(path)
+    if lines is not None:
+        return ParsedPlan(path, (), paths=lines)
     with FileReader(path) as reader:
         if reader.size_bytes > FILE_MAX_BYTES:
             raise usage_error(
@@ -79,7 +84,8 @@ def load(path: str) -> ParsedPlan:
             data = reader.read(0, FILE_MAX_BYTES)
         except OSError as error:
             raise usage_error(f"cannot read {path}: {error.strerror}") from None
-    return ParsedPlan(path, tuple(Parser(path).plan(_json(path, data))))
+    files, paths = Parser(path).plan(_json(path, data))
+    return ParsedPlan(path, tuple(files), paths=paths)
 
 
 def _json(path: str, data: bytes) -> Any:

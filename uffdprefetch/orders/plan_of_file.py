@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.formats.detect import data_file
@@ -21,6 +22,22 @@ ANY_RANK = "*"
 MATCHES_MAX = 10_000
 
 Identity = tuple[int, int]  # device, inode
+
+
+Spec = TypeVar("Spec")
+
+
+def spec_of(
+    epochs: Sequence[Mapping[str, Spec]], repeat: bool, rank: int | None, epoch: int
+) -> Spec | None:
+    """The order of a rank (None: not known) in an epoch, from 0 on; the last one's go on where they
+    ``repeat``."""
+    if epoch >= len(epochs) and repeat:
+        epoch = len(epochs) - 1
+    if not 0 <= epoch < len(epochs):
+        return None
+    ranks = epochs[epoch]
+    return ranks.get(str(rank), ranks.get(ANY_RANK))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +55,7 @@ class FilePlan:
 
     def spec(self, rank: int | None, epoch: int) -> stated.OrderSpec | None:
         """The order of a rank (None: not known) in an epoch, from 0 on."""
-        if epoch >= len(self.epochs) and self.repeat:
-            epoch = len(self.epochs) - 1
-        if not 0 <= epoch < len(self.epochs):
-            return None
-        ranks = self.epochs[epoch]
-        return ranks.get(str(rank), ranks.get(ANY_RANK))
+        return spec_of(self.epochs, self.repeat, rank, epoch)
 
     def data_files(self) -> list[str]:
         """The existing files that it covers. Raises UffdPrefetchError when there is none."""

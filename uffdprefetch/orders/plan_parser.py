@@ -19,7 +19,8 @@ from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.formats.detect import FORMATS
 from uffdprefetch.formats.index import FormatOptions
-from uffdprefetch.orders import stated
+from uffdprefetch.orders import path_plan, stated
+from uffdprefetch.orders.path_plan import PathPlan
 from uffdprefetch.orders.plan_of_file import ANY_RANK, FilePlan
 
 SCHEMA = "uffdprefetch.plan/1"
@@ -27,7 +28,8 @@ UNITS = ("records", "keys", "bytes")
 _INT64_MAX = 2**63 - 1
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 
-_PLAN_KEYS = ("schema", "files")
+_PLAN_KEYS = ("schema", "files", "paths")
+_PATHS_KEYS = ("list", "epochs", "repeat")
 _FILE_KEYS = ("file", "unit", "format", "record_size", "header_size", "epochs", "repeat")
 
 
@@ -55,12 +57,18 @@ class Parser:
         self._directory = os.path.dirname(os.path.abspath(path))
         self._stored: dict[tuple[str, int], stated.NpyNumbers] = {}
 
-    def plan(self, value: Any) -> list[FilePlan]:
-        """The plan file's entries of data files."""
-        top = self._object(self._path, value, _PLAN_KEYS, _PLAN_KEYS)
+    def plan(self, value: Any) -> tuple[list[FilePlan], PathPlan | None]:
+        """The plan file's entries of data files, and the one of whole files."""
+        needed = ("schema",) if isinstance(value, dict) and "paths" in value else _PLAN_KEYS[:2]
+        top = self._object(self._path, value, _PLAN_KEYS, needed)
         if top["schema"] != SCHEMA:
             detail = repr(top["schema"])[:60] if isinstance(top["schema"], str) else "no text"
             raise usage_error(f"{self._path}: schema: {detail}, not {SCHEMA!r}")
+        paths = None
+        if "paths" in top:
+            paths = self._paths(f"{self._path}: paths", top["paths"])
+        if "files" not in top:
+            return [], paths
         entries = self._list(f"{self._path}: files", top["files"])
         files: list[FilePlan] = []
         names: dict[str, str] = {}
@@ -70,7 +78,31 @@ class Parser:
             first = names.setdefault(files[-1].file, f"files[{number}]")
             if first != f"files[{number}]":
                 raise usage_error(f"{where}.file: {entry['file']!r} is what {first} is about")
-        return files
+        return files, paths
+
+    def _paths(self, where: str, value: Any) -> PathPlan:
+        entry = self._object(where, value, _PATHS_KEYS, ("list",))
+        here, given = f"{where}.list", entry["list"]
+        if isinstance(given, str):
+            names = path_plan.of_lines(here, self._beside(here, given))
+        elif isinstance(given, list):
+            texts = [self._text(f"{here}[{i}]", name) for i, name in enumerate(given)]
+            encoded = [name.encode("utf-8", "surrogateescape") for name in texts]
+            names = path_plan.of_names(here, encoded)
+        else:
+            raise usage_error(
+                f"{here}: {_kind(given)}: a list of paths, or the name of a text file"
+            )
+        if "epochs" not in entry:
+            if "repeat" in entry:
+                raise usage_error(f"{where}.repeat: of epochs, and there are no 'epochs'")
+            return path_plan.in_list_order(where, os.path.join(self._directory, "plan"), names)
+        epochs: list[dict[str, Any]] = [
+            self._epoch(f"{where}.epochs[{number}]", epoch, "records")
+            for number, epoch in enumerate(self._list(f"{where}.epochs", entry["epochs"]))
+        ]
+        repeat = self._truth(f"{where}.repeat", entry.get("repeat", False))
+        return PathPlan(where, self._directory, names, epochs, repeat)
 
     def _file(self, where: str, value: Any) -> FilePlan:
         entry = self._object(where, value, _FILE_KEYS, ("file", "unit", "epochs"))
@@ -78,9 +110,7 @@ class Parser:
         if unit not in UNITS:
             detail = repr(unit)[:40] if isinstance(unit, str) else _kind(unit)
             raise usage_error(f"{where}.unit: {detail}: one of {', '.join(UNITS)}")
-        repeat = entry.get("repeat", False)
-        if not isinstance(repeat, bool):
-            raise usage_error(f"{where}.repeat: {_kind(repeat)}: true or false")
+        repeat = self._truth(f"{where}.repeat", entry.get("repeat", False))
         epochs = [
             self._epoch(f"{where}.epochs[{number}]", epoch, unit)
             for number, epoch in enumerate(self._list(f"{where}.epochs", entry["epochs"]))
@@ -204,12 +234,20 @@ class Parser:
     def _npy(self, where: str, name: str, columns: int) -> stated.NpyNumbers:
         if not name.endswith(".npy"):
             raise usage_error(f"{where}: {name[:60]!r}: the name of a .npy file, or a list")
-        if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
-            raise usage_error(f"{where}: {name[:60]!r}: a file beside the plan file, by its name")
-        path = os.path.join(self._directory, name)
+        path = self._beside(where, name)
         if (path, columns) not in self._stored:
             self._stored[path, columns] = stated.NpyNumbers(where, path, columns)
         return self._stored[path, columns]
+
+    def _beside(self, where: str, name: str) -> str:
+        if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
+            raise usage_error(f"{where}: {name[:60]!r}: a file beside the plan file, by its name")
+        return os.path.join(self._directory, name)
+
+    def _truth(self, where: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise usage_error(f"{where}: {_kind(value)}: true or false")
+        return value
 
     def _object(
         self, where: str, value: Any, known: Sequence[str], needed: Sequence[str]

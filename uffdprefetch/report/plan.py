@@ -10,6 +10,7 @@ from typing import Any
 from uffdprefetch.base.errors import usage_error
 from uffdprefetch.base.units import format_duration, format_rate, format_size
 from uffdprefetch.orders import check
+from uffdprefetch.orders.path_plan import PathPlan
 from uffdprefetch.orders.plan_file import ParsedPlan
 from uffdprefetch.orders.plan_of_file import FilePlan
 from uffdprefetch.report.columns import TextReport, TextTable
@@ -34,7 +35,8 @@ def document(
         if wanted:
             for path in entry.data_files():
                 files.append(_file(plan, entry, path, wanted, lookahead_bytes, link))
-    if not files:
+    paths = None if plan.paths is None else _paths(plan.paths, rank, epoch)
+    if not files and paths is None:
         what = [f"rank {rank}"] * (rank is not None) + [f"epoch {epoch}"] * (epoch is not None)
         raise usage_error(f"{plan.path}: nothing is said of {' in '.join(what)}")
     return {
@@ -44,10 +46,13 @@ def document(
         "bandwidth_bytes_per_second": link.bandwidth_bytes_per_second if link else None,
         "seconds_per_item": link.seconds_per_item if link else None,
         "files": files,
+        "paths": paths,
     }
 
 
-def _wanted(entry: FilePlan, rank: int | None, epoch: int | None) -> list[tuple[int, list[str]]]:
+def _wanted(
+    entry: FilePlan | PathPlan, rank: int | None, epoch: int | None
+) -> list[tuple[int, list[str]]]:
     """(epoch, its ranks as the plan names them), of those that were asked for."""
     found = []
     for number in range(len(entry.epochs)) if epoch is None else [epoch]:
@@ -58,6 +63,25 @@ def _wanted(entry: FilePlan, rank: int | None, epoch: int | None) -> list[tuple[
         if names:
             found.append((number, names))
     return found
+
+
+def _paths(entry: PathPlan, rank: int | None, epoch: int | None) -> dict[str, Any] | None:
+    rows = []
+    for number, ranks in _wanted(entry, rank, epoch):
+        specs = entry.epochs[min(number, len(entry.epochs) - 1)]
+        for name in ranks:
+            order = entry.resolve(specs[name])
+            unique = entry.unique_files(order)
+            row = {"epoch": number, "rank": name, "items": order.items}
+            rows.append({**row, "unique_files": unique, "repeated_items": order.items - unique})
+    if not rows:
+        return None
+    missing, looked_for = entry.missing()
+    return {
+        "directory": entry.directory, "files": len(entry.names), "epochs": len(entry.epochs),
+        "repeat": entry.repeat, "missing_files": missing, "looked_for_files": looked_for,
+        "orders": rows,
+    }  # fmt: skip
 
 
 def _file(
@@ -125,13 +149,35 @@ def _heads(document: dict[str, Any]) -> list[str]:
 
 
 def _title(file: dict[str, Any]) -> str:
-    epochs = f"{file['epochs']} epoch{'s' if file['epochs'] > 1 else ''}"
-    on = ", the last goes on" if file["repeat"] else ""
-    name = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in file["file"]
+    return f"{_printable(file['file'])} ({format_size(file['file_bytes'])}): {_epochs(file)}"
+
+
+def _epochs(entry: dict[str, Any]) -> str:
+    epochs = f"{entry['epochs']} epoch{'s' if entry['epochs'] > 1 else ''}"
+    return epochs + (", the last goes on" if entry["repeat"] else "")
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def _paths_table(paths: dict[str, Any]) -> TextTable:
+    rows = [
+        [
+            str(row["epoch"]),
+            row["rank"],
+            f"{row['items']:,}",
+            f"{row['unique_files']:,}",
+            f"{row['repeated_items']:,}",
+        ]
+        for row in paths["orders"]
+    ]
+    missing = f"{paths['missing_files']:,} of {paths['looked_for_files']:,}"
+    title = (
+        f"{paths['files']:,} files of {_printable(paths['directory'])}, {missing} looked for are"
+        f" missing: {_epochs(paths)}"
     )
-    return f"{name} ({format_size(file['file_bytes'])}): {epochs}{on}"
+    return TextTable(rows, ["epoch", "rank", "files", "unique", "again"], title, left=0)
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
@@ -155,4 +201,6 @@ def text(document: dict[str, Any]) -> TextReport:
         TextTable([_cells(row) for row in file["orders"]], heads, _title(file), left=0)
         for file in document["files"]
     ]
-    return TextReport(tables, _notes(document))
+    if document["paths"] is not None:
+        tables.append(_paths_table(document["paths"]))
+    return TextReport(tables, _notes(document) if document["files"] else [])
