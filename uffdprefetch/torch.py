@@ -2,7 +2,7 @@
 """One explicit line in a training script: ``loader = uffdprefetch.torch.prefetch(loader)``.
 
 Under `uffdprefetch wrap` it is not needed for torch's own samplers (docs/pytorch.md). It is for
-other samplers, and for datasets whose keys cannot be inferred.
+other samplers, and for datasets whose keys or files cannot be inferred.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from uffdprefetch.base.messages import say
 
 Key = bytes | str | int
+Path = str | bytes | os.PathLike[str]
 Loader = TypeVar("Loader")
 
 _PACKAGE = "_uffdprefetch_job"  # job/site/sitecustomize.py
@@ -26,8 +27,9 @@ def prefetch(
     *,
     key: Callable[[int], Key | Sequence[Key]] | None = None,
     file: str | os.PathLike[str] | None = None,
+    path: Callable[[int], Path | Sequence[Path]] | None = None,
 ) -> Loader:
-    """Have the records that ``loader`` (a torch DataLoader) will read prefetched.
+    """Have the records, or files, that ``loader`` (a torch DataLoader) will read prefetched.
 
     From its next epoch on its order is announced, whatever its sampler: a deep copy of one that is
     not torch's is run in advance, and the global generators of torch, numpy and random are restored
@@ -36,9 +38,11 @@ def prefetch(
     ``key``: the sampler's item number -> its record's key (bytes, str) or record number (int), or
     several of either; called once for each item, in this process. Default: inferred by the service.
     ``file``: the record file (default: any that the job maps).
+    ``path``: the item number -> the path of its file, or several, as ``key``; instead of it.
 
     Returns ``loader`` itself. Outside of `uffdprefetch wrap` it only prints a line.
-    Raises TypeError for anything but a DataLoader, ValueError for one of an IterableDataset.
+    Raises TypeError for anything but a DataLoader, ValueError for one of an IterableDataset, and
+    for ``path`` beside ``key`` or ``file``.
     """
     data: Any = sys.modules.get("torch.utils.data")
     if data is None or not isinstance(loader, data.DataLoader):
@@ -50,6 +54,10 @@ def prefetch(
         )
     if key is not None and not callable(key):
         raise TypeError(f"prefetch: key is a function of an item number, not {key!r}")
+    if path is not None and not callable(path):
+        raise TypeError(f"prefetch: path is a function of an item number, not {path!r}")
+    if path is not None and (key is not None or file is not None):
+        raise ValueError("prefetch: path is of whole files: give no key and no file with it")
     hook, settings, available = _job()
     if os.environ.get(hook.VARIABLE) == "off":
         _say_once("prefetch: switched off by --torch off")
@@ -58,8 +66,8 @@ def prefetch(
     elif not hook.install(sys.modules["torch.utils.data.dataloader"]):
         _say_once("prefetch: this torch's DataLoader is unknown, so nothing is prefetched")
     else:
-        path = None if file is None else os.path.abspath(os.fspath(file))
-        hook.settings(loader, settings(key, path))
+        whole = None if file is None else os.path.abspath(os.fspath(file))
+        hook.settings(loader, settings(key, whole, path))
     return loader
 
 

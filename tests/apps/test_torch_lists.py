@@ -10,7 +10,7 @@ import os
 import sys
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -89,6 +89,29 @@ def found(**attributes: Any) -> dict[str, tuple[str, Any]]:
     return result
 
 
+class Slotted:
+    """An element without an instance dictionary, one of whose slots has no value."""
+
+    __slots__ = ("later", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class Row(NamedTuple):
+    """An element that is a tuple; its fields are found by their places."""
+
+    path: str
+    label: int
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("called")
+
+
+def closed_over(values: Any) -> Any:
+    return lambda i: values[i]
+
+
 TEXTS = [f"kéy-{i}" for i in range(N)]
 BYTES = [b"%d" % i for i in range(N)]
 INTS = [7 * i - 3 for i in range(N)]
@@ -112,6 +135,15 @@ INTS = [7 * i - 3 for i in range(N)]
         (np.array(TEXTS), {"x": ("text", TEXTS)}),
         (np.array(TEXTS, object), {"x": ("text", TEXTS)}),
         (Holder(keys=BYTES), {"x.keys": ("bytes", BYTES)}),
+        ({"train": TEXTS, "few": TEXTS[:3]}, {"x[train]": ("text", TEXTS)}),
+        ([TEXTS, BYTES], {"x[0]": ("text", TEXTS), "x[1]": ("bytes", BYTES)}),
+        ([Holder(path=t, size=0.5) for t in TEXTS], {"x.path": ("text", TEXTS)}),
+        ([Slotted(t) for t in TEXTS], {"x.path": ("text", TEXTS)}),
+        ([Row(t, i) for i, t in enumerate(TEXTS)],
+         {"x[0]": ("text", TEXTS), "x[1]": ("ints", list(range(N)))}),
+        (np.array([TEXTS, TEXTS]).T, {"x[:, 0]": ("text", TEXTS), "x[:, 1]": ("text", TEXTS)}),
+        (TEXTS[:10], {"x": ("text", TEXTS[:10])}),
+        (closed_over(TEXTS), {"x.values": ("text", TEXTS)}),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -134,6 +166,10 @@ def test_lists_of_keys_are_found_whatever_they_are_kept_in(value: Any, expected:
         dict(zip(TEXTS, TEXTS, strict=True)),
         Touchy(TEXTS),
         [Touchy() for _ in range(N)],
+        [Holder(path=t) for t in TEXTS[:-1]] + [Holder(path=3)],
+        [Holder(path=t) for t in TEXTS[1:]] + [Holder(other="x")],
+        [Holder(path=t) if i else Slotted(t) for i, t in enumerate(TEXTS)],
+        TEXTS[:7],
         np.zeros((N, 2), np.int64),
         torch.zeros(N, dtype=torch.int64),
         "k" * N,
@@ -144,6 +180,42 @@ def test_lists_of_keys_are_found_whatever_they_are_kept_in(value: Any, expected:
 )
 def test_what_is_no_list_of_keys_is_passed_over(value: Any) -> None:
     assert found(x=value) == {}
+
+
+def test_lists_by_the_elements_of_another_list() -> None:
+    ids = [3 * i + 5 for i in range(N)]
+    images = {at: {"id": at, "name": text} for at, text in zip(ids, TEXTS, strict=True)}
+    assert found(ids=ids, of=Holder(images={**images, 4: {}})) == {
+        "ids": ("ints", ids),
+        "of.images[ids][id]": ("ints", ids),
+        "of.images[ids][name]": ("text", TEXTS),
+    }
+    del images[ids[8]]
+    images |= {1: {}, 2: {}}
+    assert list(found(ids=ids, images=images)) == ["ids"]
+
+
+def test_columns_of_tables_are_found_and_are_the_same_next_time() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": TEXTS, "b": INTS, "c": [0.5] * N, "d": [None, *TEXTS[1:]]})
+    named = pandas.DataFrame({"b": INTS}, index=TEXTS)
+    expected = {"x[a]": ("text", TEXTS), "x[b]": ("ints", INTS)}
+    assert found(x=frame) == expected
+    assert found(x=named) == {"x[b]": ("ints", INTS), "x.index": ("text", TEXTS)}
+    assert found(x=frame["a"]) == {"x": ("text", TEXTS)}
+    records = Records(x=frame, y=np.array([TEXTS, TEXTS]).T)
+    describe(records, [1]).published()
+    assert describe(records, [1]).parts[0].get("known")
+
+
+def test_texts_that_may_be_directories_are_told() -> None:
+    records = Records(
+        root="/data", at=Path("/more"), config={"split": "train"}, own=Holder(ext=".jpg"),
+        long="x" * 5000, number=3,
+    )  # fmt: skip
+    (said,) = describe(records, [1]).parts
+    assert said["texts"] == ["/data", "/more", "train", ".jpg"]
+    assert said["cwd"] == os.getcwd()
 
 
 def test_an_array_that_lies_in_a_mapped_file_is_not_touched(tmp_path: Path) -> None:
@@ -441,6 +513,39 @@ def test_what_is_wrong_with_key_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"uffdprefetch: prefetch: {told}")
     assert line.endswith("nothing is prefetched for this loader")
+
+
+@pytest.mark.parametrize(
+    ("path", "paths", "turns"),
+    [
+        (lambda i: f"a/{i}", [b"a/4", b"a/3"], [0, 1]),
+        (lambda i: [Path(f"/a/{i}"), b"/m/%d" % i], [b"/a/4", b"/m/4", b"/a/3", b"/m/3"],
+         [0, 0, 1, 1]),
+    ],
+)  # fmt: skip
+def test_path_gives_files_one_or_several(path: Any, paths: list[bytes], turns: Any) -> None:
+    (said,), arrays = part(Settings(path=path), array("q", [4, 3]))
+    assert (said["what"], said["cwd"]) == ("paths", os.getcwd())
+    assert arrays["p0.paths"] == packed(paths)
+    assert arrays["p0.turns"].tolist() == turns
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (lambda i: {}[i], "path(4) raised KeyError: 4"),
+        (lambda i: i, "path(4) gave 4: a path is str, bytes, os.PathLike or a list of these"),
+        (lambda i: "", "path(4) gave '': a path is str"),
+        (lambda i: ["a\0"], "path(4) gave ['a"),
+    ],
+)
+def test_what_is_wrong_with_path_is_one_line(
+    capsys: pytest.CaptureFixture[str], path: Any, told: str
+) -> None:
+    with pytest.raises(TypeError):
+        part(Settings(path=path), array("q", [4, 3]))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"uffdprefetch: prefetch: {told}")
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -77,7 +77,8 @@ import json
 class Stream(IterableDataset):
     __iter__ = lambda self: iter([1])
 said = []
-for thing, more in ((Six(), {}), (DataLoader(Stream()), {}), (loader, {"key": 5})):
+for thing, more in ((Six(), {}), (DataLoader(Stream()), {}), (loader, {"key": 5}),
+                    (loader, {"path": 5}), (loader, {"path": str, "file": "x"})):
     try:
         uffdprefetch.torch.prefetch(thing, **more)
     except Exception as error:
@@ -91,6 +92,8 @@ print(json.dumps(said))
         ["ValueError", "prefetch: Stream is an IterableDataset: it chooses its samples itself;"
          " use a map-style dataset"],
         ["TypeError", "prefetch: key is a function of an item number, not 5"],
+        ["TypeError", "prefetch: path is a function of an item number, not 5"],
+        ["ValueError", "prefetch: path is of whole files: give no key and no file with it"],
     ]  # fmt: skip
 
 
@@ -107,6 +110,21 @@ def test_key_says_which_records_an_order_reads(listener: Listener) -> None:
     assert said.numbers(part["turns"]) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     keys = said.column({**part, "kind": "text", "count": 12})
     assert keys == [f"{kind}-{i}" for i in range(6) for kind in ("img", "lbl")]
+
+
+def test_path_says_which_files_an_order_reads(listener: Listener) -> None:
+    script = (
+        LOADER
+        + "uffdprefetch.torch.prefetch(loader, path=lambda i: [f'{i}.jpg', f'/masks/{i}.png'])"
+        + EPOCH
+    )
+    assert run_python("-c", script, environment=listener.environment()).stdout == RIGHT
+    (said,) = listener.announced()
+    (part,) = said.parts
+    assert (part["what"], said.items, "file" in part) == ("paths", 6, False)
+    assert said.numbers(part["turns"]) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    paths = said.column({**part, "kind": "text", "count": 12})
+    assert paths == [path for i in range(6) for path in (f"{i}.jpg", f"/masks/{i}.png")]
 
 
 def test_a_key_function_that_fails_is_one_line_and_the_job_goes_on(listener: Listener) -> None:

@@ -21,9 +21,14 @@ STRIKES = 2
 class Settings:
     """Arguments of uffdprefetch.torch.prefetch() for a loader."""
 
-    def __init__(self, key: Callable[[int], Any] | None = None, file: str | None = None) -> None:
-        self.key, self.file = key, file
-        #: Results of key(), by item number.
+    def __init__(
+        self,
+        key: Callable[[int], Any] | None = None,
+        file: str | None = None,
+        path: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.key, self.file, self.path = key, file, path
+        #: Results of key() or path(), by item number.
         self.answers: dict[int, Any] = {}
         self._complained = False
 

@@ -175,7 +175,7 @@ def _begin(iterator: Any, epoch: Epoch) -> None:
             _announce_refusal(reader, str(why))
             raise
     given = reader.settings or Settings()
-    if given.key is not None:
+    if given.key is not None or given.path is not None:
         description = datasets.Description(*keys.part(given, order))
     else:
         description = datasets.describe(dataset, order, given.file, sys.modules["torch"])

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import containers
 from .containers import path_type
@@ -81,9 +81,11 @@ def _only(values: Any, kind: Any) -> bool:
     return isinstance(values, array) or set(map(type, values)) <= {kind}
 
 
-Rows = Callable[[], Any]
-#: A field of an element: what it is called, and how it is got. Raises LookupError, AttributeError.
-Field = tuple[str, Callable[[Any], Any]]
+if TYPE_CHECKING:  # the job's Python may be too old for them
+    Rows = Callable[[], Any]
+    #: A field of an element: what it is called, and how it is got. Raises LookupError,
+    #: AttributeError.
+    Field = tuple[str, Callable[[Any], Any]]
 
 
 def inventory(dataset: object) -> dict[str, tuple[int, int]]:
