@@ -208,6 +208,13 @@ def test_columns_of_tables_are_found_and_are_the_same_next_time() -> None:
     assert describe(records, [1]).parts[0].get("known")
 
 
+def test_a_table_that_is_made_otherwise_has_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": TEXTS})
+    monkeypatch.setattr(pandas.DataFrame, "iloc", None)
+    assert found(x=frame, y=BYTES) == {"y": ("bytes", BYTES)}
+
+
 def test_texts_that_may_be_directories_are_told() -> None:
     records = Records(
         root="/data", at=Path("/more"), config={"split": "train"}, own=Holder(ext=".jpg"),

@@ -25,6 +25,12 @@ AROUND_FILES = 1024
 #: Files that a reader without workers may have left out, or opens by other threads, before it is
 #: taken to have passed the earliest of them.
 REACH_FILES = 64
+#: Files in a row that are none of those around a reader, after which the latest of them are looked
+#: for in the whole order: it is read from somewhere else on. After twice as many it is tried again.
+LOST_FILES, LOOKED_FOR = 16, 3
+#: Latest files of which half must be of the order, near where its reader is: as many as of records
+#: (predict/order/validator.py).
+JUDGED_FILES = 32
 #: Longest path that Linux takes (PATH_MAX).
 PATH_MAX_BYTES = 4096
 
@@ -44,6 +50,16 @@ class PathColumn:
     def paths(self, numbers: Array) -> list[str]:
         """The paths of these elements. Raises IndexError."""
         return [self._path(element) for element in self.elements.take(numbers)]
+
+    def find(self, path: bytes) -> Array:
+        """The numbers of the elements that have this path."""
+        if not path.endswith(self.after):
+            return np.zeros(0, np.int64)
+        path = path[: len(path) - len(self.after)]
+        found = [self.elements.find(path)] if path.startswith(b"/") else []
+        if path.startswith(self.before) and path[len(self.before) :][:1] != b"/":
+            found.append(self.elements.find(path[len(self.before) :]))
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
     def _path(self, element: bytes) -> str:
         before = b"" if element.startswith(b"/") else self.before
@@ -89,6 +105,12 @@ class PathTable:
                 found[at] = path
         return found
 
+    def find(self, path: str) -> Array:
+        """The numbers that have this path. Takes some milliseconds for each million."""
+        encoded = os.fsencode(path)
+        parts = zip(self.columns, self.firsts.tolist(), strict=False)
+        return np.concatenate([column.find(encoded) + first for column, first in parts])
+
 
 @dataclass(frozen=True, eq=False)
 class PathOrder:
@@ -121,6 +143,10 @@ class PathOrder:
     def paths(self, first: int, end: int) -> list[str]:
         """The files at the positions [first, end)."""
         return self.table.paths(self.numbers[max(first, 0) : max(end, 0)])
+
+    def find(self, path: str) -> list[int]:
+        """All positions of a path. Takes some milliseconds for each million files."""
+        return np.flatnonzero(np.isin(self.numbers, self.table.find(path))).tolist()
 
     def position(self, items: int) -> int:
         """The position of the first file that is of none of the first ``items`` items."""
@@ -183,6 +209,9 @@ class FileOrder:
         self._opened: set[int] = set()  # from the position on
         self._newest = -1
         self._around = _Around()
+        self._strays: deque[str] = deque(maxlen=LOOKED_FOR)
+        self._right: deque[bool] = deque(maxlen=JUDGED_FILES)
+        self._strayed, self._lost_at = 0, LOST_FILES
 
     def __len__(self) -> int:
         """Files of the order; one that is read twice counts twice."""
@@ -192,6 +221,15 @@ class FileOrder:
     def done(self) -> bool:
         """Whether all has been opened."""
         return self.position >= len(self.order)
+
+    @property
+    def wrong(self) -> str | None:
+        """Why the order is not that of its reader, in a line. It presumes that opened() is told of
+        files in the order's directories only."""
+        known = self._right
+        if len(known) < JUDGED_FILES or 2 * sum(known) >= JUDGED_FILES:
+            return None
+        return f"of the last {JUDGED_FILES} files that were opened {sum(known)} were to come"
 
     @property
     def items_read(self) -> int:
@@ -209,7 +247,9 @@ class FileOrder:
 
     def opened(self, path: str) -> int | None:
         """A file was opened: its position, the earliest at which it was not opened yet; None when
-        it is none of the order, as far as that lies around the reader. ``path``: absolute."""
+        it is none of the order around the reader. ``path``: absolute.
+
+        After LOST_FILES of these in a row the reader is looked for further on in the order."""
         reach = self._reach()
         if self._around.end - self.position < reach + AROUND_FILES // 2:
             self._around.move(
@@ -217,9 +257,13 @@ class FileOrder:
                 max(self._around.first, self.position - AROUND_FILES),
                 min(len(self.order), self.position + reach + AROUND_FILES),
             )
-        places = self._places(path)
+        most = self.position + 2 * reach
+        places = [at for at in self._places(path) if at < most]
+        self._right.append(bool(places))
         if not places:
+            self._stray(path)
             return None
+        self._strayed, self._lost_at = 0, LOST_FILES
         at = next((p for p in places if p >= self.position and p not in self._opened), places[-1])
         if at >= self.position:
             self._opened.add(at)
@@ -246,6 +290,26 @@ class FileOrder:
                 if places is not None:
                     break
         return places or []
+
+    def _stray(self, path: str) -> None:
+        """A file that is none of those around the reader."""
+        self._strays.append(path)
+        self._strayed += 1
+        if self._strayed < self._lost_at or self.done:
+            return
+        self._strayed, self._lost_at = 0, 2 * self._lost_at
+        found = [self.order.find(self._own(name) or name) for name in self._strays]
+        later = [min((at for at in places if at > self.position), default=-1) for places in found]
+        if min(later) >= 0 and max(later) - min(later) < self._reach() + LOST_FILES:
+            self._right.clear()
+            self._go(min(later))
+
+    def _own(self, path: str) -> str | None:
+        """A path as the table has it, where an alias leads to it."""
+        for seen, own in self.order.aliases:
+            if path.startswith(seen):
+                return own + path[len(seen) :]
+        return None
 
     def _go(self, position: int) -> None:
         """To this position, and past those that have been opened from there on."""

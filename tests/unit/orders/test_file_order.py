@@ -15,6 +15,7 @@ from uffdprefetch.job.channel import packed
 from uffdprefetch.orders import paths_file
 from uffdprefetch.orders.file_order import (
     AROUND_FILES,
+    LOST_FILES,
     REACH_FILES,
     FileOrder,
     PathColumn,
@@ -46,6 +47,11 @@ SHUFFLED = random.Random(1).sample(NAMES, N)
 def test_paths_are_an_element_with_what_comes_before_and_after_it() -> None:
     made = column(["a/1", "/b/2", "é\udc80"], "/root/", ".png").paths(np.arange(3))
     assert made == ["/root/a/1.png", "/b/2.png", "/root/é\udc80.png"]
+    names = column(["a/1", "/b/2", "a/1", "a/2", "/root/a/2"], "/root/", ".png")
+    for path in ("/root/a/1.png", "/b/2.png", "/root/a/2.png", "/root/a/3.png", "/root/a/1"):
+        everywhere = names.paths(np.arange(len(names)))
+        same = [i for i, each in enumerate(everywhere) if each == path]
+        assert names.find(os.fsencode(path)).tolist() == same
 
 
 def test_an_item_has_a_file_of_each_column() -> None:
@@ -114,6 +120,20 @@ def test_what_lies_far_away_is_none_of_the_order() -> None:
     reader.said(3000)
     assert reader.opened(SHUFFLED[3010]) == 3010
     assert reader.opened(SHUFFLED[0]) is None
+
+
+def test_a_reader_that_begins_elsewhere_is_found_there() -> None:
+    """A job that resumes in the middle of an epoch; one in another order is found nowhere."""
+    reader = FileOrder(order(SHUFFLED, aliases=[("/mnt/", "/")]), "told")
+    for path in SHUFFLED[3000 : 3000 + LOST_FILES]:
+        assert reader.opened("/mnt" + path) is None
+    assert 3000 <= reader.position < 3000 + LOST_FILES
+    assert reader.opened(SHUFFLED[3020]) == 3020
+    other = FileOrder(order(SHUFFLED), "told")
+    for path in random.Random(2).sample(NAMES, 300):
+        other.opened(path)
+    assert other.wrong and other.position < N // 2
+    assert reader.wrong is None
 
 
 def test_files_are_known_by_the_names_that_links_lead_to() -> None:
