@@ -101,6 +101,7 @@ class Loader:
         said.published()
         self.number = max(int(path.stem.split("-")[1]) for path in self.told.glob("*.json"))
         self.first, self.read = True, 0
+        self.done: list[tuple[int, str]] = []
         self.files.opened.clear()
         self.watched: set[str] = set()
         self.since: int | None = None
@@ -111,7 +112,7 @@ class Loader:
                 if os.path.dirname(path) in self.watched or i % 4 == 0]  # fmt: skip
         question = {
             "do": "announced", "pid": os.getpid(), "number": self.number, "files": [],
-            "process": 0, "said": self.read, "done": [], "first": self.first,
+            "process": 0, "said": self.read, "done": self.done, "first": self.first,
             "opens": {"paths": seen, "directories": sorted(self.watched),
                       "since_items": self.since},
         }  # fmt: skip
@@ -302,6 +303,17 @@ def test_the_files_of_samples_are_found(
     assert (answer["again"], answer["findings"]) == (False, [])
     epoch.begin(2)
     assert epoch.paths(epoch.ask()) == epoch.read_in_order(), "it is known from its beginning on"
+
+
+def test_a_data_set_whose_files_are_known_is_not_asked_for_records(
+    files: Files, loader: Callable[..., Loader]
+) -> None:
+    epoch = loader(image_folder(files))
+    assert epoch.answer()["file_orders"]
+    epoch.done = [(0, "")]
+    for _ in range(TRIES_MAX + 1):
+        answer = epoch.ask()
+        assert (answer["again"], answer["findings"], answer["file_orders"]) == (False, [], [])
 
 
 def test_concatenated_data_sets_are_two_parts(files: Files, loader: Callable[..., Loader]) -> None:

@@ -22,6 +22,7 @@ def part(given: Settings, order: array[int]) -> tuple[list[dict[str, Any]], dict
     """
     answers: list[Any] = []
     data: Any
+    described: dict[str, Any]
     turns = array("q")
     known = given.answers
     try:
@@ -37,8 +38,8 @@ def part(given: Settings, order: array[int]) -> tuple[list[dict[str, Any]], dict
                 turns.append(turn)
         kinds = set(map(type, answers))
         if given.path is not None:
-            described = {"what": "paths", "array": "p0.paths", "turns": "p0.turns"}
-            described["cwd"] = os.getcwd()
+            described = {"what": "paths", "array": "p0.paths", "turns": "p0.turns",
+                         "cwd": os.getcwd()}  # fmt: skip
             return [described], {"p0.paths": packed(answers), "p0.turns": turns}
         if len(kinds) > 1:
             raise TypeError("key() gives keys for some samples and record numbers for others")

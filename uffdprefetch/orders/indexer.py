@@ -34,7 +34,7 @@ from uffdprefetch.orders import (
 )
 from uffdprefetch.orders.file_order import PathOrder, PathTable
 from uffdprefetch.orders.mapped_files import ResolveRequest
-from uffdprefetch.orders.opens import Opens
+from uffdprefetch.orders.opens import JobOpens
 from uffdprefetch.orders.provisional import provisional_order
 from uffdprefetch.orders.samples import SampleResolver
 from uffdprefetch.predict.order.extents import OrderExtents
@@ -162,7 +162,7 @@ class Indexer:
             self._samples.take_lists(announced)
         wanted = ResolveRequest(
             request["files"], request["said"], request["done"], request["process"],
-            Opens.of_request(request.get("opens")),
+            JobOpens.of_request(request.get("opens")),
         )  # fmt: skip
         return self._samples.orders(announced, wanted, self._store, self._store_paths)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.native import uffd
-from uffdprefetch.orders.opens import Opens
+from uffdprefetch.orders.opens import JobOpens
 
 _scanning = threading.Lock()  # uffd.touched_runs() has one buffer
 
@@ -73,7 +73,7 @@ class ResolveRequest:
         read_items: int,
         resolved: Sequence[tuple[int, str]],
         pid: int = 0,
-        opens: Opens | None = None,
+        opens: JobOpens | None = None,
     ) -> None:
         """``files``: of the service's question; ``read_items``: progress in items; ``resolved``:
         (part of the announcement, path) of the orders that the service has, with an empty path

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: Latest opens that the helper hears of: it compares with the files of the latest 1,024 samples
+#: (orders/path_search.py), of which each may have several.
+OPENS_MAX = 4096
+
 
 @dataclass(frozen=True)
-class Opens:
+class JobOpens:
     """What was seen since it has announced.
 
     paths: real paths of files that they opened, the latest last. directories: those, by their real
@@ -22,7 +26,7 @@ class Opens:
     since_items: int | None = None
 
     @classmethod
-    def of_request(cls, value: Mapping[str, Any] | None) -> Opens | None:
+    def of_request(cls, value: Mapping[str, Any] | None) -> JobOpens | None:
         """As the service's question has it."""
         if value is None:
             return None

@@ -87,7 +87,7 @@ class _Way:
 
 
 @dataclass(frozen=True, eq=False)
-class OpenedNames:
+class SampleOpens:
     """Paths of files that were opened while a data set read the latest ``samples``."""
 
     samples: Array
@@ -100,7 +100,7 @@ def hypotheses(
     directories: Sequence[bytes],
     endings: Sequence[bytes],
     exists: Exists,
-    opened: OpenedNames | None = None,
+    opened: SampleOpens | None = None,
 ) -> list[PathHypothesis]:
     """Those of which the files of PROBES samples all exist.
 
@@ -215,7 +215,7 @@ def _chosen(numbers: KeyList) -> Elements:
 # ---- what stands around a name, by files that were opened ----------------------------------------
 
 
-def _learned(way: _Way, opened: OpenedNames) -> Iterator[Affixes]:
+def _learned(way: _Way, opened: SampleOpens) -> Iterator[Affixes]:
     """What files that were opened have around the names of the latest samples."""
     names = set(way.names.take(way.elements(opened.samples[-LEARNED_LATEST:])))
     latest = opened.paths[-LEARNED_FROM:]
@@ -241,7 +241,7 @@ def _around(path: bytes, names: set[bytes]) -> Iterator[Affixes]:
                 yield Affixes(path[:start], path[end:])
 
 
-def _numbered(opened: OpenedNames, count: int) -> Iterator[PathHypothesis]:
+def _numbered(opened: SampleOpens, count: int) -> Iterator[PathHypothesis]:
     """Names that are the sample's number, counted from 0 or 1, in so many digits."""
     latest = set(opened.samples[-LEARNED_LATEST:].tolist())
     votes: Counter[tuple[Affixes, int]] = Counter()

@@ -21,13 +21,13 @@ from uffdprefetch.orders.announcement import Part, StoredAnnouncement
 from uffdprefetch.orders.file_links import RealNames, with_aliases
 from uffdprefetch.orders.file_order import PathOrder, PathTable, of_items
 from uffdprefetch.orders.key_lists import KeyList
-from uffdprefetch.orders.opens import Opens
+from uffdprefetch.orders.opens import JobOpens
 from uffdprefetch.orders.path_hypotheses import (
     ENDING_BYTES,
     LEARNED_MIN,
     FileEvidence,
-    OpenedNames,
     PathHypothesis,
+    SampleOpens,
 )
 
 #: Directories that are to be watched for one data set, half of them for the files of each kind.
@@ -86,7 +86,7 @@ class PathSearch:
         self._samples = announcement.numbers(part.array)
         self._turns = announcement.turns(part, len(self._samples))
 
-    def answer(self, read_items: int, opens: Opens) -> FileAnswer:
+    def answer(self, read_items: int, opens: JobOpens) -> FileAnswer:
         """``read_items``: progress."""
         known = self._known
         if known.proven:
@@ -112,7 +112,7 @@ class PathSearch:
 
     # ---- hypotheses ------------------------------------------------------------------------------
 
-    def _hypotheses(self, read_items: int, opens: Opens) -> list[PathHypothesis]:
+    def _hypotheses(self, read_items: int, opens: JobOpens) -> list[PathHypothesis]:
         """Those that are left. Looked for once by the lists alone, then by what was opened, each
         time that has doubled."""
         known = self._known
@@ -123,7 +123,7 @@ class PathSearch:
         known.learned_from, opened = seen, None
         if seen:
             upto = self._place(read_items + self._part.ahead)
-            opened = OpenedNames(self._samples[:upto], list(map(os.fsencode, opens.paths)))
+            opened = SampleOpens(self._samples[:upto], list(map(os.fsencode, opens.paths)))
         known.made = path_hypotheses.hypotheses(
             self._lists, self._part.samples, self._before(), self._after(), _is_file, opened
         )
@@ -153,7 +153,7 @@ class PathSearch:
         """How many samples are of the first ``items`` items."""
         return int(np.searchsorted(self._turns, items, "left"))
 
-    def _evidence(self, each: PathHypothesis, read_items: int, opens: Opens) -> FileEvidence:
+    def _evidence(self, each: PathHypothesis, read_items: int, opens: JobOpens) -> FileEvidence:
         assert opens.since_items is not None
         read, later = self._place(read_items), self._place(read_items + self._part.ahead)
         first = self._place(opens.since_items + self._part.ahead)

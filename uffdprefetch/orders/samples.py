@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,16 @@ StorePaths = Callable[[PathOrder, bool], dict[str, Any]]
 
 #: Data sets whose lists are kept, the latest.
 TOKENS_MAX = 64
+
+
+class PartRecords(NamedTuple):
+    """chosen: (file, order, how it is known). finding: a line for the user. again: whether to ask
+    again; more: whether there are more orders when another file is mapped."""
+
+    chosen: list[tuple[int, Order, str]]
+    finding: str | None
+    again: bool
+    more: bool = False
 
 
 class SampleResolver:
@@ -90,42 +100,23 @@ class SampleResolver:
         pending = more = False
         tokens: list[tuple[int, int, Order, str]] = []
         for number, part in enumerate(announcement.parts):
-            resolved = request.resolved_files(number)
-            if part.what == "lists" or (resolved and part.buffers is None):
-                continue
-            again = False
             files = self._files(announcement, number, part, request)
             watch |= files.watch
             if files.order is not None:
-                order_of_files = store_paths(files.order, part.what == "samples")
-                of_files.append({"part": number, "order": order_of_files, "how": files.how})
-            if part.what == "paths" or (files.order is not None and part.buffers is None):
+                layout = store_paths(files.order, part.what == "samples")
+                of_files.append({"part": number, "order": layout, "how": files.how})
+            ordered = files.order is not None or number in request.files_ordered
+            resolved = request.resolved_files(number)
+            if part.what in ("lists", "paths") or ((ordered or resolved) and part.buffers is None):
                 continue
-            if part.buffers is not None:
-                chosen, finding, missing = self._told(announcement, part, request, resolved)
-                more |= missing
-                again = missing and not chosen and not resolved
-            elif part.tokens is not None:
-                chosen, finding = self._tokens(announcement, part, part.tokens, request)
-                again = not chosen and not finding
-                tokens += [(number, *each) for each in chosen]
-                chosen = []
-            elif part.what == "samples":
-                search = SampleSearch(announcement, part, request, self._set(part))
-                chosen, finding, again = search.orders()
-                if files.undecided and not chosen:
-                    finding, again = None, True
-                elif finding and files.why:
-                    finding = (
-                        f"{announcement.reader}: in which order it reads is not known: {files.why}"
-                    )
-                more |= not chosen and self._set(part).tries < TRIES_MAX
-            else:
-                chosen, finding = self._stated(announcement, part, request), None
-                again = not chosen  # the file may be mapped later
-            findings += [finding] if finding else []
-            pending |= again
-            for i, order, how in chosen:
+            part_found = self._records(announcement, part, request, resolved, files)
+            findings += [part_found.finding] if part_found.finding else []
+            pending |= part_found.again
+            more |= part_found.more
+            if part.tokens is not None:
+                tokens += [(number, *each) for each in part_found.chosen]
+                continue
+            for i, order, how in part_found.chosen:
                 path = request.files[i].path
                 found.append({"part": number, "file": i, "order": store(order, path), "how": how})
         whole = in_the_whole([order for _, _, order, _ in tokens])
@@ -136,6 +127,36 @@ class SampleResolver:
             "orders": found, "file_orders": of_files, "watch": sorted(watch),
             "findings": findings, "again": pending, "more": more,
         }  # fmt: skip
+
+    def _records(
+        self,
+        announcement: StoredAnnouncement,
+        part: Part,
+        request: ResolveRequest,
+        resolved: set[str],
+        files: FileAnswer,
+    ) -> PartRecords:
+        """Of a part the orders of records in mapped files; ``files``: what is known of whole ones
+        that it may read instead."""
+        if part.buffers is not None:
+            chosen, finding, missing = self._told(announcement, part, request, resolved)
+            again = missing and not chosen and not resolved
+            return PartRecords(chosen, finding, again or files.undecided, missing)
+        if part.tokens is not None:
+            chosen, finding = self._tokens(announcement, part, part.tokens, request)
+            return PartRecords(chosen, finding, not chosen and not finding)
+        if part.what != "samples":
+            chosen = self._stated(announcement, part, request)
+            return PartRecords(chosen, None, not chosen)  # the file may be mapped later
+        if files.undecided and not request.files:
+            return PartRecords([], None, True)
+        known = self._set(part)
+        chosen, finding, again = SampleSearch(announcement, part, request, known).orders()
+        if finding and files.why:
+            finding = f"{announcement.reader}: in which order it reads is not known: {files.why}"
+        if files.undecided and not chosen:
+            finding, again = None, True
+        return PartRecords(chosen, finding, again, not chosen and known.tries < TRIES_MAX)
 
     def _files(
         self, announcement: StoredAnnouncement, number: int, part: Part, request: ResolveRequest

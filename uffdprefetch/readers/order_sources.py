@@ -19,6 +19,7 @@ from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_NS
 from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.readers.announced_files import AnnouncedFiles, FileReaders
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
 from uffdprefetch.sense.pagetable_scan import LOOKS
 from uffdprefetch.state.client import Client
@@ -165,6 +166,7 @@ class TrackedAnnouncement:
 
     peer: int
     said: StoredAnnouncement
+    whole_files: AnnouncedFiles
     asked: bool = False  # and not answered
     first: bool = True  # nothing has been asked
     settled: bool = False  # nothing is left to be asked, ...
@@ -182,7 +184,9 @@ class Announcements:
     def __init__(
         self, resolver: IndexerClient, known_orders: KnownOrders, ledger: Ledger,
         clients: Callable[[], list[Client]], came: Callable[[], None],
+        file_readers: FileReaders | None = None,
     ) -> None:  # fmt: skip
+        self._file_readers = file_readers
         self._resolver, self._known_orders, self._ledger = resolver, known_orders, ledger
         self._clients, self._came = clients, came
         self._clock = known_orders.clock
@@ -234,7 +238,8 @@ class Announcements:
             self._end(old)
         if len(self._heard) >= ENTRIES_MAX:
             raise announcement.AnnounceError(f"more than {ENTRIES_MAX} orders at a time")
-        self._heard[name] = TrackedAnnouncement(peer, said)
+        whole_files = AnnouncedFiles(peer, said, self._file_readers)
+        self._heard[name] = TrackedAnnouncement(peer, said, whole_files)
         self._known_orders.begin()
         self._resolver.start()  # it takes some tenths of a second: not when it is needed
         self.next_ns = 0
@@ -282,6 +287,7 @@ class Announcements:
             if items > heard.items:
                 heard.items = items
                 heard.again_ns, heard.since_ns = 0, now  # there is more to tell by
+                heard.whole_files.said(items)
                 for reader in heard.readers:
                     reader.said(items, now)
                 self._came()
@@ -321,7 +327,8 @@ class Announcements:
                         regions.append(
                             [client.pid, region.address, region.offset_bytes, region.length_bytes]
                         )
-        if not any(needs_order(file, self._clock) for file, _ in files.values()):
+        needed = any(needs_order(file, self._clock) for file, _ in files.values())
+        if not needed and not heard.whole_files.may_come:
             heard.again_ns = self._clock.now_ns() + DECIDE_NS
             return
         heard.asked = True
@@ -332,6 +339,9 @@ class Announcements:
             "first": heard.first,
             "files": [{"path": file.path, "regions": regions} for file, regions in files.values()],
         }  # fmt: skip
+        opens = heard.whole_files.question(heard.items)
+        if opens is not None:
+            question["opens"] = opens
         heard.first = False
         self._resolver.ask(question, lambda answer: self._answered(heard, states, answer))
 
@@ -354,6 +364,10 @@ class Announcements:
             file = files[each["file"]]
             heard.done.add((each["part"], file.path))
             self._follow(heard, file, each, now)
+        for done, why in heard.whole_files.answered(answer, self._resolver, heard.items):
+            heard.done.add(done)
+            if why is not None:
+                self._ledger.degrade(why)
         self._came()
 
     def _follow(
@@ -379,6 +393,7 @@ class Announcements:
             if reader.live:
                 reader.said(heard.items, self._clock.now_ns())
             self._known_orders.remove(reader)
+        heard.whole_files.end()
         heard.said.remove()
 
     def mapped(self, client: Process) -> None:

@@ -15,7 +15,7 @@ from uffdprefetch.orders.key_lists import KeyList
 from uffdprefetch.orders.path_hypotheses import (
     ASKED_MAX,
     FileEvidence,
-    OpenedNames,
+    SampleOpens,
     evidence,
     hypotheses,
 )
@@ -110,7 +110,7 @@ def test_what_stands_around_names_is_learned_from_opens(form: str) -> None:
     there = {form.format(name) for name in ids}
     samples = np.random.default_rng(1).permutation(40)[:12]
     opened = ["/lib/x.so", *(form.format(ids[i]) for i in samples)]
-    seen = OpenedNames(samples, [path.encode() for path in opened])
+    seen = SampleOpens(samples, [path.encode() for path in opened])
     found = hypotheses([named("ids", ids)], 40, [b""], [], there.__contains__, seen)
     if form.startswith("/x/"):
         assert found[0].paths(np.arange(2)) == [form.format(name) for name in ids[:2]]
@@ -123,7 +123,7 @@ def test_names_that_are_the_samples_number_are_learned(form: str, base: int) -> 
     there = {form.format(i + base) for i in range(40)}
     samples = np.random.default_rng(1).permutation(40)[:12]
     opened = [form.format(i + base).encode() for i in samples.tolist()]
-    (found,) = hypotheses([], 40, [b""], [], there.__contains__, OpenedNames(samples, opened))
+    (found,) = hypotheses([], 40, [b""], [], there.__contains__, SampleOpens(samples, opened))
     assert found.paths(np.array([0, 39])) == [form.format(base), form.format(39 + base)]
 
 

@@ -104,6 +104,7 @@ def test_what_orders_need_is_loaded_when_there_will_be_some() -> None:
     script = """
 import sys
 from types import SimpleNamespace
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import order_sources
 known_orders, helper = SimpleNamespace(clock=None), SimpleNamespace(start=lambda: None)
 heard = order_sources.Announcements(helper, known_orders, None, list, None)
@@ -376,7 +377,11 @@ def test_where_nothing_is_mapped_yet_it_is_asked_when_something_is(
     written(job, 1)
     heard.announced(10, 10, 1)
     client.regions[0] = SimpleNamespace(
-        file=job.file("/train"), address=0, offset_bytes=0, length_bytes=SIZE
+        file=job.file("/train"),
+        address=0,
+        offset_bytes=0,
+        length_bytes=SIZE,
+        verdict=ServingMode.PAGE_TABLES,
     )
     heard.look(job.now + DECIDE_NS - 1)
     assert job.helper.asked == []
@@ -400,7 +405,11 @@ def test_where_nothing_was_mapped_it_is_asked_again_soon(job: Job, heard: Announ
     written(job, 1)
     heard.announced(10, 10, 1)
     client.regions[0] = SimpleNamespace(
-        file=job.file("/train"), address=0, offset_bytes=0, length_bytes=SIZE
+        file=job.file("/train"),
+        address=0,
+        offset_bytes=0,
+        length_bytes=SIZE,
+        verdict=ServingMode.PAGE_TABLES,
     )
     heard.look(job.now + DECIDE_NS)
     assert len(job.helper.asked) == 1
