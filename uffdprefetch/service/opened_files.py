@@ -203,7 +203,7 @@ class OpenedFiles:
 
     @staticmethod
     def _come(file: FileState, at: int) -> int:
-        """Up to where what is read from ``at`` on was read ahead, and has come: lately, as what came
+        """Up to where what is read from ``at`` on was read ahead, and has come: lately, as what did
         in an earlier epoch may be gone again."""
         gaps = file.cache.recent.missing(at, file.size_bytes)
         return gaps[0][0] if gaps else file.size_bytes
