@@ -10,6 +10,7 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.orders.indexer_client import IndexerClient
 from uffdprefetch.orders.indices import Indices
+from uffdprefetch.readers.announced_files import FileReaders
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import Announcements, PlanFile
@@ -28,8 +29,10 @@ class OrderService:
         self, socket_path: str, config: Config, poll: select.epoll, scheduler: Scheduler,
         ledger: Ledger, clock: Clock, arbiter: Arbiter, clients: Mapping[int, Client],
         room_bytes: Callable[[FileState], int], allowed_bytes: Callable[[bool], int],
+        file_readers: FileReaders | None,
     ) -> None:  # fmt: skip
-        """``room_bytes``, ``allowed_bytes``: see KnownOrders. Raises OSError when there is no place
+        """``room_bytes``, ``allowed_bytes``: see KnownOrders; ``file_readers``: who reads small
+        files ahead. Raises OSError when there is no place
         for the helper's files."""
         came = arbiter.orders_came
         self.resolver = IndexerClient(socket_path, config.orders.plan, poll)
@@ -37,8 +40,9 @@ class OrderService:
             scheduler, ledger, clock, room_bytes, allowed_bytes, arbiter.add
         )
         self.announcements = Announcements(
-            self.resolver, self.known_orders, ledger, lambda: list(clients.values()), came
-        )
+            self.resolver, self.known_orders, ledger, lambda: list(clients.values()), came,
+            file_readers,
+        )  # fmt: skip
         self.known_orders.sources.append(self.announcements)
         if config.orders.plan is not None:
             plan = PlanFile(self.resolver, self.known_orders, ledger, came)

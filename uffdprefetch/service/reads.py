@@ -4,17 +4,16 @@ them into the page cache (docs/reads.md). No call of the job is changed, and non
 
 from __future__ import annotations
 
-import errno
 import select
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.procfs import maps_text
 from uffdprefetch.sense.read_calls import ReadCalls
 from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.followed_names import FollowedNames
 from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.job_tree import Exits, JobTree
 from uffdprefetch.service.opened_files import OpenedFiles
@@ -22,10 +21,6 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.publisher import EventPublisher
-
-if TYPE_CHECKING:
-    from uffdprefetch.service.small_files import SmallFiles
-    from uffdprefetch.service.small_reads import SmallReads
 
 
 class FollowedReads:
@@ -48,31 +43,7 @@ class FollowedReads:
             self._client_of, core.mappings, core.table, opener, core.arbiter, core.scheduler,
             core.windows, ledger, publisher, self._exits,
         )  # fmt: skip
-        self._small: SmallFiles | None = None
-        self._small_reads: SmallReads | None = None
-        self._watch_small: Callable[[], None] | None = partial(self._follow_small, rundir, opener)
-
-    def _follow_small(self, rundir: str, opener: Opener) -> None:
-        """The first small file is waited for: most runs need none of this."""
-        from uffdprefetch.native.paths import PathReader
-        from uffdprefetch.sense.opens import Opens
-        from uffdprefetch.service.small_files import SmallFiles
-        from uffdprefetch.service.small_reads import SmallReads
-
-        ahead = self._core.ahead
-        try:
-            opens = Opens(rundir)
-            try:
-                reader = PathReader()
-            except OSError:
-                opens.close()
-                raise
-        except OSError as error:
-            self._ledger.degrade(f"small files are not read ahead: {error}")
-            return
-        reads = SmallReads(reader, self._min_bytes, ahead.account, ahead.measured)
-        self._small = SmallFiles(opens, reads, opener, self._core.table.wants, self._ledger)
-        self._small_reads = reads
+        self.names = FollowedNames(rundir, self._min_bytes, core.ahead, core.table, opener, ledger)
 
     def hears(self, fd: int) -> bool:
         """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""
@@ -81,8 +52,8 @@ class FollowedReads:
     @property
     def due_ns(self) -> int:
         """When step() is due though nothing happens."""
-        small_ns = self._small.due_ns if self._small is not None else None
-        return self._tree.due_ns if small_ns is None else min(self._tree.due_ns, small_ns)
+        names_ns = self.names.due_ns
+        return self._tree.due_ns if names_ns is None else min(self._tree.due_ns, names_ns)
 
     def step(self, now_ns: int) -> None:
         """Once a turn: who has come and gone, and what was read."""
@@ -99,12 +70,7 @@ class FollowedReads:
         self._opened.seen(one for one in seen if one.size_bytes >= self._min_bytes)
         self._opened.step(now_ns)
         small = [one for one in seen if one.waiting and one.size_bytes < self._min_bytes]
-        if small and self._watch_small is not None:
-            follow, self._watch_small = self._watch_small, None
-            follow()
-        if self._small is not None:
-            self._small.seen(small)
-            self._small.step(now_ns)
+        self.names.step(now_ns, small)
 
     def _look_at(self, pids: list[int]) -> list[int]:
         """Look at these processes, too: those for whom there is no room."""
@@ -140,22 +106,17 @@ class FollowedReads:
         self.step(CLOCK.now_ns())  # a job's last process may have ended just now
         counts = self._calls.counts()
         return {
-            "read_bytes": self._opened.read_bytes + self._small_bytes,
+            "read_bytes": self._opened.read_bytes + self.names.used_bytes,
             "looks": counts.looks,
             "lost_sightings": counts.lost,
-            "small_files": vars(self._small_reads.counts) if self._small_reads else None,
+            "small_files": self.names.describe(),
             "left_alone": [
                 {"path": path, "why": why.value} for path, why in self._calls.left_alone.items()
             ],
         }
 
-    @property
-    def _small_bytes(self) -> int:
-        return self._small_reads.counts.used_bytes if self._small_reads else 0
-
     def close(self) -> None:
         """End it."""
-        if self._small:
-            self._small.close()
+        self.names.close()
         self._calls.close()
         self._exits.close()

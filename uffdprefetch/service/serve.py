@@ -130,14 +130,14 @@ class Service:
             threads.wake_fd, pool,
         )  # fmt: skip
         self._epoll.register(threads.wake_fd, select.EPOLLIN)
-        self._orders = orders = _with_orders(config, seat.path, core, self._epoll)
-        agents = Agents(
-            core.mappings, core.attachments, core.scanner, core.events, core.table, ledger,
-            publisher, threads.wake_fd, core.bridge, pool,
-        )  # fmt: skip
         self._reads = reads = _with_reads(
             config, core, found, threads, publisher, lambda: self._peers.launchers.jobs(),
             seat.path, self._epoll,
+        )  # fmt: skip
+        self._orders = orders = _with_orders(config, seat.path, core, self._epoll, reads)
+        agents = Agents(
+            core.mappings, core.attachments, core.scanner, core.events, core.table, ledger,
+            publisher, threads.wake_fd, core.bridge, pool,
         )  # fmt: skip
         self._told = Told(
             config, run, core, ledger, publisher, waits, cluster, threads.cpu_seconds,
@@ -292,8 +292,9 @@ def _with_reads(
 
 
 def _with_orders(
-    config: Config, socket_path: str, core: Coordinator, poll: select.epoll
-) -> OrderService | None:
+    config: Config, socket_path: str, core: Coordinator, poll: select.epoll,
+    reads: FollowedReads | None,
+) -> OrderService | None:  # fmt: skip
     if config.policy == "none":
         return None
     windows, clients = core.windows, core.mappings.clients
@@ -301,6 +302,7 @@ def _with_orders(
         service = OrderService(
             socket_path, config, poll, core.scheduler, core.ledger, CLOCK, core.arbiter, clients,
             windows.room_bytes, lambda pooled: windows.reader_bytes(pooled, len(clients)),
+            reads.names.ordered if reads is not None else None,
         )  # fmt: skip
     except OSError as error:
         core.ledger.degrade(f"no order can be told: {error}")

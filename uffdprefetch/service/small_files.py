@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uffdprefetch.base import file_systems
-from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.native import uffd
-from uffdprefetch.native.paths import Keeping, PathDone
+from uffdprefetch.native.paths import PathDone
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.tree_order import TreeOrder
 from uffdprefetch.sense.listing import WatchedDirectory, watch
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Opens, Overflow
 from uffdprefetch.sense.read_calls import ReadSeen
-from uffdprefetch.service.small_reads import SmallReads
-from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.opening import Opener
+from uffdprefetch.service.small_reads import Mounts, NamesAhead, Watching
 
 #: Files of a directory that the job was seen to wait for, before it is watched: one alone is an
 #: index, or a configuration.
@@ -36,45 +34,8 @@ THERE_MOST = 16
 LEVELS = 2
 #: So many files of a tree were opened, and no order explains it: it has none.
 ORDERLESS_FILES = 256
-#: How often the queue of opens is read: who opens small files waits a latency for each, and what is
-#: ahead of it lasts longer. Each turn of the service takes CPU that the job may need.
-STEP_NS = 10 * MS
 #: A directory in which nothing was opened for so long is not watched any more.
 QUIET_NS = 5 * LATELY_NS
-
-
-class Mounts:
-    """By device, whether a mount's page cache keeps what is read, until another opens it."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._keeps: dict[int, bool | None] = {}  # None: it is being found out
-
-    def is_known(self, device: int) -> bool:
-        """Whether nobody needs to find out."""
-        return device in self._keeps
-
-    def asked(self, device: int) -> None:
-        """It is being found out."""
-        self._keeps[device] = None
-
-    def drops(self, device: int) -> bool:
-        """Whether it does not, for sure."""
-        return self._keeps.get(device, True) is False
-
-    def keeps(self, device: int) -> bool:
-        """Whether it does, as far as is known."""
-        return bool(self._keeps.get(device))
-
-    def note(self, device: int, keeping: Keeping, path: str) -> None:
-        """What a probe of it says."""
-        keeps = keeping not in (Keeping.NOTHING, Keeping.WHILE_OPEN)
-        self._keeps[device] = keeps
-        if not keeps:
-            self._ledger.leave_alone(
-                f"its small files are left to the kernel: its file system keeps {keeping.value}",
-                path,
-            )
 
 
 @dataclass
@@ -147,17 +108,16 @@ class SmallFiles:
     """Of one run. The service's thread calls everything here."""
 
     def __init__(
-        self, opens: Opens, reads: SmallReads, opener: Opener, wants: Callable[[str], bool],
-        ledger: Ledger, clock: Clock = CLOCK,
-    ) -> None:  # fmt: skip
+        self, watching: Watching, wants: Callable[[str], bool], clock: Clock = CLOCK
+    ) -> None:
         """``wants``: whether a path may be read."""
-        self._opens, self._reads, self._opener = opens, reads, opener
-        self._wants, self._mounts, self._clock = wants, Mounts(ledger), clock
+        self._watching, self._wants, self._clock = watching, wants, clock
+        self._opens, self._reads, self._mounts = watching.opens, watching.reads, watching.mounts
         self._trees: dict[str, _Tree] = {}
         self._by_key: dict[int, _WatchedFolder] = {}
         self._waited: dict[str, set[str]] = {}  # by directory, files that were waited for
         self._orderless: dict[str, None] = {}  # trees
-        self._look_ns = self._step_ns = 0
+        self._look_ns = 0
 
     # -------------------------------------------------------------- what is seen
 
@@ -205,7 +165,7 @@ class SmallFiles:
         if below in tree.asked:
             return
         path = f"/proc/{tree.pid}/root{os.path.join(tree.root, below)}"
-        if self._opener.run(
+        if self._watching.opener.run(
             lambda: look(self._opens, path), lambda found: self._listed(tree, below, names, found)
         ):
             tree.asked.add(below)
@@ -238,13 +198,13 @@ class SmallFiles:
 
     # -------------------------------------------------------------- what is opened
 
-    def step(self, now_ns: int) -> None:
-        """Once a turn."""
-        if now_ns < self._step_ns:
-            return
-        self._step_ns = now_ns + STEP_NS
+    def step(
+        self, now_ns: int, events: Iterable[NameOpened | DirectoryGone | Overflow],
+        came: Iterable[NamesAhead],
+    ) -> None:  # fmt: skip
+        """What was opened, and whose files have come, since the last time."""
         changed = dict[str, _Tree]()
-        for event in self._opens.read():
+        for event in events:
             folder = None if isinstance(event, Overflow) else self._by_key.get(event.directory)
             if isinstance(event, Overflow):
                 for tree in list(self._trees.values()):
@@ -257,7 +217,7 @@ class SmallFiles:
             elif not event.ours:
                 self._opened(folder, event)
                 changed[folder.tree.root] = folder.tree
-        for by in self._reads.reap():
+        for by in came:
             if isinstance(by, _WatchedFolder) and self._by_key.get(by.key) is by:
                 changed[by.tree.root] = by.tree
                 if by.rest():
@@ -324,8 +284,9 @@ class SmallFiles:
             self._trees.pop(tree.root, None)
 
     def _drop(self, key: int, fd: int) -> None:
-        self._reads.leave(key, fd)
-        self._opener.run(lambda: self._opens.unmark(key), lambda _: None)
+        self._reads.leave(key)
+        self._reads.close_directory(fd)
+        self._watching.leave(key)
 
     def _forget_tree(self, tree: _Tree) -> None:
         for folder in list(tree.watched.values()):
@@ -333,14 +294,9 @@ class SmallFiles:
         self._trees.pop(tree.root, None)
 
     @property
-    def due_ns(self) -> int | None:
-        """When step() is due though nothing happens; None: nothing is watched."""
-        return self._step_ns if self._by_key else None
-
-    def close(self) -> None:
-        """End it."""
-        self._reads.close()
-        self._opens.close()
+    def active(self) -> bool:
+        """Whether step() is to be called: something is watched."""
+        return bool(self._by_key)
 
 
 def root_of(directory: str) -> str:

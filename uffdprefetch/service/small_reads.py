@@ -8,13 +8,50 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from uffdprefetch.base.units import MIB
-from uffdprefetch.native.paths import PathDone, PathReader, PathRequest, PathState
+from uffdprefetch.native.paths import Keeping, PathDone, PathReader, PathRequest, PathState
 from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, Link
+from uffdprefetch.sense.opens import Opens
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
 
 #: A file is read no further than so many times the mean of those before it: one that is larger by
 #: far is followed as it is read (opened_files.py).
 MEANS = 4
+
+
+class Mounts:
+    """By device, whether a mount's page cache keeps what is read, until another opens it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._keeps: dict[int, bool | None] = {}  # None: it is being found out
+
+    def is_known(self, device: int) -> bool:
+        """Whether nobody needs to find out."""
+        return device in self._keeps
+
+    def asked(self, device: int) -> None:
+        """It is being found out."""
+        self._keeps[device] = None
+
+    def drops(self, device: int) -> bool:
+        """Whether it does not, for sure."""
+        return self._keeps.get(device, True) is False
+
+    def keeps(self, device: int) -> bool:
+        """Whether it does, as far as is known."""
+        return bool(self._keeps.get(device))
+
+    def note(self, device: int, keeping: Keeping, path: str) -> None:
+        """What a probe of it says."""
+        keeps = keeping not in (Keeping.NOTHING, Keeping.WHILE_OPEN)
+        self._keeps[device] = keeps
+        if not keeps:
+            self._ledger.leave_alone(
+                f"its small files are left to the kernel: its file system keeps {keeping.value}",
+                path,
+            )
 
 
 class NamesAhead(Protocol):
@@ -40,6 +77,7 @@ class _Request(NamedTuple):
     by: NamesAhead
     group: int
     name: str
+    is_guess: bool
 
 
 class SmallReads:
@@ -69,9 +107,13 @@ class SmallReads:
         under_way_bytes = len(self._requests) * self.mean_bytes
         return self._account.room_bytes(self._measured()) > under_way_bytes
 
-    def read(self, by: NamesAhead, group: int, name: str, dir_fd: int, probe: bool = False) -> bool:
+    def read(
+        self, by: NamesAhead, group: int, name: str, dir_fd: int, probe: bool = False,
+        is_guess: bool = True,
+    ) -> bool:  # fmt: skip
         """Have a file read. ``dir_fd``: of its directory; ``probe``: only to find out what its
-        mount keeps (PathDone.probe). False: too much is under way."""
+        mount keeps (PathDone.probe); ``is_guess``: it goes to the account. False: too much is under
+        way."""
         self._number += 1
         most_bytes = min(self._most_bytes, max(MIB, MEANS * self.mean_bytes))
         request = PathRequest(
@@ -79,7 +121,7 @@ class SmallReads:
         )
         if not self._reader.submit(request):
             return False
-        self._requests[self._number] = _Request(by, group, name)
+        self._requests[self._number] = _Request(by, group, name, is_guess)
         if not probe:
             self._ahead.setdefault(group, {})[name] = 0
         return True
@@ -101,25 +143,27 @@ class SmallReads:
     def _book(self, request: _Request, done: PathDone) -> None:
         self.counts.read += 1
         self.counts.read_bytes += done.bytes
-        self._account.asked += done.bytes
+        if request.is_guess:
+            self._account.asked += done.bytes
         group = self._ahead.get(request.group)
         if group is None:  # left meanwhile
-            self._account.lost += done.bytes
+            self._account.lost += done.bytes if request.is_guess else 0
         elif request.name in group:
             group[request.name] = done.bytes
         else:
-            self._used(done.bytes)
+            self._used(done.bytes, request.is_guess)
 
-    def opened(self, group: int, name: str) -> None:
+    def opened(self, group: int, name: str, is_guess: bool = True) -> None:
         """The job has opened a file."""
         ahead_bytes = self._ahead.get(group, {}).pop(name, 0)
         if ahead_bytes:
-            self._used(ahead_bytes)
+            self._used(ahead_bytes, is_guess)
 
-    def _used(self, ahead_bytes: int) -> None:
+    def _used(self, ahead_bytes: int, is_guess: bool) -> None:
         self.counts.used += 1
         self.counts.used_bytes += ahead_bytes
-        self._account.note_use(ahead_bytes, 0, True, self._measured())
+        if is_guess:
+            self._account.note_use(ahead_bytes, 0, True, self._measured())
 
     def lost(self, files: int) -> None:
         """So many that were read ahead are thought not to be opened any more."""
@@ -129,12 +173,34 @@ class SmallReads:
         """What was not begun is not read."""
         self._reader.withdraw(group)
 
-    def leave(self, group: int, dir_fd: int) -> None:
+    def leave(self, group: int, is_guess: bool = True) -> None:
         """Nobody wants files of a group any more: what was not opened is lost."""
         self._reader.withdraw(group)
-        self._account.lost += sum(self._ahead.pop(group, {}).values())
-        self._reader.close_directory(dir_fd)
+        left = sum(self._ahead.pop(group, {}).values())
+        self._account.lost += left if is_guess else 0
+
+    def close_directory(self, fd: int) -> None:
+        """No more files are relative to it."""
+        self._reader.close_directory(fd)
 
     def close(self) -> None:
         """End it."""
         self._reader.close()
+
+
+class Watching:
+    """What all need who read small files ahead: ``opens`` tells of names, ``reads`` reads,
+    ``opener`` does what may wait, ``mounts`` knows which of them keep what is read."""
+
+    def __init__(self, opens: Opens, reads: SmallReads, opener: Opener, ledger: Ledger) -> None:
+        self.opens, self.reads, self.opener = opens, reads, opener
+        self.mounts = Mounts(ledger)
+
+    def leave(self, key: int) -> None:
+        """A directory needs not be watched any more."""
+        self.opener.run(lambda: self.opens.unmark(key), lambda _: None)
+
+    def close(self) -> None:
+        """End it."""
+        self.reads.close()
+        self.opens.close()

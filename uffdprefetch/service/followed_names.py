@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files by their names: in the order in which a directory is gone over (small_files.py), or
+in one that the job has told (ordered_files.py). What reads them is made when it is needed first:
+most runs need none of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.base.clock import MS
+from uffdprefetch.readers.ahead import Ahead
+from uffdprefetch.sense.read_calls import ReadSeen
+from uffdprefetch.service.ordered_files import OrderedFiles
+from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
+
+if TYPE_CHECKING:
+    from uffdprefetch.service.small_files import SmallFiles
+    from uffdprefetch.service.small_reads import Watching
+
+#: How often the queue of opens is read: who opens small files waits a latency for each, and what is
+#: ahead of it lasts longer. Each turn of the service takes CPU that the job may need.
+STEP_NS = 10 * MS
+
+
+class FollowedNames:
+    """Of one run. The service's thread calls everything here. ``ordered``: whom orders of files are
+    told."""
+
+    def __init__(
+        self, rundir: str, small_bytes: int, ahead: Ahead, table: FileTable, opener: Opener,
+        ledger: Ledger,
+    ) -> None:  # fmt: skip
+        """``rundir``: where services tell each other what they watch; ``small_bytes``: a file that
+        is as large is none."""
+        self._rundir, self._small_bytes = rundir, small_bytes
+        self._ahead, self._table, self._opener, self._ledger = ahead, table, opener, ledger
+        self.ordered = OrderedFiles(self._made)
+        self._watching: Watching | None = None
+        self._small: SmallFiles | None = None
+        self._step_ns = 0
+
+    def _made(self) -> Watching | None:
+        """None: it cannot be had."""
+        if self._watching is not None or not self._rundir:
+            return self._watching
+        from uffdprefetch.native.paths import PathReader
+        from uffdprefetch.sense.opens import Opens
+        from uffdprefetch.service.small_files import SmallFiles
+        from uffdprefetch.service.small_reads import SmallReads, Watching
+
+        rundir, self._rundir = self._rundir, ""
+        try:
+            opens = Opens(rundir)
+        except OSError as error:
+            self._ledger.degrade(f"small files are not read ahead: {error}")
+            return None
+        try:
+            reader = PathReader()
+        except OSError as error:
+            opens.close()
+            self._ledger.degrade(f"small files are not read ahead: {error}")
+            return None
+        reads = SmallReads(reader, self._small_bytes, self._ahead.account, self._ahead.measured)
+        self._watching = Watching(opens, reads, self._opener, self._ledger)
+        self._small = SmallFiles(self._watching, self._table.wants)
+        return self._watching
+
+    @property
+    def due_ns(self) -> int | None:
+        """When step() is due though nothing happens; None: nothing is watched."""
+        active = self.ordered.active or (self._small is not None and self._small.active)
+        return self._step_ns if active else None
+
+    def step(self, now_ns: int, waited: list[ReadSeen]) -> None:
+        """Once a turn. ``waited``: small files that processes were seen to wait for."""
+        if waited and self._made() is not None and self._small is not None:
+            self._small.seen(waited)
+        due_ns, watching, small = self.due_ns, self._watching, self._small
+        if due_ns is None or now_ns < due_ns or watching is None or small is None:
+            return
+        self._step_ns = now_ns + STEP_NS
+        events = watching.opens.read()
+        small.step(now_ns, events, watching.reads.reap())
+        self.ordered.step(watching, events)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of small files that were read ahead, and opened."""
+        return self._watching.reads.counts.used_bytes if self._watching is not None else 0
+
+    def describe(self) -> dict[str, Any] | None:
+        """For the summary (docs/summary-schema.md, ``reads``)."""
+        return vars(self._watching.reads.counts) if self._watching is not None else None
+
+    def close(self) -> None:
+        """End it."""
+        if self._watching is not None:
+            self._watching.close()
