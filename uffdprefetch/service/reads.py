@@ -4,6 +4,7 @@ them into the page cache (docs/reads.md). No call of the job is changed, and non
 
 from __future__ import annotations
 
+import errno
 import select
 from collections.abc import Callable
 from typing import Any
