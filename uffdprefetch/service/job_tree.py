@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
@@ -24,6 +25,7 @@ class JobTree:
     clock: Clock = CLOCK
     due_ns: int = 0
     _pids: frozenset[int] = frozenset()
+    _again: frozenset[int] = frozenset()
     _changed_ns: int = 0
 
     def look(self, jobs: list[int], now_ns: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -33,12 +35,17 @@ class JobTree:
             return frozenset(), frozenset()
         began = self.clock.cpu_ns()
         before, self._pids = self._pids, frozenset(pid for job in jobs for pid in descendants(job))
+        again, self._again = self._again & self._pids, frozenset()
         if self._pids != before:
             self._changed_ns = now_ns
         quiet_ns = (now_ns - self._changed_ns) // LOOKS
         wait_ns = max(LOOK_NS, min(LOOK_SLOWEST_NS, quiet_ns))
         self.due_ns = now_ns + max(wait_ns, CPU_PART * (self.clock.cpu_ns() - began))
-        return self._pids - before, before - self._pids
+        return self._pids - before | again, before - self._pids
+
+    def again(self, pids: Iterable[int]) -> None:
+        """These come again with the next look, if they are there still."""
+        self._again |= frozenset(pids)
 
 
 class Exits:

@@ -17,7 +17,9 @@ from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.followed_names import FollowedNames
 from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.job_tree import Exits, JobTree
+from uffdprefetch.service.kept_reads import KeptReads
 from uffdprefetch.service.opened_files import OpenedFiles
+from uffdprefetch.service.read_touches import ReadTouches
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
@@ -36,13 +38,13 @@ class FollowedReads:
         is. Raises OSError."""
         self._core, self._found, self._jobs, self._ledger = core, found, jobs, ledger
         self._min_bytes = config.files.min_size_bytes
-        self._left_out: list[int] = []  # processes, since so many are looked at already
         self._tree, self._exits = JobTree(), Exits()
         poll.register(self._exits.fileno(), select.EPOLLIN)
         self._calls = ReadCalls(self._is_written, event_fd=wake_fd)
+        self._touches = ReadTouches(core.arbiter, core.scheduler, core.windows, ledger, publisher)
         self._opened = OpenedFiles(
-            self._client_of, core.mappings, core.table, opener, core.arbiter, core.scheduler,
-            core.windows, ledger, publisher, self._exits,
+            self._client_of, core.mappings, core.table, opener, self._touches,
+            KeptReads(ledger, CLOCK), self._exits,
         )  # fmt: skip
         self.names = FollowedNames(rundir, self._min_bytes, core.ahead, core.table, opener, ledger)
 
@@ -58,15 +60,13 @@ class FollowedReads:
 
     def step(self, now_ns: int) -> None:
         """Once a turn: who has come and gone, and what was read."""
-        is_due = now_ns >= self._tree.due_ns
         come, gone = self._tree.look(self._jobs(), now_ns)
         for pid in gone:
             self._calls.remove(pid)
-        if is_due:
-            self._left_out = self._look_at([*(set(self._left_out) - gone), *come])
+        self._tree.again(self._look_at(list(come)))
         gone = gone.union(self._exits.take())
         if gone:
-            self._opened.ended(gone)
+            self._opened.ended(gone, now_ns)
         seen = self._calls.reap()
         self._opened.seen(one for one in seen if one.size_bytes >= self._min_bytes)
         self._opened.step(now_ns)
@@ -107,7 +107,7 @@ class FollowedReads:
         self.step(CLOCK.now_ns())  # a job's last process may have ended just now
         counts = self._calls.counts()
         return {
-            "read_bytes": self._opened.read_bytes + self.names.used_bytes,
+            "read_bytes": self._touches.read_bytes + self.names.used_bytes,
             "looks": counts.looks,
             "lost_sightings": counts.lost,
             "small_files": self.names.describe(),

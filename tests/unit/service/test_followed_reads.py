@@ -65,7 +65,6 @@ class Reads:
         self.bed, self.jobs, self.met = Bed(monkeypatch), [PID], list[int]()
         self.opened = SimpleNamespace(
             seen=lambda some: self.seen.extend(some), ended=self._ended, step=lambda now_ns: None,
-            read_bytes=5 * MIB,
         )  # fmt: skip
         self.seen: list[Any] = []
         self.gone: set[int] = set()
@@ -86,7 +85,7 @@ class Reads:
         self.met.append(pid)
         return SimpleNamespace(pid=pid)
 
-    def _ended(self, pids: Any) -> None:
+    def _ended(self, pids: Any, now_ns: int) -> None:
         self.gone.update(pids)
 
     def step(self) -> None:
@@ -182,6 +181,7 @@ def test_a_file_that_the_job_writes_is_said_to_be_written(service: Reads) -> Non
 
 def test_the_summary_counts_what_was_read_and_names_what_was_left_alone(service: Reads) -> None:
     service.calls.sees = [seen()]
+    service.reads._touches.read_bytes = 5 * MIB
     said = service.reads.describe()
     assert len(service.seen) == 1, "what was seen last is in it"
     assert said["left_alone"] == [{"path": "/data/log", "why": "open for writing"}]

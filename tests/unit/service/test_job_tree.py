@@ -51,6 +51,16 @@ def test_processes_come_and_go(job: subprocess.Popen[bytes]) -> None:
     assert tree.look([], tree.due_ns) == (frozenset(), {job.pid})
 
 
+def test_who_is_to_come_again_does_if_it_is_there(job: subprocess.Popen[bytes]) -> None:
+    tree, (child,) = JobTree(), children(job.pid)
+    tree.look([job.pid], 10**12)
+    tree.again([child, job.pid])
+    os.kill(child, signal.SIGKILL)
+    job.wait()
+    assert tree.look([job.pid], tree.due_ns) == ({job.pid}, {child})
+    assert tree.look([job.pid], tree.due_ns) == (frozenset(), frozenset())
+
+
 def test_a_look_costs_no_more_than_its_part_of_a_core() -> None:
     spent = iter([0, 40_000_000])
     tree = JobTree(Clock(lambda: 0, lambda: next(spent)))

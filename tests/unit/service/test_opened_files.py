@@ -4,6 +4,7 @@ sightings, and left when they are closed, gain nothing, or are something else by
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -24,16 +25,9 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.read_calls import ReadSeen
 from uffdprefetch.service.found import FoundMappings
 from uffdprefetch.service.job_tree import Exits
-from uffdprefetch.service.opened_files import (
-    DROPPED,
-    FIRST_READ,
-    LOOK_NS,
-    VAIN,
-    VAIN_FILES,
-    OpenedFiles,
-    is_open,
-    regular,
-)
+from uffdprefetch.service.kept_reads import DROPPED, VAIN, VAIN_FILES, KeptReads
+from uffdprefetch.service.opened_files import FIRST_READ, LOOK_NS, OpenedFiles, is_open, regular
+from uffdprefetch.service.read_touches import ReadTouches
 from uffdprefetch.state import opening
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
@@ -77,10 +71,12 @@ class ReadBed(Bed):
         self.clients[-PID] = self.client
         opener: Any = self.opens
         self.exits = Exits()
+        self.touches = ReadTouches(
+            self.arbiter, self.scheduler, self.windows, self.ledger, EventPublisher()
+        )
         self.opened = OpenedFiles(
             lambda _: None if self.has_ended else self.client, self.core.mappings, self.core.table,
-            opener, self.arbiter, self.scheduler, self.windows, self.ledger, EventPublisher(),
-            self.exits, Clock(lambda: self.now),
+            opener, self.touches, KeptReads(self.ledger, Clock(lambda: self.now)), self.exits,
         )  # fmt: skip
         self._fds: list[int] = []
 
@@ -147,7 +143,7 @@ def test_a_file_that_is_read_is_opened_and_followed_as_a_mapping_is(bed: ReadBed
         bed.saw(fd, at, at + (128 << 10))
         bed.turn()
     assert bed.read().missing(8 * MIB, 12 * MIB) == [], "what follows is read ahead"
-    assert bed.opened.read_bytes == 8 * MIB
+    assert bed.touches.read_bytes == 8 * MIB
     assert not bed.opens.asked, "it is opened once"
 
 
@@ -157,7 +153,16 @@ def test_it_is_opened_once_however_often_it_is_seen_meanwhile(bed: ReadBed) -> N
         bed.saw(fd, at, at + (128 << 10))
     assert len(bed.opens.asked) == 1
     bed.opens.end()
-    assert bed.opened.read_bytes == 128 << 10, "of the last sighting; of the others nobody knows"
+    assert bed.touches.read_bytes == 128 << 10, "of the last sighting; of the others nobody knows"
+
+
+def test_a_file_that_does_not_open_as_too_many_do_is_opened_later(bed: ReadBed) -> None:
+    """It was waited for for ever."""
+    waits, fd = bed.opens.open, bed.file_fd("a")
+    bed.opens.open = lambda what, then: then(OSError(errno.EAGAIN, "64 other files do not open"))  # type: ignore[method-assign]
+    bed.saw(fd, 0, 0)
+    bed.opens.open = waits  # type: ignore[method-assign]
+    bed.follow(fd)
 
 
 def test_a_descriptor_that_is_another_file_s_by_then_is_not_followed(bed: ReadBed) -> None:
@@ -208,7 +213,7 @@ def test_what_is_opened_reads_nothing() -> None:
 def test_a_process_that_ends_while_its_file_opens_leaves_nothing(bed: ReadBed) -> None:
     bed.saw(bed.file_fd("a"), 0, 0)
     bed.has_ended = True
-    bed.opened.ended([PID])
+    bed.opened.ended([PID], bed.now)
     bed.opens.end()
     assert not bed.client.regions
     (file,) = bed.core.table.files.values()
@@ -400,7 +405,7 @@ def test_a_file_that_is_closed_is_left(bed: ReadBed) -> None:
 def test_files_of_a_process_that_has_ended_are_closed_at_once(bed: ReadBed) -> None:
     """Somebody may wait for its end to unmount or delete them."""
     bed.follow(bed.file_fd("a"))
-    bed.opened.ended([PID])
+    bed.opened.ended([PID], bed.now)
     bed.core.table.look(bed.now)
     assert not bed.client.regions and not bed.core.table.files
 
