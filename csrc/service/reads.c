@@ -42,6 +42,7 @@ struct up_reads {
 	int event_fd, wake_fd, stop;
 	struct reads_process *first;
 	struct up_reads_counts counts;
+	uint64_t spent_ns; /* by the thread, when it had looked last */
 	uint32_t turn; /* whose it is of the quiet processes */
 	uint32_t head, tail;
 	struct up_read_sighting ring[RING];
@@ -164,14 +165,16 @@ static void tell(struct up_reads *r, struct reads_process *first, uint64_t perio
 static uint64_t look(struct up_reads *r, uint64_t due_ns)
 {
 	struct reads_process *first = take_list(r);
-	uint64_t began = clock_ns(CLOCK_THREAD_CPUTIME_ID), rest, next_ns;
+	uint64_t spent_ns, rest, next_ns;
 	int is_due, any;
 
 	r->look.now_ns = clock_ns(CLOCK_MONOTONIC);
 	r->look.found = 0;
 	is_due = r->look.now_ns >= due_ns;
 	any = is_due ? look_at_all(r, first) : look_at_new(r, first);
-	rest = (clock_ns(CLOCK_THREAD_CPUTIME_ID) - began) * COST_PART;
+	spent_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+	rest = (spent_ns - r->spent_ns) * COST_PART; /* what came after the last look is this one's */
+	r->spent_ns = spent_ns;
 	next_ns = r->look.now_ns + (any ? LOOK_NS : QUIET_NS);
 	if (is_due)
 		due_ns = next_ns > r->look.now_ns + rest ? next_ns : r->look.now_ns + rest;

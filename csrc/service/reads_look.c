@@ -405,15 +405,11 @@ static int has_read(struct reads_process *p, struct reads_look *look)
 }
 
 /* Whether its file is regular, as the kernel knows it, and opened to be read only. */
-static int is_read_only_file(struct reads_process *p, const struct reads_file *f, uint32_t flags)
+static int is_read_only_file(const struct reads_process *p, const struct reads_file *f, uint32_t flags)
 {
 	struct up_read_file what;
-	char name[48], link[2];
 
-	if ((flags & O_ACCMODE) != O_RDONLY || flags & (O_DIRECTORY | O_PATH))
-		return 0;
-	snprintf(name, sizeof(name), "../fd/%d", f->fd);
-	return readlinkat(p->task_fd, name, link, sizeof(link)) > 0 && link[0] == '/' &&
+	return (flags & O_ACCMODE) == O_RDONLY && !(flags & (O_DIRECTORY | O_PATH)) &&
 	       !up_read_file(p->pid, f->fd, &what) && S_ISREG(what.mode);
 }
 
@@ -449,31 +445,54 @@ static void look_at_descriptor(struct reads_process *p, struct reads_look *look,
 	}
 }
 
-/* A list of all descriptors: those that have no place get one, up to READS_FILES_MAX. */
+/* Whether a descriptor has a path: no socket, no pipe. */
+static int has_path(int dir, int fd)
+{
+	char name[16], link[2];
+
+	snprintf(name, sizeof(name), "%d", fd);
+	return readlinkat(dir, name, link, sizeof(link)) > 0 && link[0] == '/';
+}
+
+/* A place for one that is new: a free one, or, for one with a path, that of another that is no file to be followed.
+ * Those are kept as long as there is room, since a number may come to name a file. */
+static void follow_descriptor(struct reads_process *p, struct reads_look *look, int dir, int fd)
+{
+	struct reads_file *free_one = NULL, *other = NULL;
+
+	for (int i = 0; i < READS_FILES_MAX; i++) {
+		struct reads_file *f = &p->file[i];
+
+		if (f->fd == fd)
+			return;
+		if (f->fd < 0)
+			free_one = f;
+		else if (f->last.state && !f->is_file)
+			other = f;
+	}
+	if (!free_one && (!other || !has_path(dir, fd))) {
+		p->now.left_out++;
+		return;
+	}
+	if (!free_one) {
+		reads_drop(look, &other->info_fd);
+		free_one = other;
+	}
+	*free_one = (struct reads_file){ .fd = fd, .info_fd = -1 };
+}
+
 static void list_descriptors(struct reads_process *p, struct reads_look *look)
 {
 	struct numbers list = { .dir = openat(p->task_fd, "../fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC) };
-	uint32_t known = 0, listed = 0;
 	int fd;
 
 	p->listed_ns = look->now_ns;
 	if (list.dir < 0)
 		return;
-	for (int i = 0; i < READS_FILES_MAX; i++)
-		known += p->file[i].fd >= 0;
-	while ((fd = next_number(&list)) >= 0) {
-		int has = 0;
-
-		listed++;
-		for (int i = 0; i < READS_FILES_MAX && !has; i++)
-			has = p->file[i].fd == fd;
-		if (has || known == READS_FILES_MAX)
-			continue;
-		known++;
-		place_of(p, look, fd);
-	}
+	p->now.left_out = 0;
+	while ((fd = next_number(&list)) >= 0)
+		follow_descriptor(p, look, list.dir, fd);
 	close(list.dir);
-	p->now.left_out = listed > READS_FILES_MAX ? listed - READS_FILES_MAX : 0;
 	p->files_stale = 0;
 }
 

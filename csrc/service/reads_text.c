@@ -128,7 +128,9 @@ static int asks_file_system(long nr)
 	case SYS_access:
 #endif
 	case SYS_openat:
+#ifdef SYS_openat2 /* not in headers of before 5.6 */
 	case SYS_openat2:
+#endif
 	case SYS_newfstatat:
 	case SYS_fstat:
 	case SYS_statx:

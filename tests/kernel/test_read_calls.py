@@ -529,6 +529,22 @@ def test_where_calls_are_not_shown_positions_are(cold: Path) -> None:
 
 
 @pytest.mark.root
+def test_by_positions_a_file_is_seen_behind_many_pipes(cold: Path) -> None:
+    """More than are followed, and they were there when descriptors were listed first."""
+    text = """import os, sys, time
+pipes = [os.pipe() for _ in range(100)]
+os.write(pipes[0][1], b"x")
+os.read(pipes[0][0], 1)
+time.sleep(0.3)
+fd = os.open(sys.argv[1], os.O_RDONLY)
+while os.read(fd, 65536):
+    pass
+"""
+    seen = by_positions([sys.executable, "-c", text, str(cold)])
+    assert sum(bool(one["proven"]) for one in seen if one["path"] == str(cold)) > 5
+
+
+@pytest.mark.root
 def test_by_positions_a_pread_is_not_seen(cold: Path) -> None:
     seen = by_positions([sys.executable, "-c", "import os, sys" + PREAD, str(cold)])
     assert not [one for one in seen if one["path"] == str(cold)]
