@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,39 @@ def test_where_fanotify_cannot_mark_inotify_does(tmp_path: Path, tree: Path) -> 
     opens.unmark(below)
     others(OPEN, tree / "sub" / "c", tree / "b")
     assert [(d, n) for d, n, is_dir in named(opens.read()) if not is_dir] == [(key, "b")]
+    opens.close()
+
+
+def test_what_comes_after_its_end_is_refused(tmp_path: Path, tree: Path) -> None:
+    """A thread may wait for a server meanwhile."""
+    for sensor in ("fanotify", "inotify"):
+        opens = watcher(sensor, tmp_path / "run")
+        key = opens.mark(str(tree))
+        opens.close()
+        with pytest.raises(OSError) as refused:
+            opens.mark(str(tree / "sub"))
+        assert refused.value.errno == errno.EBADF
+        opens.unmark(key)
+        with pytest.raises(KeyError):
+            opens.open(key)
+
+
+def test_directories_are_marked_by_threads_while_opens_are_read(tmp_path: Path) -> None:
+    paths = [tmp_path / "t" / f"{number:03d}" for number in range(200)]
+    for path in paths:
+        path.mkdir(parents=True)
+        (path / "a").touch()
+    opens = watcher("fanotify", tmp_path / "run")
+    with ThreadPoolExecutor(4) as pool:
+        made = [
+            pool.submit(opens.mark, str(path), number % 2 == 1) for number, path in enumerate(paths)
+        ]
+        while not all(each.done() for each in made):
+            opens.read()
+        keys = [each.result() for each in made]
+    assert len(set(keys)) == len(paths)
+    others(OPEN, *(path / "a" for path in paths))
+    assert {key for key, name, _ in named(opens.read()) if name == "a"} == set(keys)
     opens.close()
 
 

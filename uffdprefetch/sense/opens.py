@@ -165,6 +165,7 @@ class Opens:
 
     def _mark(self, fd: int, mark: _Mark, by_fanotify: bool) -> int:
         with self._lock:
+            self._still_open()
             for key, known in self._marks.items():
                 if os.path.samestat(known.status, mark.status):
                     return key
@@ -206,12 +207,18 @@ class Opens:
 
     def _by_inotify(self, fd: int, key: int, mark: _Mark) -> None:
         with self._lock:
+            self._still_open()
             if "inotify" not in self._groups:
                 self._add_group("inotify", native.Inotify())
             inotify = self._groups["inotify"]
             assert isinstance(inotify, native.Inotify)
             mark.sensor, mark.identity = "inotify", inotify.mark(fd)
             self._keys["inotify", mark.identity] = key
+
+    def _still_open(self) -> None:
+        """close() may come while a thread waits for a server."""
+        if self._epoll.closed:
+            raise OSError(errno.EBADF, "nothing is watched any more")
 
     def _drop(self, key: int) -> _Mark | None:
         """Under the lock."""
@@ -237,9 +244,9 @@ class Opens:
         One that was renamed keeps fanotify's mark, whose events nobody gets to see.)"""
         with self._lock:
             mark = self._drop(key)
-        if mark is None:
+            group = self._groups.get(mark.sensor) if mark is not None else None
+        if mark is None or group is None:
             return
-        group = self._groups[mark.sensor]
         try:
             if isinstance(group, native.Inotify):
                 group.unmark(mark.identity)
@@ -277,8 +284,10 @@ class Opens:
     def read(self) -> list[NameOpened | DirectoryGone | Overflow]:
         """What has happened, in its order. Raises OSError."""
         found: list[NameOpened | DirectoryGone | Overflow] = []
-        # inotify's first: a directory is listed before its files are opened
-        for sensor, group in sorted(self._groups.items(), reverse=True):
+        with self._lock:  # mark() may add one
+            # inotify's first: a directory is listed before its files are opened
+            groups = sorted(self._groups.items(), reverse=True)
+        for sensor, group in groups:
             # what is left then is there in the next turn
             while len(found) < ENTRIES_MAX and (events := group.read()):
                 self._translate(sensor, events, found)
@@ -315,10 +324,13 @@ class Opens:
 
     def close(self) -> None:
         """Unmark all."""
-        for group in self._groups.values():
-            group.close()
-        self._epoll.close()
-        self._claims.close()
+        with self._lock:
+            for group in self._groups.values():
+                group.close()
+            self._groups.clear()
+            self._marks.clear()
+            self._epoll.close()
+            self._claims.close()
 
 
 def _is_at(path: str, status: os.stat_result) -> bool:
