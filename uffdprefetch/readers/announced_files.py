@@ -28,7 +28,9 @@ class FileReaders(Protocol):
         that was seen, the latest last; of those in watched directories, all."""
 
     def follow(self, peer: int, order: FileOrder) -> None:
-        """Read ahead in an order, and tell it what is opened (FileOrder.opened())."""
+        """Read ahead in an order, and tell it what is opened (FileOrder.opened()). One that comes
+        while another of the same process is not done is that of its next epoch: it is read ahead
+        after that one, and told of the opens that the other does not expect."""
 
     def forget(self, peer: int, orders: Sequence[FileOrder]) -> None:
         """These have ended; nothing is watched for the process any more but for other orders."""

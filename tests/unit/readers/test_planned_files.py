@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""readers/planned_files.py: a rank's epochs of files by a plan, one after the other, one ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from asked_orders import Job
+from conftest import warnings_fail
+from test_announced_files import Follower, path_order
+
+from uffdprefetch.orders.file_order import AROUND_FILES, FileOrder
+from uffdprefetch.readers.planned_files import PlannedFiles
+
+pytestmark = warnings_fail
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    made = Job(tmp_path, monkeypatch)
+
+    def file_order(told: str) -> object:
+        if told == "gone":
+            raise FileNotFoundError(told)
+        return path_order()
+
+    monkeypatch.setattr(made.helper, "file_order", file_order, raising=False)
+    return made
+
+
+def planned(job: Job, follower: Follower) -> PlannedFiles:
+    return PlannedFiles(job.helper, follower, job.ledger, job.comes)  # type: ignore[arg-type]
+
+
+def asked(job: Job) -> list[tuple[int, int]]:
+    return [(each["rank"], each["epoch"]) for each in job.helper.asked]
+
+
+def test_each_rank_is_asked_for_its_epochs_one_ahead(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = Follower()
+    files = planned(job, follower)
+    files.begin(10, 3)
+    files.begin(10, 3)
+    files.step()
+    assert asked(job) == [(3, 0)], "it is not answered yet"
+    job.helper.answer(file_order="some")
+    (order,) = follower.orders
+    assert (order.how, job.came) == ("--plan", 1)
+    monkeypatch.setattr(FileOrder, "__len__", lambda self: AROUND_FILES + 4)
+    order.said(2)
+    files.step()
+    assert asked(job) == [(3, 0)], "its end is far away"
+    order.said(4)
+    files.step()
+    assert asked(job) == [(3, 0), (3, 1)]
+    job.helper.answer(file_order="some")
+    monkeypatch.setattr(FileOrder, "__len__", lambda self: 6)
+    files.step()
+    assert len(job.helper.asked) == 2, "that has not begun, short as it is"
+    follower.orders[1].said(1)
+    files.step()
+    job.helper.answer(file_order=None)
+    follower.orders[1].said(6)
+    files.step()
+    assert asked(job) == [(3, 0), (3, 1), (3, 2)], "there is no further epoch"
+    files.end(10)
+    assert follower.forgotten == [(10, [follower.orders[1]])]
+
+
+def test_what_is_wrong_is_told_once_and_asked_no_more(job: Job) -> None:
+    for peer, answer in enumerate(({"error": "no such path"}, {"file_order": "gone"})):
+        follower = Follower()
+        files = planned(job, follower)
+        files.begin(peer, None)
+        job.helper.answer(**answer)
+        files.step()
+        assert len(job.helper.asked) == peer + 1 and follower.orders == []
+    assert [line.split(":")[0] for line in job.ledger.degradations] == ["--plan", "--plan"]
+
+
+def test_an_answer_for_a_process_that_has_ended_is_of_nobody(job: Job) -> None:
+    follower = Follower()
+    files = planned(job, follower)
+    files.begin(10, 0)
+    files.end(10)
+    job.helper.answer(file_order="some")
+    assert follower.orders == [] and follower.forgotten == [(10, [])]

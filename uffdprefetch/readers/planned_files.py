@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders of whole files that a plan file states (`--plan`): asked for by rank and epoch, one epoch
+ahead, and handed to who reads files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uffdprefetch.orders.indexer_client import Answer, IndexerClient
+from uffdprefetch.readers.announced_files import FileReaders
+from uffdprefetch.state.ledger import Ledger
+
+if TYPE_CHECKING:  # it brings numpy, which a service without orders spares
+    from uffdprefetch.orders.file_order import FileOrder
+
+
+@dataclass
+class _PlannedRank:
+    """A process of a rank, and where it is in its epochs."""
+
+    rank: int | None
+    asked: int = -1  # the latest epoch
+    answered: int = -1
+    order: FileOrder | None = None  # of the latest epoch that has come
+    over: bool = False  # there is no further one
+
+
+class PlannedFiles:
+    """The processes of a run that follow the plan's orders of files."""
+
+    def __init__(self, resolver: IndexerClient, readers: FileReaders, ledger: Ledger,
+                 came: Callable[[], None]) -> None:  # fmt: skip
+        """``came`` is called when an order has come."""
+        self._resolver, self._readers, self._ledger, self._came = resolver, readers, ledger, came
+        self._ranks: dict[int, _PlannedRank] = {}
+
+    def begin(self, peer: int, rank: int | None) -> None:
+        """A process that reads has come, and is none of its workers; ``rank``: None, not known."""
+        if peer not in self._ranks:
+            self._ranks[peer] = _PlannedRank(rank)
+            self.step()
+
+    def end(self, peer: int) -> None:
+        """It has ended."""
+        gone = self._ranks.pop(peer, None)
+        if gone is not None:
+            self._readers.forget(peer, [] if gone.order is None else [gone.order])
+
+    def step(self) -> None:
+        """Ask for epochs that are due: once a turn."""
+        for peer, one in self._ranks.items():
+            if one.over or one.answered < one.asked:
+                continue
+            if one.order is None or _is_near_its_end(one.order):
+                one.asked += 1
+                self._ask(peer, one)
+
+    def _ask(self, peer: int, one: _PlannedRank) -> None:
+        def heard(answer: Answer) -> None:
+            one.answered = one.asked
+            if self._ranks.get(peer) is one:
+                self._answered(peer, one, answer)
+
+        question = {"do": "plan_paths", "rank": one.rank, "epoch": one.asked}
+        self._resolver.ask(question, heard)
+
+    def _answered(self, peer: int, one: _PlannedRank, answer: Answer) -> None:
+        from uffdprefetch.orders.file_order import FileOrder
+
+        if "error" in answer:
+            self._ledger.degrade(f"--plan: {answer['error']}")
+        if answer.get("file_order") is None:
+            one.over = True
+            return
+        try:
+            paths = self._resolver.file_order(answer["file_order"])
+        except (OSError, ValueError) as error:
+            self._ledger.degrade(f"--plan: an order of files cannot be mapped: {error}")
+            one.over = True
+            return
+        one.order = FileOrder(paths, "--plan")
+        self._readers.follow(peer, one.order)
+        self._came()
+
+
+def _is_near_its_end(order: FileOrder) -> bool:
+    """Whether its reader has begun, and the next epoch's files may be read ahead soon."""
+    from uffdprefetch.orders.file_order import AROUND_FILES
+
+    return order.position > 0 and order.position + AROUND_FILES >= len(order)
