@@ -223,6 +223,8 @@ def test_texts_that_may_be_directories_are_told() -> None:
     (said,) = describe(records, [1]).parts
     assert said["texts"] == ["/data", "/more", "train", ".jpg"]
     assert said["cwd"] == os.getcwd()
+    many = Records(**{f"a{i}": f"{i}" + 200 * "é" for i in range(99)})
+    assert sum(map(len, describe(many, [1]).parts[0]["texts"])) <= 4096
 
 
 def test_an_array_that_lies_in_a_mapped_file_is_not_touched(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 #: Packages whose objects are not searched for lists.
@@ -19,8 +20,8 @@ _FOREIGN = ("builtins", "numpy", "pandas", "pyarrow", "torch.nn", "torch.distrib
 _BUILTIN = (list, tuple, dict)
 #: Members of a dictionary, and of a list, that are looked at: one of more is no group of lists.
 _NAMED_MAX, _GROUP_MAX = 64, 8
-#: Texts of a data set that may be the beginnings or endings of its paths, and how long they are.
-TEXTS_MAX, TEXT_CHARACTERS = 32, 256
+#: Texts of a data set that may be the beginnings or endings of its paths, how long one is, and all.
+TEXTS_MAX, TEXT_CHARACTERS, TEXTS_CHARACTERS = 32, 256, 4096
 
 
 def containers(dataset: object) -> Iterator[tuple[str, Any]]:
@@ -77,7 +78,8 @@ def texts(dataset: object) -> list[str]:
             text = _text(member)
             if text and len(text) <= TEXT_CHARACTERS and "\0" not in text:
                 found[text] = None
-    return list(found)[:TEXTS_MAX]
+    lengths = accumulate(map(len, found))
+    return [text for text, upto in zip(found, lengths) if upto <= TEXTS_CHARACTERS][:TEXTS_MAX]  # noqa: B905
 
 
 def _text(value: object) -> str | None:

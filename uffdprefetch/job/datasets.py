@@ -35,7 +35,8 @@ _DEPTH = 16
 _TOKEN_TEXT = 256
 #: As orders/announcement.py's PARTS_MAX.
 CAP_PARTS = 256
-#: Parts that say which texts their data sets have: bounds an announcement's JSON to some 500 KB.
+#: Parts that say which texts their data sets have: bounds an announcement's JSON to 900 KB, be each
+#: character an escape of six.
 CAP_TEXTS = 32
 
 
