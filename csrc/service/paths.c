@@ -186,11 +186,11 @@ static void *read_queued(void *arg)
 {
 	struct reader *self = arg;
 	struct up_paths *p = self->paths;
-	char *scratch = calloc(1, UP_SCRATCH_BYTES); /* touched: a fault may wait, too */
+	char *scratch = malloc(UP_SCRATCH_BYTES);
 
 	if (!scratch)
 		return NULL;
-	memset(scratch, 1, UP_SCRATCH_BYTES);
+	memset(scratch, 1, UP_SCRATCH_BYTES); /* not 0, or it becomes calloc(3), which touches nothing: a fault may wait */
 	pthread_mutex_lock(&p->lock);
 	while (!p->stop) {
 		struct item *i = take_first(&p->queue);
