@@ -167,6 +167,14 @@ def maps_text(pid: int) -> str | None:
         return None
 
 
+def from_here(pid: int, path: str) -> str:
+    """A path as a process has it, as this one can open it: by /proc/PID/root where the process sees
+    other mounts, or has another root, and as long as it lives. Raises OSError: it has ended."""
+    base = f"/proc/{pid}"
+    same = os.readlink(f"{base}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    return path if same and os.readlink(f"{base}/root") == "/" else f"{base}/root{path}"
+
+
 def children(pid: int) -> list[int]:
     """A process's, by /proc/PID/task/TID/children, with those that have ended and are not waited
     for; none where the kernel does not list them (CONFIG_PROC_CHILDREN)."""

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from uffdprefetch.native.paths import AT_FDCWD, THREADS, Keeping, PathDone
+from uffdprefetch.base.procfs import from_here
+from uffdprefetch.native.paths import THREADS, Keeping, PathDone
 from uffdprefetch.orders.opens import OPENS_MAX
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
 
 if TYPE_CHECKING:  # one brings numpy, which a service without orders spares
     from uffdprefetch.orders.file_order import FileOrder
-    from uffdprefetch.service.small_reads import SmallReads, Watching
+    from uffdprefetch.service.small_reads import Watching
 
 #: Files ahead of a reader: who reads by several workers opens some of each's next batch, and as
 #: many threads as hide a latency have several each.
@@ -31,12 +32,16 @@ class _FollowedOrder:
     to where they were asked for; ``keeps``: whether their mount keeps what is read, None: it is
     being found out."""
 
-    def __init__(self, order: FileOrder, group: int, reads: SmallReads, watching: Watching) -> None:
-        self.order, self.group = order, group
+    def __init__(self, order: FileOrder, group: int, pid: int, watching: Watching) -> None:
+        self.order, self.group, self._pid = order, group, pid
         self.asked = order.position
         self.keeps: bool | None = None
         self.is_probed = False
-        self._reads, self._watching = reads, watching
+        self._watching = watching
+
+    def path_of(self, name: str) -> str:
+        """See NamesAhead."""
+        return from_here(self._pid, name)
 
     def came(self, name: str, done: PathDone) -> None:
         """See NamesAhead."""
@@ -110,7 +115,10 @@ class OrderedFiles:
             process.asked[directory] = key
             process.keys[key] = directory
 
-        path = f"/proc/{process.pid}/root{directory}"
+        try:
+            path = from_here(process.pid, directory)
+        except OSError:  # it has ended
+            return
         if watching.opener.run(lambda: watching.opens.mark(path), marked):
             process.asked[directory] = None
 
@@ -124,7 +132,7 @@ class OrderedFiles:
         if watching is None:
             return
         self._group += 1
-        followed = _FollowedOrder(order, self._group, watching.reads, watching)
+        followed = _FollowedOrder(order, self._group, peer, watching)
         self._announcer(peer).orders.append(followed)
 
     def forget(self, peer: int, orders: Sequence[FileOrder]) -> None:
@@ -166,19 +174,11 @@ class OrderedFiles:
         process.opened.append(path)
         for followed in process.orders:
             if followed.order.opened(path) is not None:
-                watching.reads.opened(followed.group, _seen_by(process, path), is_guess=False)
+                watching.reads.opened(followed.group, path, is_guess=False)
 
     def _ask(self, watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
         probe = followed.keeps is None
         for path in followed.next_paths():
-            name = _seen_by(process, path)
             followed.is_probed = followed.is_probed or probe
             self._mark(watching, process, os.path.dirname(path))
-            watching.reads.read(
-                followed, followed.group, name, AT_FDCWD, probe=probe, is_guess=False
-            )
-
-
-def _seen_by(process: _Announcer, path: str) -> str:
-    """A path of a process, as the service can open it."""
-    return f"/proc/{process.pid}/root{path}"
+            watching.reads.read(followed, followed.group, path, probe=probe, is_guess=False)

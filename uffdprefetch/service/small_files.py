@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.procfs import from_here
 from uffdprefetch.native import uffd
 from uffdprefetch.native.paths import PathDone
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
@@ -40,13 +41,13 @@ QUIET_NS = 5 * LATELY_NS
 
 @dataclass
 class _WatchedFolder:
-    """One that is watched. ``there``: files in a row that were in memory, ``rests``: for so many
-    opens nothing is read."""
+    """One that is watched. ``from_here``: its path as the service can open it; ``there``: files in
+    a row that were in memory, ``rests``: for so many opens nothing is read."""
 
     tree: _Tree
     path: str
     key: int
-    fd: int
+    from_here: str
     device: int
     mounts: Mounts
     opened_ns: int
@@ -57,6 +58,10 @@ class _WatchedFolder:
     def full_path(self) -> str:
         """As the job sees it."""
         return os.path.join(self.tree.root, self.path)
+
+    def path_of(self, name: str) -> str:
+        """See NamesAhead."""
+        return os.path.join(self.from_here, name)
 
     def came(self, name: str, done: PathDone) -> None:
         """See NamesAhead."""
@@ -164,14 +169,18 @@ class SmallFiles:
         """Have a directory listed, and watched. ``names``: that were opened there."""
         if below in tree.asked:
             return
-        path = f"/proc/{tree.pid}/root{os.path.join(tree.root, below)}"
+        try:
+            path = from_here(tree.pid, os.path.join(tree.root, below))
+        except OSError:  # it has ended: the next one that waits will do
+            return
         if self._watching.opener.run(
-            lambda: look(self._opens, path), lambda found: self._listed(tree, below, names, found)
+            lambda: look(self._opens, path),
+            lambda found: self._listed(tree, below, names, path, found),
         ):
             tree.asked.add(below)
 
     def _listed(
-        self, tree: _Tree, below: str, names: tuple[str, ...], found: _Listed | OSError
+        self, tree: _Tree, below: str, names: tuple[str, ...], path: str, found: _Listed | OSError
     ) -> None:
         if isinstance(found, OSError):
             return
@@ -179,10 +188,10 @@ class SmallFiles:
         tree.device = tree.device or found.device  # the first is one that is read
         another = self._trees.get(tree.root) is not tree or tree.device != found.device
         if another or key in self._by_key or self._mounts.drops(found.device):
-            self._drop(key, found.fd)
+            self._drop(key)
             return
         now = self._clock.now_ns()
-        folder = _WatchedFolder(tree, below, key, found.fd, found.device, self._mounts, now)
+        folder = _WatchedFolder(tree, below, key, path, found.device, self._mounts, now)
         tree.watched[below] = self._by_key[key] = folder
         tree.order.listed(below, listing.files, listing.subdirectories)
         self._reads.counts.directories += 1
@@ -192,7 +201,7 @@ class SmallFiles:
             self._list(tree, os.path.dirname(below))
         # what the mount keeps is asked of a file that the job has read, and probably closed
         unknown = bool(names) and not self._mounts.is_known(folder.device)
-        if unknown and self._reads.read(folder, key, names[0], folder.fd, probe=True):
+        if unknown and self._reads.read(folder, key, names[0], probe=True):
             self._mounts.asked(folder.device)
         self._ask(tree)
 
@@ -254,11 +263,11 @@ class SmallFiles:
         lost = tree.order.lost
         self._reads.lost(max(0, lost - tree.lost))
         tree.lost = max(lost, tree.lost)
-        if not self._reads.has_room:
+        if not self._reads.has_room or not self._mounts.keeps(tree.device):
             return
         for path, name in tree.order.ahead():
             folder = tree.watched.get(path)
-            if folder is not None and not folder.rests and self._mounts.keeps(folder.device):
+            if folder is not None and not folder.rests:
                 self._read(folder, name)
         for path in tree.order.to_list():
             self._list(tree, path)
@@ -267,7 +276,7 @@ class SmallFiles:
         if not self._wants(os.path.join(folder.full_path, name)):
             return
         self._opens.expect(folder.key, name)
-        if not self._reads.read(folder, folder.key, name, folder.fd):
+        if not self._reads.read(folder, folder.key, name):
             self._opens.unexpect(folder.key, name)
 
     # -------------------------------------------------------------- they are left
@@ -279,13 +288,12 @@ class SmallFiles:
         tree.watched.pop(folder.path, None)
         tree.asked.discard(folder.path)
         self._by_key.pop(folder.key, None)
-        self._drop(folder.key, folder.fd)
+        self._drop(folder.key)
         if not tree.watched:
             self._trees.pop(tree.root, None)
 
-    def _drop(self, key: int, fd: int) -> None:
+    def _drop(self, key: int) -> None:
         self._reads.leave(key)
-        self._reads.close_directory(fd)
         self._watching.leave(key)
 
     def _forget_tree(self, tree: _Tree) -> None:
@@ -307,9 +315,6 @@ def root_of(directory: str) -> str:
 
 
 class _Listed(NamedTuple):
-    """``fd``: of the directory."""
-
-    fd: int
     device: int
     listing: WatchedDirectory
 
@@ -321,7 +326,6 @@ def look(opens: Opens, path: str) -> _Listed:
     try:
         if file_systems.known(file_systems.type_of(fd)).in_memory:
             raise OSError(f"{path} is in memory")
-        return _Listed(fd, os.fstat(fd).st_dev, watch(opens, fd))
-    except BaseException:
+        return _Listed(os.fstat(fd).st_dev, watch(opens, path))
+    finally:
         uffd.close_file(fd)
-        raise

@@ -57,6 +57,9 @@ class Mounts:
 class NamesAhead(Protocol):
     """Who wants files of a group, a number that nobody else has."""
 
+    def path_of(self, name: str) -> str:
+        """The path of a file, as the service can open it. Raises OSError: it cannot."""
+
     def came(self, name: str, done: PathDone) -> None:
         """What became of a request."""
 
@@ -108,17 +111,18 @@ class SmallReads:
         return self._account.room_bytes(self._measured()) > under_way_bytes
 
     def read(
-        self, by: NamesAhead, group: int, name: str, dir_fd: int, probe: bool = False,
-        is_guess: bool = True,
-    ) -> bool:  # fmt: skip
-        """Have a file read. ``dir_fd``: of its directory; ``probe``: only to find out what its
+        self, by: NamesAhead, group: int, name: str, probe: bool = False, is_guess: bool = True
+    ) -> bool:
+        """Have a file read. ``probe``: only to find out what its
         mount keeps (PathDone.probe); ``is_guess``: it goes to the account. False: too much is under
         way."""
+        try:
+            path = by.path_of(name)
+        except OSError:  # its process has ended
+            return False
         self._number += 1
         most_bytes = min(self._most_bytes, max(MIB, MEANS * self.mean_bytes))
-        request = PathRequest(
-            self._number, name, group=group, dir_fd=dir_fd, most_bytes=most_bytes, probe=probe
-        )
+        request = PathRequest(self._number, path, group=group, most_bytes=most_bytes, probe=probe)
         if not self._reader.submit(request):
             return False
         self._requests[self._number] = _Request(by, group, name, is_guess)
@@ -178,10 +182,6 @@ class SmallReads:
         self._reader.withdraw(group)
         left = sum(self._ahead.pop(group, {}).values())
         self._account.lost += left if is_guess else 0
-
-    def close_directory(self, fd: int) -> None:
-        """No more files are relative to it."""
-        self._reader.close_directory(fd)
 
     def close(self) -> None:
         """End it."""
