@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
-from uffdprefetch.base.procfs import descendants
-from uffdprefetch.predict.bounds import CPU_PART
+from uffdprefetch.base.procfs import descendants, newest_pid
+from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, LOOKS
 
 #: A process that reads for a tenth of a second is found in its first tenth.
@@ -27,25 +27,38 @@ class JobTree:
     _pids: frozenset[int] = frozenset()
     _again: frozenset[int] = frozenset()
     _changed_ns: int = 0
+    _looked_ns: int = 0
+    _newest: int | None = None
 
     def look(self, jobs: list[int], now_ns: int) -> tuple[frozenset[int], frozenset[int]]:
         """Those that have come and those that have gone since the last look, if one is due: the
-        longer none has, the rarer. ``jobs``: pids of the commands that launchers run."""
+        longer none has, the rarer, and where nobody on this node has, who has gone is told once in
+        LATELY_NS. ``jobs``: pids of the commands that launchers run."""
         if now_ns < self.due_ns:
             return frozenset(), frozenset()
         began = self.clock.cpu_ns()
-        before, self._pids = self._pids, frozenset(pid for job in jobs for pid in descendants(job))
+        newest, before = newest_pid(), self._newest
+        self._newest = newest
+        same = newest is not None and newest == before and not self._again
+        if same and now_ns - self._looked_ns < LATELY_NS:
+            self._wait(now_ns, began)  # nobody has come; of who has gone it may be heard later
+            return frozenset(), frozenset()
+        self._looked_ns = now_ns
+        known, self._pids = self._pids, frozenset(pid for job in jobs for pid in descendants(job))
         again, self._again = self._again & self._pids, frozenset()
-        if self._pids != before:
+        if self._pids != known:
             self._changed_ns = now_ns
-        quiet_ns = (now_ns - self._changed_ns) // LOOKS
-        wait_ns = max(LOOK_NS, min(LOOK_SLOWEST_NS, quiet_ns))
-        self.due_ns = now_ns + max(wait_ns, CPU_PART * (self.clock.cpu_ns() - began))
-        return self._pids - before | again, before - self._pids
+        self._wait(now_ns, began)
+        return self._pids - known | again, known - self._pids
 
     def again(self, pids: Iterable[int]) -> None:
         """These come again with the next look, if they are there still."""
         self._again |= frozenset(pids)
+
+    def _wait(self, now_ns: int, began_ns: int) -> None:
+        quiet_ns = (now_ns - self._changed_ns) // LOOKS
+        wait_ns = max(LOOK_NS, min(LOOK_SLOWEST_NS, quiet_ns))
+        self.due_ns = now_ns + max(wait_ns, CPU_PART * (self.clock.cpu_ns() - began_ns))
 
 
 class Exits:

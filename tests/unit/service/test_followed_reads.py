@@ -19,6 +19,7 @@ from guess_bed import Bed
 from uffdprefetch.base.config import Config
 from uffdprefetch.native.reads import LookCounts
 from uffdprefetch.sense.read_calls import LeftAlone
+from uffdprefetch.service import job_tree
 from uffdprefetch.service import reads as module
 from uffdprefetch.service.reads import FollowedReads
 from uffdprefetch.state.publisher import EventPublisher
@@ -60,6 +61,7 @@ class Reads:
     """A service's, of which this process is the job."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(job_tree, "newest_pid", lambda: None)  # each step is a look
         monkeypatch.setattr(module, "ReadCalls", Calls)
         monkeypatch.setattr(module, "OpenedFiles", self._opened_files)
         self.bed, self.jobs, self.met = Bed(monkeypatch), [PID], list[int]()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -15,8 +16,9 @@ from conftest import process_gone, wait_until
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.procfs import children
-from uffdprefetch.predict.bounds import CPU_PART
+from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS
+from uffdprefetch.service import job_tree
 from uffdprefetch.service.job_tree import LOOK_NS, Exits, JobTree
 
 
@@ -40,6 +42,13 @@ def exits() -> Iterator[Exits]:
     made.close()
 
 
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes come all the time."""
+    numbers = itertools.count()
+    monkeypatch.setattr(job_tree, "newest_pid", lambda: next(numbers))
+
+
 def test_processes_come_and_go(job: subprocess.Popen[bytes]) -> None:
     tree, (child,) = JobTree(), children(job.pid)
     now = 10**12
@@ -59,6 +68,26 @@ def test_who_is_to_come_again_does_if_it_is_there(job: subprocess.Popen[bytes]) 
     job.wait()
     assert tree.look([job.pid], tree.due_ns) == ({job.pid}, {child})
     assert tree.look([job.pid], tree.due_ns) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("told", [7, None])
+def test_where_no_process_was_made_it_is_not_looked_for_one(
+    monkeypatch: pytest.MonkeyPatch, told: int | None
+) -> None:
+    """Of 64 processes with 8 threads a look takes 12 ms."""
+    looked: list[int] = []
+    monkeypatch.setattr(job_tree, "newest_pid", lambda: told)
+    monkeypatch.setattr(job_tree, "descendants", lambda pid: looked.append(pid) or [pid])
+    tree, now = JobTree(Clock(lambda: 0, lambda: 0)), 10**12
+    while tree.due_ns < 10**12 + LATELY_NS - LOOK_SLOWEST_NS:
+        tree.look([7], now)
+        now = tree.due_ns
+    assert (len(looked) == 1) == (told is not None)
+    tree.again([7])
+    assert tree.look([7], now) == ({7}, frozenset()), "it is looked for who is to come again"
+    before = len(looked)
+    tree.look([7], now + 2 * LATELY_NS)
+    assert len(looked) == before + 1, "and now and then for who has gone"
 
 
 def test_a_look_costs_no_more_than_its_part_of_a_core() -> None:
