@@ -317,7 +317,7 @@ WIDE = {
     "pool.node_pool.NodePool": 28,
     "protocol.snapshot.Rank": 28,
     "protocol.snapshot.Snapshot": 27,
-    "protocol.summary.Summary": 27,
+    "protocol.summary.Summary": 28,
     "sim.execute._Staged": 26,
     "cluster.transport.Transport": 21,
     "native.net.Message": 21,
