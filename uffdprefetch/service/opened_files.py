@@ -145,8 +145,8 @@ class OpenedFiles:
         self._mappings.detached(followed.client, followed.region.id)
         del self._followed[name]
 
-    def ended(self, pids: Iterable[int], now_ns: int) -> None:
-        """These processes are gone."""
+    def ended(self, pids: Iterable[int]) -> None:
+        """These processes are gone: their files may be closed with the next look at the table."""
         gone = set(pids)
         for name, followed in list(self._followed.items()):
             if name[0] in gone:
@@ -156,7 +156,6 @@ class OpenedFiles:
         for pid in gone:
             self._exits.forget(pid)
             self._table.ended(pid)
-        self._table.look(now_ns)
 
     def step(self, now_ns: int) -> None:
         """Leave those that are closed."""

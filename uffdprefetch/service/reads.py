@@ -66,7 +66,8 @@ class FollowedReads:
         self._tree.again(self._look_at(list(come)))
         gone = gone.union(self._exits.take())
         if gone:
-            self._opened.ended(gone, now_ns)
+            self._opened.ended(gone)
+            self._core.table.look(CLOCK.now_ns())  # now: the turn began before they were to go
         seen = self._calls.reap()
         self._opened.seen(one for one in seen if one.size_bytes >= self._min_bytes)
         self._opened.step(now_ns)

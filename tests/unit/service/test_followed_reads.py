@@ -16,6 +16,7 @@ import pytest
 from conftest import wait_until
 from guess_bed import Bed
 
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
 from uffdprefetch.native.reads import LookCounts
 from uffdprefetch.sense.read_calls import LeftAlone
@@ -70,6 +71,7 @@ class Reads:
         )  # fmt: skip
         self.seen: list[Any] = []
         self.gone: set[int] = set()
+        self.ended_ns = 0
         self.poll, self.clients = select.epoll(), self.bed.clients
         found: Any = SimpleNamespace(meet=self._meet)
         opener: Any = SimpleNamespace()
@@ -87,8 +89,9 @@ class Reads:
         self.met.append(pid)
         return SimpleNamespace(pid=pid)
 
-    def _ended(self, pids: Any, now_ns: int) -> None:
+    def _ended(self, pids: Any) -> None:
         self.gone.update(pids)
+        self.ended_ns = CLOCK.now_ns()
 
     def step(self) -> None:
         self.reads._tree.due_ns = 0
@@ -150,6 +153,20 @@ def test_who_has_a_file_followed_is_heard_of_at_its_end(service: Reads) -> None:
         service.reads.step(service.bed.now)
         assert service.gone == {child.pid}, "though it is not waited for yet"
         service.reads._exits.forget(child.pid)
+
+
+def test_files_of_who_has_gone_are_closed_in_the_same_turn(
+    service: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were to be closed from then on, by a turn that had begun before: 50 ms later."""
+    looks: list[int] = []
+    monkeypatch.setattr(service.bed.core.table, "look", looks.append)
+    service.step()
+    assert not looks
+    service.jobs = []
+    service.step()
+    (at_ns,) = looks
+    assert at_ns >= service.ended_ns
 
 
 def test_small_files_are_not_followed_as_large_ones(service: Reads) -> None:

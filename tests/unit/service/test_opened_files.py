@@ -213,7 +213,7 @@ def test_what_is_opened_reads_nothing() -> None:
 def test_a_process_that_ends_while_its_file_opens_leaves_nothing(bed: ReadBed) -> None:
     bed.saw(bed.file_fd("a"), 0, 0)
     bed.has_ended = True
-    bed.opened.ended([PID], bed.now)
+    bed.opened.ended([PID])
     bed.opens.end()
     assert not bed.client.regions
     (file,) = bed.core.table.files.values()
@@ -405,7 +405,7 @@ def test_a_file_that_is_closed_is_left(bed: ReadBed) -> None:
 def test_files_of_a_process_that_has_ended_are_closed_at_once(bed: ReadBed) -> None:
     """Somebody may wait for its end to unmount or delete them."""
     bed.follow(bed.file_fd("a"))
-    bed.opened.ended([PID], bed.now)
+    bed.opened.ended([PID])
     bed.core.table.look(bed.now)
     assert not bed.client.regions and not bed.core.table.files
 
