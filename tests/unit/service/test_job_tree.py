@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import process_gone, wait_until
 
+from uffdprefetch.base import procfs
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.procfs import children
 from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
@@ -126,3 +127,9 @@ def test_who_is_gone_is_not_watched(exits: Exits) -> None:
     process.wait()
     exits.watch(process.pid)
     assert exits.take() == []
+
+
+def test_a_process_that_was_made_is_the_newest_or_one_that_was_made_since() -> None:
+    before = procfs.newest_pid()
+    with subprocess.Popen(["true"]):
+        assert procfs.newest_pid() != before
