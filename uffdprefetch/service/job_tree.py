@@ -28,7 +28,7 @@ class JobTree:
     _again: frozenset[int] = frozenset()
     _changed_ns: int = 0
     _looked_ns: int = 0
-    _newest: int | None = None
+    _newest: tuple[int | None, ...] = ()  # the process that was made last, and the jobs
 
     def look(self, jobs: list[int], now_ns: int) -> tuple[frozenset[int], frozenset[int]]:
         """Those that have come and those that have gone since the last look, if one is due: the
@@ -37,9 +37,9 @@ class JobTree:
         if now_ns < self.due_ns:
             return frozenset(), frozenset()
         began = self.clock.cpu_ns()
-        newest, before = newest_pid(), self._newest
+        newest, before = (newest_pid(), *jobs), self._newest
         self._newest = newest
-        same = newest is not None and newest == before and not self._again
+        same = newest[0] is not None and newest == before and not self._again
         if same and now_ns - self._looked_ns < LATELY_NS:
             self._wait(now_ns, began)  # nobody has come; of who has gone it may be heard later
             return frozenset(), frozenset()

@@ -84,11 +84,13 @@ def test_where_no_process_was_made_it_is_not_looked_for_one(
         tree.look([7], now)
         now = tree.due_ns
     assert (len(looked) == 1) == (told is not None)
+    assert tree.look([7, 8], now) == ({8}, frozenset()), "of a job it may be told later"
+    now = tree.due_ns
     tree.again([7])
-    assert tree.look([7], now) == ({7}, frozenset()), "it is looked for who is to come again"
+    assert tree.look([7, 8], now) == ({7}, frozenset()), "it is looked for who is to come again"
     before = len(looked)
-    tree.look([7], now + 2 * LATELY_NS)
-    assert len(looked) == before + 1, "and now and then for who has gone"
+    tree.look([7, 8], now + 2 * LATELY_NS)
+    assert len(looked) == before + 2, "and now and then for who has gone"
 
 
 def test_a_look_costs_no_more_than_its_part_of_a_core() -> None:
