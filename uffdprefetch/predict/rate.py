@@ -51,6 +51,9 @@ class Feedback:
     late_extents: int = 0
     good_extents: int = 0  # one after the other
 
+    def came(self, asked_bytes: int, brought_bytes: int, seconds: float) -> None:
+        """An extent was there after so long; ``brought_bytes`` of it were not before."""
+
     def note(self, late: bool) -> None:
         """One extent more: the window grows at once when it was late, and shrinks by a fifth after
         64 in time."""

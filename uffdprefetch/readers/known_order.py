@@ -15,6 +15,7 @@ from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard
+from uffdprefetch.predict.order.worth import AskedInOrder
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import DENSITY, Stream
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
@@ -129,6 +130,14 @@ class PlannedReader:
         self._judge()
         return moved
 
+    def begins(self, early: list[tuple[int, int]], now: int) -> None:
+        """It is followed; ``early``: what was found mapped while that was awaited. Some may be of
+        the time before, so the order is not judged by it."""
+        walk = self.look()
+        if walk is not None:
+            walk.mapped(early, now, judge=False)
+            self._moved(now)
+
     def said(self, items: int, now: int) -> None:
         """So many items of the present epoch have been read."""
         walk = self.look()
@@ -232,10 +241,12 @@ class KnownOrders(Predictor):
         self.all: list[PlannedReader] = []
         self._followed: dict[Reader, PlannedReader] = {}  # by whom, when they were last asked about
         self._ended: list[dict[str, Any]] = []
+        self._asked = AskedInOrder()
 
     def add(self, order: PlannedReader) -> None:
         """An order is known from now on."""
         self.all.append(order)
+        order.consumer.feedback.of_all = self._asked
         self.begin()
 
     def begin(self) -> None:
@@ -279,9 +290,11 @@ class KnownOrders(Predictor):
 
     def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
         """See Predictor. The touches that a scan has made of what it has found say no more."""
-        told = [seen for seen in batch.touches if seen.told]
+        told, reader = [seen for seen in batch.touches if seen.told], batch.region.reader
+        if reader.order.pending_since_ns and not reader.order.followed:
+            reader.order.early = [*reader.order.early, *batch.found][-ENTRIES_MAX:]
         for seen in told:
-            order = self.order_of(batch.region.reader)
+            order = self.order_of(reader)
             if order is not None and order.walk is not None:
                 order.saw(seen.start, seen.end, seen.at_ns)
                 if order.guard is not None:
@@ -325,11 +338,14 @@ class KnownOrders(Predictor):
         state.followed = order is not None
         if order is not None:
             self._followed[reader], state.inferred = order, order.inferred
+            if state.early:
+                order.begins(state.early, now_ns)
             if order.guard is not None:
                 order.followers[reader.pid] = reader
             state.last_progress_ns = order.progress_ns
         pending = self.pending(reader)
         state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
+        state.early = state.early if pending and order is None else []
         if state.followed:
             return Confidence.KNOWS
         awaits = pending and self._is_awaited(reader, now_ns)
@@ -369,8 +385,10 @@ class KnownOrders(Predictor):
         if not needs_order(order.file, self.clock):
             order.asks_on = None
             return
-        storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         pooled = reader.reads_pool
+        if not pooled and self._leaves_alone(order, reader, now_ns):
+            return
+        storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         ahead = lookahead_bytes(
             order.walk, storage, self._allowed_bytes(pooled), boost, order.ahead_items
         )
@@ -382,6 +400,20 @@ class KnownOrders(Predictor):
             order.asks_on = reader if now_ahead < ahead else None
             wanted = PrefetchRange(order.file, start, end, need, whole=whole, pooled=pooled)
             yield order.consumer, wanted
+
+    def _leaves_alone(self, order: PlannedReader, reader: Reader, now_ns: int) -> bool:
+        """Whether reading ahead would save its reader nothing now. (In the pool, from which a
+        reader's own misses are served, too, it is all that reads.)"""
+        worth = order.consumer.feedback
+        reader.order.left_alone = worth.leaves_alone(now_ns, self.clock.cpu_ns())
+        if reader.order.left_alone:
+            order.asks_on = None
+            self._scheduler.forget(order.consumer)
+            self._ledger.leave_alone(
+                "left to the kernel: to read ahead in its order takes longer than its misses do",
+                order.file.path,
+            )
+        return reader.order.left_alone
 
     def has_more(self, reader: Reader) -> bool:
         """See Predictor: the rest of a lookahead that has grown. Of several processes that read by

@@ -55,6 +55,9 @@ class OrderState:
     inferred: bool = False  # ... and it was taken from how the reader walks
     last_progress_ns: int = 0  # when it was last heard how far it is; 0: never
     pending_since_ns: int = 0  # since when an order is to become known; 0: none is
+    #: What was found mapped meanwhile, and not before: [start, end) of the file.
+    early: list[tuple[int, int]] = field(default_factory=list)
+    left_alone: bool = False  # nothing is read ahead in it now: that would save nothing
 
     @property
     def announced(self) -> bool:

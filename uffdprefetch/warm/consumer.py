@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from uffdprefetch.predict.order.worth import OrderWorth
 from uffdprefetch.predict.rate import Feedback, Rate
 from uffdprefetch.state.files import FileState
 
@@ -93,7 +94,7 @@ class OrderConsumer:
     depth_bytes: int = 0
     depth_of_all_bytes: int = 0
     rate: Rate = field(init=False)
-    feedback: Feedback = field(default_factory=Feedback)
+    feedback: OrderWorth = field(default_factory=OrderWorth)
 
     def __post_init__(self) -> None:
         self.rate = Rate(self.last_ns)

@@ -591,6 +591,8 @@ class Scheduler:
             there = result.bytes - brought
         file.account.came(brought, there)
         self._bucket.take(-there)
+        if consumer is not None:
+            consumer.feedback.came(extent.end - extent.start, brought, result.took_ns / 1e9)
         if not brought:
             return
         self.prefetched_bytes += brought

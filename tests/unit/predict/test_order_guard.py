@@ -14,10 +14,11 @@ def test_who_reads_and_does_not_come_on_follows_another_order() -> None:
     guard.on_issued(0, 10 * MIB, 0)
     guard.scanned(100 * MIB, 4)
     assert guard.stands_still is None, "read since before it was there"
-    guard.scanned(20 * MIB, 5)
-    assert guard.stands_still is None
+    for _ in range(3):
+        guard.scanned(20 * MIB, 5)
+        assert guard.stands_still is None, "a fast reader goes on by much between two looks"
     guard.scanned(6 * MIB, 6)
-    assert "26 MiB were read" in str(guard.stands_still)
+    assert "66 MiB were read" in str(guard.stands_still)
     guard.on_position(MIB, 7)
     guard.scanned(100 * MIB, 6)
     assert guard.stands_still is None, "it has moved since the scan before"

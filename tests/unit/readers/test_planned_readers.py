@@ -17,6 +17,7 @@ from planned_readers import (
     Orders,
     follows,
     found,
+    order,
     place,
     reads,
     region_of,
@@ -24,9 +25,11 @@ from planned_readers import (
 from walked_orders import MIB, PAGE
 
 from tests.support.file_states import file_of
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import known_order
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
+from uffdprefetch.readers.predictor import Confidence
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.consumer import PrefetchRange
@@ -325,3 +328,61 @@ def test_touches_alone_do_not_make_it_wrong() -> None:
     service = Service(reader)
     service.touches(range(2000, 2300))
     assert reader.dropped is None
+
+
+# ---- what was read before the order came --------------------------------------------------------
+
+
+def test_what_was_touched_until_the_order_came_counts() -> None:
+    source = Orders(epochs=1)
+    reader = follows(source)
+    service = Service(reader)
+    service.known_orders.sources = [Owner(reader, pending=True)]
+    seen, state = service.region.reader, service.region.reader.order
+    service.scanned(found(range(50)), 1)
+    assert not state.early, "before anybody has said that there is one"
+    assert service.known_orders.confidence(seen, 2) is not Confidence.KNOWS
+    apart = range(100, 4000, 40)
+    service.scanned(found(apart[:30]), 3)
+    service.scanned(found(apart[30:44]), 4)
+    source.come[0] = order(apart)
+    assert service.known_orders.confidence(seen, 5) is Confidence.KNOWS
+    assert place(reader) == (0, 44) and not state.early
+    service.demands(reader)
+    assert service.scheduler.wanted[0][0] == apart[44] * RECORD
+
+
+def test_of_what_was_touched_before_an_order_only_the_newest_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_order, "ENTRIES_MAX", 6)
+    service = Service()
+    service.known_orders.sources = [Owner(pending=True)]
+    service.known_orders.confidence(service.region.reader, 1)
+    service.scanned(found(range(5)), 2)
+    service.scanned(found(range(5, 9)), 3)
+    assert service.region.reader.order.early == found(range(3, 9))
+
+
+# ---- where storage is near ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", [ServingMode.PAGE_TABLES, ServingMode.POOL])
+def test_an_order_in_which_nothing_is_saved_is_left_to_the_kernel(verdict: ServingMode) -> None:
+    """But in the pool, from which all is read."""
+    reader = follows(Orders(range(100, 2000)))
+    reader.file.cache.all = SimpleNamespace(ask=lambda clock: False)  # type: ignore[assignment]
+    service = Service(reader, verdict=verdict)
+    service.known_orders.clock = Clock(lambda: 0, lambda: 0)
+    reader.look()
+    service.demands(reader)
+    before, state = len(service.scheduler.wanted), service.region.reader.order
+    assert before and not state.left_alone
+    reader.consumer.feedback.came(1 << 30, 0, 1e-4)
+    service.known_orders.clock = Clock(lambda: 0, lambda: 10**9)
+    service.touches(range(100, 120))
+    service.demands(reader)
+    left = verdict is not ServingMode.POOL
+    assert state.left_alone is left and (reader.consumer in service.scheduler.forgotten) is left
+    assert (len(service.scheduler.wanted) == before) is left
+    assert bool(service.ledger.noted.all) is left

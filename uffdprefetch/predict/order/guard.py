@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.price import FREE_BYTES
+from uffdprefetch.predict.sequences import AGREE
 
 #: Sampling interval: one issued range is watched per 256 KiB of the order.
 SAMPLE_BYTES = 256 << 10
@@ -40,7 +41,7 @@ class OrderGuard:
         self._behind: deque[tuple[int, int, int]] = deque()  # (passed when, start, end)
         self._next_need = 0
         self._judged = self._touched = self._read_bytes = 0
-        self._position = self._sent = self._stood_bytes = 0
+        self._position = self._sent = self._stood_bytes = self._stood_times = 0
 
     @property
     def has_samples(self) -> bool:
@@ -49,9 +50,10 @@ class OrderGuard:
 
     @property
     def stands_still(self) -> str | None:
-        """Why the order is wrong if its reader is not known to be near its end; None: it is not."""
+        """Why the order is wrong if its reader is not known to be near its end; None: it is not. A
+        single look finds all that a fast reader has gone on by, and that may be much."""
         ahead_bytes = max(0, self._sent - self._position)
-        if self._stood_bytes < ahead_bytes + READ_BYTES:
+        if self._stood_times < AGREE or self._stood_bytes < ahead_bytes + READ_BYTES:
             return None
         return f"{self._stood_bytes / MIB:.0f} MiB were read, and none of it was next in the order"
 
@@ -67,18 +69,23 @@ class OrderGuard:
     def on_touched(self, read_bytes: int) -> None:
         """``read_bytes`` were touched now."""
         self._read_bytes += read_bytes
-        self._stood_bytes += read_bytes
+        self._stand(read_bytes)
 
     def scanned(self, read_bytes: int, since_ns: int) -> None:
         """``read_bytes`` were new in a page table, touched since ``since_ns``."""
         self._read_bytes += read_bytes
         if self._moved_ns <= since_ns:
-            self._stood_bytes += read_bytes
+            self._stand(read_bytes)
+
+    def _stand(self, read_bytes: int) -> None:
+        self._stood_bytes += read_bytes
+        self._stood_times += 1
 
     def on_position(self, position: int, now_ns: int) -> None:
         """The reader has come to ``position``."""
         if position > self._position:
-            self._position, self._moved_ns, self._stood_bytes = position, now_ns, 0
+            self._position, self._moved_ns = position, now_ns
+            self._stood_bytes = self._stood_times = 0
         while self._ahead and self._ahead[0][0] < position:
             self._behind.append((now_ns, *self._ahead.popleft()[1:]))
 

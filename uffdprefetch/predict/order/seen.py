@@ -84,7 +84,9 @@ class SeenCursor(OrderCursor):
         self._far = 0  # the unit of the last one that lay beyond
         self._states: Array = np.zeros(len(units), np.uint8)
         self._front = 0  # the unit of the foremost reader
-        self._beyond = 0  # units found mapped beyond what was handed out, since _lead_far()
+        #: Units found mapped beyond what was handed out, since _lead_far(): the first time is soon,
+        #: as a reader may have begun long before its order came.
+        self._beyond = max(0, len(units) // LOOK_PART - WAY)
         self._reading: dict[int, int] = {}
         self._mapped = IntervalSet()  # of the file, since this order began
         self._validator = OrderValidator(units.items, units.total_bytes)
