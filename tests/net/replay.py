@@ -365,6 +365,7 @@ class Core:
 def without_kernel(put: seams.Put) -> None:
     """What a replay never does: start a helper, open another process, end the pool's threads."""
     put(processes, "read", lambda pid: None)
+    put(processes, "run_delay_ns", lambda pid: 0)
     put(agent_link, "rights", lambda pid: None)
     put(indexer_client.IndexerClient, "start", lambda self: setattr(self, "_starts", 1) or True)
     put(indexer_client.IndexerClient, "ready", lambda self: None)

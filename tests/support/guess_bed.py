@@ -25,6 +25,7 @@ from uffdprefetch.readers.predictor import Confidence, Predictor, RangeSource
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
@@ -92,6 +93,7 @@ class Bed:
         self.windows, self.arbiter = self.core.windows, self.core.arbiter
         self.arbiter.add(Followed())
         self.clients: Any = self.core.mappings.clients
+        monkeypatch.setattr(processes, "run_delay_ns", lambda pid: 0)
         monkeypatch.setattr(
             FileState, "resident_bytes", lambda file, *part: self._resident(file, *part)
         )

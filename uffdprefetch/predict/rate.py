@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from uffdprefetch.predict.bounds import LATELY_NS
+from uffdprefetch.predict.price import FREE_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES
 
 #: Touches closer than this are one sample: a page-table scan brings several at one time. Nor is a
 #: sequence of records looked for, or judged whether to read a file whole, more often.
@@ -40,6 +43,65 @@ class Rate:
         sample = self._sample_bytes * 1e9 / elapsed
         self.bytes_per_second += (sample - self.bytes_per_second) * (1 - keep) / self._weight
         self._sample_ns, self._sample_bytes = now_ns, 0
+
+
+@dataclass
+class PlainRate:
+    """How fast readers of a device go on in order while nothing is read ahead for them: the best of
+    late, as others, and a busy core, make it look worse. 0: not known."""
+
+    bytes_per_second: float = 0.0
+    _noted_ns: int = 0
+
+    def note(self, bytes_per_second: float, now_ns: int) -> None:
+        """One was seen."""
+        keep = 0.5 ** ((now_ns - self._noted_ns) / LATELY_NS)
+        self.bytes_per_second = max(bytes_per_second, self.bytes_per_second * keep)
+        self._noted_ns = now_ns
+
+
+@dataclass
+class OwnPace:
+    """How one reader goes on by itself. Of one that is as fast as near storage, where its own
+    misses may suffice, that is told before anything is read ahead for it: requests that come no
+    faster than it goes on would be in its way."""
+
+    is_fast: bool = False
+    is_told: bool = False
+    _blocks: int = 0  # of a stretch in which next to nothing was read ahead for it ...
+    _since: tuple[int, int] | None = None  # ... when that began, and how long it had been delayed
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is to be read ahead for it until its pace is told."""
+        return self.is_fast and not self.is_told
+
+    def saw(
+        self, blocks: int, asked: int, seen_ns: int | None, now_ns: int,
+        delayed_ns: Callable[[], int],
+    ) -> float:  # fmt: skip
+        """A look has found that it has gone on by so many blocks in one piece since ``seen_ns``, of
+        which ``asked`` were asked for ahead of it. Bytes/s, when that tells. ``delayed_ns``: how
+        long it has waited for a core, ever, which is not storage's doing."""
+        gone_ns = now_ns - seen_ns if seen_ns is not None else RATE_SAMPLE_NS
+        self.is_fast |= blocks * BLOCK_BYTES * RATE_SAMPLE_NS >= FREE_BYTES * gone_ns
+        if not self.is_fast:
+            return 0.0
+        now, before = (now_ns, delayed_ns()), self._since
+        self._blocks += blocks
+        if before is None or 2 * asked > blocks:  # some is, to learn what storage brings
+            self._since, self._blocks = now, 0
+            return 0.0
+        own_ns = now[0] - before[0] - (now[1] - before[1])
+        if own_ns < RATE_SAMPLE_NS:
+            return 0.0
+        found = self._blocks * BLOCK_BYTES * 1e9 / own_ns
+        self.is_told, self._since, self._blocks = True, now, 0
+        return found
+
+    def pause(self) -> None:
+        """It has unmapped the file: what it does next is another stretch."""
+        self._since = None
 
 
 @dataclass

@@ -8,7 +8,8 @@ guess may cost is predict/price.py's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 #: The unit of all books: what one fault maps of the page cache (fault_around_bytes, mm/memory.c).
 BLOCK_BYTES = 64 << 10
@@ -41,10 +42,26 @@ class Storage:
 @dataclass(frozen=True)
 class Link(Storage):
     """Storage as one reader meets it. ``waiting``: how many readers wait at one time, whose waits
-    overlap; ``miss_bytes``: what one miss brings without us."""
+    overlap; ``miss_bytes``: what one miss brings without us; ``waits_a_byte``: the seconds that who
+    goes on in order waits at the most."""
 
     waiting: float = 1.0
     miss_bytes: int = MISS_BYTES
+    waits_a_byte: float = inf
+
+    def as_seen(self, plain_bytes_per_second: float, best_bytes_per_second: float) -> Link:
+        """With what readers have shown who went on in order while nothing was read ahead for them
+        (0: none has): so much it does bring, and beyond what it takes, or the best one would, they
+        have not waited."""
+        plain = plain_bytes_per_second
+        if not plain:
+            return self
+        bandwidth = max(plain, self.bandwidth_bytes_per_second)
+        return replace(
+            self,
+            bandwidth_bytes_per_second=bandwidth,
+            waits_a_byte=1 / plain - 1 / max(bandwidth, best_bytes_per_second),
+        )
 
     @property
     def miss_seconds(self) -> float:
@@ -54,7 +71,8 @@ class Link(Storage):
     def in_order_seconds(self, size_bytes: float) -> float:
         """That who goes on in order waits for the latency of so much: the kernel's next request is
         under way when it comes to the first page of the last one, for half of that."""
-        return size_bytes / self.miss_bytes * self.latency_seconds / 2
+        waits = size_bytes / self.miss_bytes * self.latency_seconds / 2
+        return min(waits, size_bytes * self.waits_a_byte)
 
     def beside_others(self, seconds: float) -> float:
         """What of a wait counts for the run, where others wait beside it."""

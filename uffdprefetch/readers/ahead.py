@@ -28,14 +28,14 @@ from uffdprefetch.predict.fronts import (
 from uffdprefetch.predict.price import (
     FREE_BYTES,
     FREE_SECONDS,
-    LEAST_GAIN,
     PIECE_BYTES,
     RANDOM_FREE_BYTES,
     Account,
+    least_gain,
     least_probability,
     walk_gain,
 )
-from uffdprefetch.predict.rate import Feedback, Rate
+from uffdprefetch.predict.rate import Feedback, OwnPace, Rate
 from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, UNKNOWN, Link
 from uffdprefetch.predict.streams import Stream
@@ -48,6 +48,7 @@ from uffdprefetch.readers.whole_files import VisitedFile, WholeFiles, describe
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.sense.pagetables import CLUSTER_BYTES
+from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
@@ -165,6 +166,7 @@ class _Process:
     pended_ns: int = 0  # ... and when that was seen
     seen_ns: int | None = None  # when something was before
     places: dict[int, int] = field(default_factory=dict)  # asked for ahead of it: start -> end
+    pace: OwnPace = field(default_factory=OwnPace)
 
 
 @dataclass
@@ -284,7 +286,9 @@ class Ahead(Predictor):
         ahead = reader.file.call.ahead_bytes
         plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
         # a miss brings a page; how many of a block are touched nobody sees
-        return self.measured(BLOCK_BYTES if reader.says_random else plain)
+        link = self.measured(BLOCK_BYTES if reader.says_random else plain)
+        best = NEARBY_BYTES_PER_SECOND if self._scheduler.meter.link is None else 0.0
+        return link.as_seen(self._scheduler.device_of(reader.file).plain.bytes_per_second, best)
 
     # ---- what is seen ---------------------------------------------------------------------------
 
@@ -344,6 +348,7 @@ class Ahead(Predictor):
         if process is None or not process.maps:
             return
         process.maps = False
+        process.pace.pause()
         self._absorb(of, process, reader, process.pended_ns)
         self._end_places(of, process)
         mapped = any(one.maps for one in of.processes.values())
@@ -381,14 +386,19 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None or not process.pending:
             return
-        link, self._traffic.now_ns = self._link(reader), now_ns
+        self._traffic.now_ns = now_ns
         for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
             probe = PrefetchRange(
                 of.file, start * BLOCK_BYTES, end * BLOCK_BYTES, 0, pooled=reader.reads_pool
             )
             yield FileConsumer(reader.rank, reader.pid), probe
-        for front in self._absorb(of, process, reader, now_ns):
+        moved = self._absorb(of, process, reader, now_ns)
+        if process.pace.waits and not reader.reads_pool:
+            self.take_back(reader, 0, of.file.size_bytes)
+            return
+        link = self._link(reader)
+        for front in moved:
             if front.state is State.ALIVE:
                 yield from self._ahead_of(of, front, reader, link, now_ns)
         for start, end in self._places(of, reader, process, link):
@@ -405,6 +415,7 @@ class Ahead(Predictor):
         if not pending:
             return []
         of.fronts.look(process.seen_ns)
+        self._note_pace(of, reader, process, pending)
         process.seen_ns = process.pended_ns
         if of.visited.streaming.stream is not None or of.visited.visits.is_over:
             of.visited.touched(now_ns)
@@ -417,6 +428,21 @@ class Ahead(Predictor):
         for front in of.fronts.looked(reader.pid, moved):
             of.heads.pop(front, None)
         return list(moved)
+
+    def _note_pace(
+        self, of: _File, reader: Reader, process: _Process, pending: list[tuple[int, int]]
+    ) -> None:
+        """How fast it has gone on by itself: of who reads what is in memory that tells nothing, so
+        what lies beyond must not be there."""
+        start, end = max(pending, key=lambda run: run[1] - run[0])
+        asked = sum(flag & ASKED for flag in of.fronts.flags[start:end]) // ASKED
+        rate = process.pace.saw(
+            end - start, asked, process.seen_ns, process.pended_ns,
+            lambda: processes.run_delay_ns(reader.pid),
+        )  # fmt: skip
+        beyond = (end + 2 * PROBE_BLOCKS) * BLOCK_BYTES
+        if rate and of.file.resident_bytes(beyond, BLOCK_BYTES) == 0:
+            self._scheduler.device_of(of.file).plain.note(rate, process.pended_ns)
 
     def _ahead_of(
         self, of: _File, front: Front, reader: Reader, link: Link, now_ns: int
@@ -544,7 +570,8 @@ class Ahead(Predictor):
         density, runs = front.density, front.gaps
         gain = walk_gain(density, runs, front.direction < 0, link)
         self._leave_alone(of, front, reader, link)
-        least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
+        kernel = min(1.0, density + AROUND_BLOCKS * runs)
+        least = least_probability(gain, kernel, least_gain(link))
         each, together = self._windows.share_bytes(of.file)
         room = min(self._room_of(reader, link), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
@@ -567,7 +594,7 @@ class Ahead(Predictor):
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
         alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
-        if not reader.reads_pool and alone <= LEAST_GAIN and front.length >= RECENT_BLOCKS:
+        if not reader.reads_pool and alone <= least_gain(link) and front.length >= RECENT_BLOCKS:
             self._ledger.leave_alone(
                 f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
                 of.file.path,
@@ -650,7 +677,7 @@ class Ahead(Predictor):
         steps, fronts, found = process.steps, of.fronts, list[tuple[int, int]]()
         if not steps.right:
             return found
-        first = least_probability(walk_gain(1.0, 0.0, False, link), 1.0)
+        first = least_probability(walk_gain(1.0, 0.0, False, link), 1.0, least_gain(link))
         size = 1 + fronts.walks.window(1, first, fronts.blocks)
         ahead = 4 * link.busy_bytes(2 * LOOK_FIRST_NS / 1e9 + RESPONSE_SECONDS)
         for at in steps.places(size, BLOCK_BYTES, ahead, link):
@@ -696,7 +723,7 @@ class Ahead(Predictor):
         link that brings what a disk here does."""
         latency = self._scheduler.meter.of_pages.latency_seconds
         link = Link(NEARBY_BYTES_PER_SECOND, latency, 1.0, self._link(reader).miss_bytes)
-        return latency > 0 and walk_gain(1.0, 0.0, False, link) <= LEAST_GAIN
+        return latency > 0 and walk_gain(1.0, 0.0, False, link) <= least_gain(link)
 
     # ---- whole files, and what is told ----------------------------------------------------------
 

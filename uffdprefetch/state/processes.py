@@ -50,6 +50,15 @@ def major_faults(pid: int | str) -> int | None:
         return None
 
 
+def run_delay_ns(pid: int) -> int:
+    """How long its main thread has been ready to run, and waited for a core (/proc/PID/schedstat);
+    0 where nobody tells."""
+    try:
+        return int((Path("/proc") / str(pid) / "schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def read(pid: int | str) -> Counters | None:
     """The present counters, or None when the process has ended."""
     base = Path("/proc") / str(pid)

@@ -20,6 +20,7 @@ from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.price import FREE_BYTES
+from uffdprefetch.predict.rate import PlainRate
 from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
@@ -149,6 +150,7 @@ class Device:
         self.under_way_bytes = 0
         self.depth = Depth()
         self.idle = True  # nothing was under way before what is now
+        self.plain = PlainRate()
         self.probes = 0  # requests that were sent to learn what it brings (readers/ahead.py)
 
     @property

@@ -32,3 +32,20 @@ def test_what_is_under_way_lasts_for_the_latency_and_what_is_asked_for() -> None
 @pytest.mark.parametrize(("waiting", "counts"), [(0.0, 1.0), (1.0, 1.0), (4.0, 0.25)])
 def test_waits_side_by_side_count_once(waiting: float, counts: float) -> None:
     assert Link(100e6, MS, waiting).beside_others(1.0) == counts
+
+
+def test_who_has_gone_on_by_itself_tells_how_much_of_its_time_it_waits() -> None:
+    link = Link(3e9, 1e-4)
+    assert link.as_seen(0.0, 0.0) is link
+    as_fast = link.as_seen(3e9, 0.0)
+    assert as_fast.in_order_seconds(MISS_BYTES) == 0.0
+    assert as_fast.miss_seconds == link.miss_seconds, "who comes from elsewhere waits as before"
+    assert link.as_seen(2e9, 0.0).in_order_seconds(3e9) == pytest.approx(1.5 - 1)
+    slow = link.as_seen(100e6, 0.0)
+    assert slow.in_order_seconds(1e9) == link.in_order_seconds(1e9), "it computes, too"
+
+
+def test_it_tells_no_less_than_what_the_storage_brings() -> None:
+    seen = Link(100e6, 1e-3).as_seen(2e9, 2.5e9)
+    assert seen.bandwidth_bytes_per_second == 2e9
+    assert seen.in_order_seconds(2e9) == pytest.approx(1 - 2 / 2.5), "the best there is"

@@ -293,3 +293,32 @@ def test_of_many_files_those_that_nobody_maps_are_forgotten(
     assert len(kept) == 3 and files[0].key in kept and files[7].key in kept
     for one in files:
         one.close()
+
+
+# ---- storage that is near -----------------------------------------------------------------------
+
+
+def test_who_is_as_fast_by_itself_as_its_storage_is_left_to_the_kernel(
+    bed: Bed, file: FileState
+) -> None:
+    bed.latency_ns, bed.ns_a_byte = MS // 10, 1e9 / 3.5e9
+    bed.walk(bed.region(file), 0, 200 * MIB, step=8 * MIB)
+    assert bed.sent_bytes <= 8 * MIB, "which is what measures the link, and the first guess"
+    assert file.path in str(bed.ledger.noted.all)
+
+
+def test_who_was_fast_by_itself_is_read_ahead_of_where_storage_brings_more(
+    bed: Bed, file: FileState
+) -> None:
+    bed.latency_ns, bed.ns_a_byte = MS // 10, 1e9 / 20e9
+    bed.walk(bed.region(file), 0, 200 * MIB, step=2 * MIB)
+    assert bed.sent_bytes > 100 * MIB
+
+
+def test_a_pace_in_memory_tells_nothing_of_the_storage(bed: Bed, file: FileState) -> None:
+    bed.of(file).add(0, 128 * MIB)
+    region = bed.region(file)
+    bed.walk(region, 0, 96 * MIB, step=8 * MIB)
+    assert not bed.scheduler.device_of(file).plain.bytes_per_second
+    bed.walk(region, 96 * MIB, 250 * MIB)
+    assert bed.misses < 8

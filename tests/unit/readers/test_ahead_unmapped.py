@@ -14,6 +14,7 @@ from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.reader import Unneeded
+from uffdprefetch.warm.scheduler import Device
 
 MIB = 1 << 20
 NOW = 10**9
@@ -24,7 +25,7 @@ def ahead() -> Ahead:
         meter=SimpleNamespace(link=None),
         under_way_bytes=1,
         forget=lambda consumer: None,
-        device_of=lambda file: SimpleNamespace(probes=0),
+        device_of=lambda file: Device(),
     )
     shards: Any = SimpleNamespace(beyond=lambda *_: iter(()))
     room: Any = SimpleNamespace(holders=[])
