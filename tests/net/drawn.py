@@ -179,7 +179,7 @@ def fronts(seed: int) -> Iterator[Decision]:
             died = sorted((one.start, one.position) for one in file.looked(pid, moved))
             density, runs = front.density, front.gaps
             gain = walk_gain(density, runs, front.direction < 0, link)
-            least = least_probability(gain, min(1.0, density + AROUND_BLOCKS * runs))
+            least = least_probability(gain, link, min(1.0, density + AROUND_BLOCKS * runs))
             window = file.walks.window(max(1, front.length), least, 10_000)
             low = front.position if front.direction > 0 else front.position - window
             low, high = max(0, low), min(blocks, max(0, low) + window)

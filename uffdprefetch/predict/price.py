@@ -38,11 +38,11 @@ def least_gain(storage: Storage) -> float:
     return TAKES_SECONDS * storage.bandwidth_bytes_per_second
 
 
-def least_probability(gain: float, kernel: float = 0.0, least: float = 0.0) -> float:
+def least_probability(gain: float, storage: Storage, kernel: float = 0.0) -> float:
     """From which probability of use on a byte is worth its price. ``gain``: seconds saved by the
     use of a byte, in times that the byte takes on the link; ``kernel``: the part of what lies there
-    that plain reads anyway; ``least``: see least_gain()."""
-    if gain <= least:
+    that plain reads anyway."""
+    if gain <= least_gain(storage):
         return 1.0
     return SHY / (gain + kernel * SHY)
 

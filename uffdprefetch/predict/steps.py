@@ -60,7 +60,7 @@ class Steps:
         size = blocks * block_bytes
         gain = link.miss_seconds / link.stream_seconds(size)
         most = min(PLACES_MAX, max(1, int(ahead_bytes / size)))
-        number = self.law.window(self.right, least_probability(gain, 1.0), most)
+        number = self.law.window(self.right, least_probability(gain, link, 1.0), most)
         found, at, step = list[int](), self.at, self.step
         for _ in range(number):
             after = self._next.get(step)

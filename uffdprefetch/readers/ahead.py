@@ -571,7 +571,7 @@ class Ahead(Predictor):
         gain = walk_gain(density, runs, front.direction < 0, link)
         self._leave_alone(of, front, reader, link)
         kernel = min(1.0, density + AROUND_BLOCKS * runs)
-        least = least_probability(gain, kernel, least_gain(link))
+        least = least_probability(gain, link, kernel)
         each, together = self._windows.share_bytes(of.file)
         room = min(self._room_of(reader, link), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
@@ -677,7 +677,7 @@ class Ahead(Predictor):
         steps, fronts, found = process.steps, of.fronts, list[tuple[int, int]]()
         if not steps.right:
             return found
-        first = least_probability(walk_gain(1.0, 0.0, False, link), 1.0, least_gain(link))
+        first = least_probability(walk_gain(1.0, 0.0, False, link), link, 1.0)
         size = 1 + fronts.walks.window(1, first, fronts.blocks)
         ahead = 4 * link.busy_bytes(2 * LOOK_FIRST_NS / 1e9 + RESPONSE_SECONDS)
         for at in steps.places(size, BLOCK_BYTES, ahead, link):

@@ -404,16 +404,19 @@ class KnownOrders(Predictor):
     def _leaves_alone(self, order: PlannedReader, reader: Reader, now_ns: int) -> bool:
         """Whether reading ahead would save its reader nothing now. (In the pool, from which a
         reader's own misses are served, too, it is all that reads.)"""
-        worth = order.consumer.feedback
-        reader.order.left_alone = worth.leaves_alone(now_ns, self.clock.cpu_ns())
-        if reader.order.left_alone:
+        worth, state = order.consumer.feedback, reader.order
+        # what was found of its last order holds for the next one
+        worth.until_ns = max(worth.until_ns, state.left_until_ns)
+        left = worth.leaves_alone(now_ns, self.clock.cpu_ns())
+        state.left_until_ns = worth.until_ns
+        if left:
             order.asks_on = None
             self._scheduler.forget(order.consumer)
             self._ledger.leave_alone(
                 "left to the kernel: to read ahead in its order takes longer than its misses do",
                 order.file.path,
             )
-        return reader.order.left_alone
+        return left
 
     def has_more(self, reader: Reader) -> bool:
         """See Predictor: the rest of a lookahead that has grown. Of several processes that read by

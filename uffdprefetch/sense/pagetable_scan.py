@@ -200,7 +200,7 @@ class PagetableScanner:
             return min(RECENT_NS, max(POLL_FASTEST_NS, due))
         if order.announced:
             heard = now - order.last_progress_ns < 2 * SILENT_NS
-            return LOOK_SLOWEST_NS if heard or order.left_alone else SILENT_NS
+            return LOOK_SLOWEST_NS if heard or now < order.left_until_ns else SILENT_NS
         if order.followed or (settled and now - max(s.last_ns for s in going) < LATELY_NS):
             return SILENT_NS
         quiet = now - region.scan.news_ns

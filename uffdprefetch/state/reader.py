@@ -57,7 +57,7 @@ class OrderState:
     pending_since_ns: int = 0  # since when an order is to become known; 0: none is
     #: What was found mapped meanwhile, and not before: [start, end) of the file.
     early: list[tuple[int, int]] = field(default_factory=list)
-    left_alone: bool = False  # nothing is read ahead in it now: that would save nothing
+    left_until_ns: int = 0  # nothing is read ahead in it until then: that would save nothing
 
     @property
     def announced(self) -> bool:

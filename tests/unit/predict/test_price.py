@@ -23,20 +23,21 @@ LINK = Link(300e6, 1e-3)
 
 
 def test_a_gain_of_nothing_is_worth_no_probability() -> None:
-    assert least_probability(0.0) == 1.0
-    assert least_probability(SHY) == 1.0
-    assert least_probability(10 * SHY) == pytest.approx(0.1)
+    assert least_probability(0.0, LINK) == 1.0
+    assert least_probability(SHY, LINK) == 1.0
+    assert least_probability(10 * SHY, LINK) == pytest.approx(0.1)
 
 
 def test_what_saves_less_than_reading_ahead_takes_is_never_worth_it() -> None:
     """Of a core: the faster the link, the larger a part of its time that is."""
     assert least_gain(Storage(3e9)) == pytest.approx(10 * least_gain(Storage(300e6)))
-    assert least_probability(0.5, kernel=1.0, least=0.4) < 1.0
-    assert least_probability(0.4, kernel=1.0, least=0.4) == 1.0
+    near = Storage(3e9)
+    assert least_probability(1.1 * least_gain(near), near, kernel=1.0) < 1.0
+    assert least_probability(least_gain(near), near, kernel=1.0) == 1.0
 
 
 def test_what_plain_reads_as_well_costs_nothing() -> None:
-    assert least_probability(0.5, kernel=1.0) < least_probability(0.5)
+    assert least_probability(0.5, LINK, kernel=1.0) < least_probability(0.5, LINK)
 
 
 def test_the_longer_the_latency_the_more_is_gained() -> None:

@@ -35,7 +35,7 @@ SIZE, PID = 64 * MIB, 7
 
 def least(link: Link) -> float:
     """So sure must be what is read ahead of a walk."""
-    return least_probability(walk_gain(1.0, 0.0, False, link), 1.0)
+    return least_probability(walk_gain(1.0, 0.0, False, link), link, 1.0)
 
 
 LEAST = least(Link(300e6, 1e-3))

@@ -99,10 +99,10 @@ class Service:
     def reader(self) -> PlannedReader | None:
         return self.known_orders.order_of(self.region.reader)
 
-    def demands(self, reader: PlannedReader) -> None:
+    def demands(self, reader: PlannedReader, now: int = 0) -> None:
         """What the arbiter does with the one in charge."""
         self.known_orders._followed[self.region.reader] = reader
-        for consumer, wanted in self.known_orders.demand(self.region.reader, 0):
+        for consumer, wanted in self.known_orders.demand(self.region.reader, now):
             self.scheduler.want(consumer, wanted)
 
 
@@ -377,12 +377,27 @@ def test_an_order_in_which_nothing_is_saved_is_left_to_the_kernel(verdict: Servi
     reader.look()
     service.demands(reader)
     before, state = len(service.scheduler.wanted), service.region.reader.order
-    assert before and not state.left_alone
+    assert before and not state.left_until_ns
     reader.consumer.feedback.came(1 << 30, 0, 1e-4)
     service.known_orders.clock = Clock(lambda: 0, lambda: 10**9)
     service.touches(range(100, 120))
-    service.demands(reader)
+    service.demands(reader, now=1)
     left = verdict is not ServingMode.POOL
-    assert state.left_alone is left and (reader.consumer in service.scheduler.forgotten) is left
+    assert bool(state.left_until_ns) is left
+    assert (reader.consumer in service.scheduler.forgotten) is left
     assert (len(service.scheduler.wanted) == before) is left
     assert bool(service.ledger.noted.all) is left
+
+
+def test_what_was_found_of_one_order_holds_for_the_next() -> None:
+    first, then = follows(Orders(range(100, 2000))), follows(Orders(range(100, 2000)))
+    service = Service(first, then)
+    service.known_orders.clock = Clock(lambda: 0, lambda: 0)
+    for reader in (first, then):
+        reader.file.cache.all = SimpleNamespace(ask=lambda clock: False)  # type: ignore[assignment]
+        reader.look()
+    service.region.reader.order.left_until_ns = 100
+    service.demands(then, now=99)
+    assert not service.scheduler.wanted
+    service.demands(then, now=100)
+    assert service.scheduler.wanted

@@ -31,11 +31,11 @@ class OrderWorth(Feedback):
     would take itself, to fill the page cache."""
 
     of_all: AskedInOrder = field(default_factory=AskedInOrder)
+    until_ns: int = 0  # its reader is left to itself; 0: it is not
     _asked_bytes: int = 0  # since the trial began ...
     _saved_misses: float = 0.0
     _began: tuple[int, int, int] | None = None  # ... when, at which CPU time, of_all.asked_bytes
     _miss_seconds: float = 0.0  # the least that was seen: others stand before some
-    _until_ns: int = 0  # its reader is left to itself
 
     def came(self, asked_bytes: int, brought_bytes: int, seconds: float) -> None:
         """See Feedback."""
@@ -50,9 +50,9 @@ class OrderWorth(Feedback):
     def leaves_alone(self, now_ns: int, cpu_ns: int) -> bool:
         """Whether the reader is left to itself now: what it was told to need last, as much as a
         wrong order may cost, has saved less time than it took. So it is tried now and then only."""
-        if now_ns < self._until_ns:
+        if now_ns < self.until_ns:
             return True
-        if self._began is None or self._until_ns:
+        if self._began is None or self.until_ns:
             self._begin(now_ns, cpu_ns)
             return False
         if self._asked_bytes < SAMPLES * SAMPLE_BYTES:
@@ -63,10 +63,10 @@ class OrderWorth(Feedback):
         pays = self._saved_misses * self._miss_seconds >= took
         self._begin(now_ns, cpu_ns)
         if not pays:
-            self._until_ns = now_ns + CPU_PART * (now_ns - began_ns)
+            self.until_ns = now_ns + CPU_PART * (now_ns - began_ns)
         return not pays
 
     def _begin(self, now_ns: int, cpu_ns: int) -> None:
         """Another trial."""
         self._began = now_ns, cpu_ns, self.of_all.asked_bytes
-        self._asked_bytes, self._saved_misses, self._until_ns = 0, 0.0, 0
+        self._asked_bytes, self._saved_misses, self.until_ns = 0, 0.0, 0
