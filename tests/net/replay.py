@@ -210,7 +210,7 @@ class Core:
             self.order_service = OrderService(
                 f"{self._directory}/socket", self.config, poll, core.scheduler, self.ledger,
                 self.clock, core.arbiter, clients, windows.room_bytes,
-                lambda pooled: windows.reader_bytes(pooled, len(clients)),
+                lambda pooled: windows.reader_bytes(pooled, len(clients)), None,
             )  # fmt: skip
             core.use_known_orders(self.order_service.known_orders)
         return core
