@@ -66,7 +66,15 @@ def test_the_quickest_tells_what_a_miss_takes_and_of_large_ones_each_part() -> N
     worth = OrderWorth()
     worth.leaves_alone(0, 0)
     worth.came(TRIAL_BYTES // 2, TRIAL_BYTES // 2, 1.0)
-    worth.came(TRIAL_BYTES // 2, 4096, 1e-3)
+    worth.came(4096, 4096, 1e-3)
+    worth.came(TRIAL_BYTES // 2, 4096, 1e-6)  # it was under way for somebody else
     assert not worth.leaves_alone(50 * MS, 256 * MS)
     worth.came(TRIAL_BYTES, TRIAL_BYTES, 1.0)
     assert worth.leaves_alone(100 * MS, 800 * MS), "512 misses of 1 ms"
+
+
+def test_where_all_was_under_way_in_part_it_is_followed() -> None:
+    worth = OrderWorth()
+    worth.leaves_alone(0, 0)
+    worth.came(TRIAL_BYTES, TRIAL_BYTES // 2, 1e-6)
+    assert not worth.leaves_alone(50 * MS, 256 * MS)

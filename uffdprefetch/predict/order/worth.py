@@ -35,7 +35,7 @@ class OrderWorth(Feedback):
     _asked_bytes: int = 0  # since the trial began ...
     _saved_misses: float = 0.0
     _began: tuple[int, int, int] | None = None  # ... when, at which CPU time, of_all.asked_bytes
-    _miss_seconds: float = 0.0  # the least that was seen: others stand before some
+    _miss_seconds: float = 0.0  # the least that was seen, as others stand before some; 0: none was
 
     def came(self, asked_bytes: int, brought_bytes: int, seconds: float) -> None:
         """See Feedback."""
@@ -45,7 +45,8 @@ class OrderWorth(Feedback):
             return
         misses = max(1.0, brought_bytes / MISS_BYTES)
         self._saved_misses += misses
-        self._miss_seconds = min(self._miss_seconds or seconds, seconds / misses)
+        if brought_bytes == asked_bytes:  # else it may have been under way for its reader
+            self._miss_seconds = min(self._miss_seconds or seconds, seconds / misses)
 
     def leaves_alone(self, now_ns: int, cpu_ns: int) -> bool:
         """Whether the reader is left to itself now: what it was told to need last, as much as a
@@ -60,7 +61,8 @@ class OrderWorth(Feedback):
         began_ns, began_cpu_ns, asked_before = self._began
         share = self._asked_bytes / (self.of_all.asked_bytes - asked_before)
         took = (cpu_ns - began_cpu_ns) / 1e9 * share
-        pays = self._saved_misses * self._miss_seconds >= took
+        told = bool(self._miss_seconds) or not self._saved_misses
+        pays = not told or self._saved_misses * self._miss_seconds >= took
         self._begin(now_ns, cpu_ns)
         if not pays:
             self.until_ns = now_ns + CPU_PART * (now_ns - began_ns)
