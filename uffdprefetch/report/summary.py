@@ -39,7 +39,7 @@ OF_PROGRAMS = frozenset(("library",))
 DECISIONS_MAX = 20
 #: Run time below which the service has not looked at the job (service/observe.py, LOOK_NS).
 LOOKED_SECONDS = 0.25
-_SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults"}
+_SERVED_BY = {"page_tables": "page tables", "pool": "the pool's faults", "reads": "its calls"}
 #: Least characters that a shortened path keeps.
 _PATH_LEAST = 12
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
@@ -181,13 +181,7 @@ def _small_files(summary: Mapping[str, Any]) -> list[Line]:
     if not read:
         return []
     size = format_size(counts["used_bytes"])
-    said: list[Line] = [f"small files: {_part_of(used, read)} read ahead were opened ({size})"]
-    return said
-
-
-def _part_of(part: int, whole: int) -> str:
-    """`1,990 of 2,000`."""
-    return f"{part:,} of {whole:,}"
+    return [f"small files: {used:,} of {read:,} read ahead were opened ({size})"]
 
 
 def _part(part_bytes: int, whole_bytes: int) -> str:
@@ -465,7 +459,9 @@ def _percent(share: float | None) -> str:
 
 
 def _with_what(summary: Mapping[str, Any]) -> str:
-    sensor = _RUNG_NAMES.get(summary.get("rung") or 0, "nobody was followed")
+    reads = summary.get("reads") or {}
+    none = "watched from outside" if reads.get("read_bytes") else "nobody was followed"
+    sensor = _RUNG_NAMES.get(summary.get("rung") or 0, none)
     files = summary.get("files") or []
     size_bytes = sum(file.get("size_bytes") or 0 for file in files)
     what = f"{_count(len(files), 'file')} ({format_size(size_bytes)})" if files else "no file"
@@ -497,7 +493,7 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
             f" coverage {_percent(totals.get('coverage'))},"
             f" on time {_percent(totals.get('timeliness'))})"
         )
-    else:
+    elif not ((summary.get("reads") or {}).get("small_files") or {}).get("read"):
         parts.append("nothing prefetched")
     wait = totals.get("fault_wait_ns") or {}
     if wait.get("count"):

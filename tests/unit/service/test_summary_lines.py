@@ -765,3 +765,20 @@ def test_how_long_the_service_stood_still_is_said() -> None:
     )
     assert rest == short_lines(SUMMARY_JSON)
     assert short_lines(changed(service={"died": False, "stood_still_seconds": 0.0})) == rest
+
+
+SMALL = {
+    "read_bytes": 182 << 20,
+    "small_files": {"read": 1900, "used": 1849, "used_bytes": 182 << 20, "there": 3},
+}
+
+
+def test_small_files_have_a_line_of_their_own() -> None:
+    line = "small files: 1,849 of 1,900 read ahead were opened (182 MiB)"
+    assert line in short_lines(changed(reads=SMALL))
+    alone = changed(files=[], rung=None, reads=SMALL)
+    assert short_lines(alone)[0] == line, "no file was mapped: it has served these"
+    told = how_it_ran(alone)
+    assert "watched from outside" in told[0] and "nothing prefetched" not in told[1]
+    none = {"read_bytes": 0, "small_files": {"read": 0, "used": 0, "used_bytes": 0, "there": 9}}
+    assert not any("small" in one for one in short_lines(changed(reads=none)))
