@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
 import os
@@ -22,8 +23,9 @@ from suite import own_name
 from uffdprefetch import doctor
 from uffdprefetch.base import cgroup
 from uffdprefetch.base.config import Config
-from uffdprefetch.doctor import faults, machine, show, site, storage
+from uffdprefetch.doctor import faults, machine, reads, show, site, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
+from uffdprefetch.native import opens
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.trace.record import bpf_compiler
 
@@ -582,3 +584,31 @@ def test_what_lies_over_mappings_needs_a_userfaultfd(
     found = doctor.assess(checks(**changed), Config.of(**options))  # type: ignore[arg-type]
     assert (found.rung, found.exit_status) == (rung, exit_status)
     assert reason in found.rung_reason
+
+
+# ---- what is read by calls ----------------------------------------------------------------------
+
+
+def test_system_calls_that_are_hidden_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, **_: Any) -> str:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    assert reads.calls().status == OK
+    monkeypatch.setattr(Path, "read_text", refused)
+    found = reads.calls()
+    assert found.status == NOTE and "EPERM" in found.found and "pread(2)" in found.follows
+
+
+def test_names_are_told_by_inotify_where_fanotify_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> Any:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    assert reads.names().status == OK
+    monkeypatch.setattr(opens, "Fanotify", refused)
+    monkeypatch.setattr(refused, "__name__", "Fanotify")
+    found = reads.names()
+    assert found.status == OK and found.found.startswith("inotify tells them (fanotify: ")
+    monkeypatch.setattr(opens, "Inotify", refused)
+    assert reads.names().status == NOTE

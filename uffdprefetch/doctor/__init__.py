@@ -16,7 +16,7 @@ from typing import Any
 from uffdprefetch import __version__
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import usage_error
-from uffdprefetch.doctor import faults, machine, pool, read_ahead, storage
+from uffdprefetch.doctor import faults, machine, pool, read_ahead, reads, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_isolated
 
 SCHEMA = "uffdprefetch.doctor/1"
@@ -71,6 +71,8 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         ("close_range", faults.close_range),
         ("page tables", faults.page_tables),
         ("kernel.yama.ptrace_scope", faults.ptrace_scope),
+        (reads.CALLS, reads.calls),
+        (reads.NAMES, reads.names),
         ("preload object", machine.preload),
         ("helper", machine.helper),
         ("runtime directory", machine.runtime_directory),

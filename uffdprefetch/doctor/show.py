@@ -7,7 +7,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from uffdprefetch.doctor import USERFAULTFD, Report
+from uffdprefetch.doctor import USERFAULTFD, Report, reads
 from uffdprefetch.doctor.check import CANNOT, LAUNCHER, LIMIT, NOTE, OF_NODES, OK, Check
 
 _STYLES = {"ok": "green", "limit": "yellow", "cannot": "bold red", "note": "cyan", "skipped": "dim"}
@@ -26,7 +26,10 @@ _OF_FOLLOWING = frozenset(
     )
 )  # fmt: skip
 _GROUPS = (
-    ("following readers", _OF_FOLLOWING | {"kernel.yama.ptrace_scope", "vm.max_map_count"}),
+    (
+        "following readers",
+        _OF_FOLLOWING | {"kernel.yama.ptrace_scope", "vm.max_map_count", reads.CALLS, reads.NAMES},
+    ),
     ("the installation", {"user", "preload object", "helper", "runtime directory"}),
     ("memory and the pool", {"memory", "pool", "pool memory", "pool huge pages"}),
     ("traces", {"eBPF (bcc)"}),
