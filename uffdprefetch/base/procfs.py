@@ -185,6 +185,25 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int:
+    """A process's; 0: it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])  # the command's name may have blanks in it
+
+
+def environment(pid: int) -> dict[str, str]:
+    """As a process was given it by execve(2); none where it has ended, or is another user's."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs}
+
+
 def descendants(pid: int) -> list[int]:
     """``pid`` and all its descendants."""
     found: list[int] = []

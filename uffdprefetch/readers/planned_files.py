@@ -5,7 +5,7 @@ ahead, and handed to who reads files."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
@@ -23,7 +23,7 @@ class _PlannedRank:
     rank: int | None
     asked: int = -1  # the latest epoch
     answered: int = -1
-    order: FileOrder | None = None  # of the latest epoch that has come
+    orders: list[FileOrder] = field(default_factory=list)  # that have come and are not done
     over: bool = False  # there is no further one
 
 
@@ -46,14 +46,14 @@ class PlannedFiles:
         """It has ended."""
         gone = self._ranks.pop(peer, None)
         if gone is not None:
-            self._readers.forget(peer, [] if gone.order is None else [gone.order])
+            self._readers.forget(peer, gone.orders)
 
     def step(self) -> None:
         """Ask for epochs that are due: once a turn."""
         for peer, one in self._ranks.items():
             if one.over or one.answered < one.asked:
                 continue
-            if one.order is None or _is_near_its_end(one.order):
+            if not one.orders or _is_near_its_end(one.orders[-1]):
                 one.asked += 1
                 self._ask(peer, one)
 
@@ -80,8 +80,9 @@ class PlannedFiles:
             self._ledger.degrade(f"--plan: an order of files cannot be mapped: {error}")
             one.over = True
             return
-        one.order = FileOrder(paths, "--plan")
-        self._readers.follow(peer, one.order)
+        one.orders = [order for order in one.orders if not order.done]
+        one.orders.append(FileOrder(paths, "--plan"))
+        self._readers.follow(peer, one.orders[-1])
         self._came()
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.identity import identify
-from uffdprefetch.base.procfs import Mapping
+from uffdprefetch.base.procfs import Mapping, environment
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.admission import FileTable, in_memory
 from uffdprefetch.state.client import Client
@@ -48,12 +48,10 @@ class FoundMappings:
         """A process without an agent that maps files; ``static``: its program is statically linked.
         Raises OSError."""
         try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         except OSError:
-            environ, command = [], "?"
-        pairs = (entry.decode(errors="replace").partition("=") for entry in environ)
-        who = identify({name: value for name, _, value in pairs})
+            command = "?"
+        who = identify(environment(pid))
         rank, local, world = (-1 if n is None else n for n in (who.rank, who.local_rank, who.world))
         hello = wire.Hello(
             wire.Role.AGENT, pid, 0, rank, local, world, 0, 0, 0, 0, 0, 0, command[:15]

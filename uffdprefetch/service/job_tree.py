@@ -51,6 +51,11 @@ class JobTree:
         self._wait(now_ns, began)
         return self._pids - known | again, known - self._pids
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Those of the latest walk; of each walk another object."""
+        return self._pids
+
     def again(self, pids: Iterable[int]) -> None:
         """These come again with the next look, if they are there still."""
         self._again |= frozenset(pids)

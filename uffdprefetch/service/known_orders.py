@@ -14,7 +14,9 @@ from uffdprefetch.readers.announced_files import FileReaders
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import Announcements, PlanFile
+from uffdprefetch.readers.planned_files import PlannedFiles
 from uffdprefetch.readers.strides import Strides
+from uffdprefetch.service.planned_readers import PlannedReaders
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -32,8 +34,7 @@ class OrderService:
         file_readers: FileReaders | None,
     ) -> None:  # fmt: skip
         """``room_bytes``, ``allowed_bytes``: see KnownOrders; ``file_readers``: who reads small
-        files ahead. Raises OSError when there is no place
-        for the helper's files."""
+        files ahead. Raises OSError when there is no place for the helper's files."""
         came = arbiter.orders_came
         self.resolver = IndexerClient(socket_path, config.orders.plan, poll)
         self.known_orders = KnownOrders(
@@ -47,6 +48,10 @@ class OrderService:
         if config.orders.plan is not None:
             plan = PlanFile(self.resolver, self.known_orders, ledger, came)
             self.known_orders.sources.insert(0, plan)
+        self._planned: PlannedReaders | None = None
+        if config.orders.plan is not None and file_readers is not None:
+            files = PlannedFiles(self.resolver, file_readers, ledger, came)
+            self._planned = PlannedReaders(files)
         if config.policy in ("auto", "stride"):
             strides = Strides(
                 Indices(self.resolver, came), self.known_orders, ledger,
@@ -56,6 +61,11 @@ class OrderService:
             arbiter.add(strides)
         if config.orders.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
+
+    def follow(self, pids: frozenset[int], now_ns: int) -> None:
+        """Once a turn, where files are read ahead. ``pids``: see PlannedReaders."""
+        if self._planned is not None:
+            self._planned.step(pids, now_ns)
 
     @property
     def due_ns(self) -> int | None:

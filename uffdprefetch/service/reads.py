@@ -53,6 +53,11 @@ class FollowedReads:
         return fd == self._exits.fileno()
 
     @property
+    def processes(self) -> frozenset[int]:
+        """The job's on this node (JobTree.pids)."""
+        return self._tree.pids
+
+    @property
     def due_ns(self) -> int:
         """When step() is due though nothing happens."""
         names_ns = self.names.due_ns

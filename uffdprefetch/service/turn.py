@@ -77,6 +77,8 @@ class Turn:
         self._observer.look(self._peers.launchers.jobs(), now)
         if self._reads is not None:
             self._reads.step(now)
+            if self._orders is not None:
+                self._orders.follow(self._reads.processes, now)
         core.look(now)
         self._freshness.step(now)
         self._waits.step(core.mappings.clients)

@@ -67,7 +67,20 @@ def test_each_rank_is_asked_for_its_epochs_one_ahead(
     files.step()
     assert asked(job) == [(3, 0), (3, 1), (3, 2)], "there is no further epoch"
     files.end(10)
-    assert follower.forgotten == [(10, [follower.orders[1]])]
+    assert follower.forgotten == [(10, follower.orders)], "the first was never read to its end"
+
+
+def test_an_order_that_is_done_is_not_kept(job: Job) -> None:
+    follower = Follower()
+    files = planned(job, follower)
+    files.begin(10, 0)
+    for _ in range(2):
+        job.helper.answer(file_order="some")
+        follower.orders[-1].said(6)
+        files.step()
+    job.helper.answer(file_order="some")
+    files.end(10)
+    assert follower.forgotten == [(10, follower.orders[2:])]
 
 
 def test_what_is_wrong_is_told_once_and_asked_no_more(job: Job) -> None:
