@@ -20,8 +20,9 @@ class FileReaders(Protocol):
     open. Never blocks."""
 
     def watch(self, peer: int, directories: Sequence[str]) -> bool:
-        """Have opens in these directories seen, real paths as the process has them; whether they
-        are by now. Asked again and again."""
+        """Have opens in these directories seen, real paths as the process has them; whether all
+        were since it was asked last. Asked again and again: where opens were lost (a queue has
+        overflowed), what is compared with them begins anew."""
 
     def opened(self, peer: int) -> Sequence[str]:
         """Real paths of files that a process and its children opened since forget(), as far as
@@ -63,9 +64,11 @@ class AnnouncedFiles:
         }  # fmt: skip
 
     def _look(self, items: int) -> None:
-        if self._readers is None or not self._watched or self._since_items is not None:
+        if self._readers is None or not self._watched:
             return
-        if self._readers.watch(self._peer, self._watched):
+        if not self._readers.watch(self._peer, self._watched):
+            self._since_items = None
+        elif self._since_items is None:
             self._since_items = items
 
     def answered(

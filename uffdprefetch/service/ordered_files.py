@@ -28,13 +28,14 @@ FIRST_GROUP = 1 << 32
 
 
 class _FollowedOrder:
-    """An order of files that processes follow. ``group``: of its files (SmallReads); ``asked``: up
-    to where they were asked for; ``keeps``: whether their mount keeps what is read, None: it is
+    """An order of files that processes follow. ``group``: of its files (SmallReads); ``wanted``:
+    those that are to be asked for; ``keeps``: whether their mount keeps what is read, None: it is
     being found out."""
 
     def __init__(self, order: FileOrder, group: int, pid: int, watching: Watching) -> None:
         self.order, self.group, self._pid = order, group, pid
-        self.asked = order.position
+        self.wanted: deque[str] = deque()
+        self._end = order.position  # of what was asked for, or is wanted
         self.keeps: bool | None = None
         self.is_probed = False
         self._watching = watching
@@ -54,31 +55,35 @@ class _FollowedOrder:
         self._watching.mounts.note(done.file.device, keeping, os.path.dirname(name))
         self.keeps = self._watching.mounts.keeps(done.file.device)
 
-    def next_paths(self) -> list[str]:
-        """What is to be read now."""
+    @property
+    def left(self) -> int:
+        """Files that its reader has yet to open."""
+        return len(self.order) - self.order.position
+
+    def want(self, most: int) -> None:
+        """So many files may be ahead of the reader."""
         position = self.order.position
-        self.asked = max(self.asked, position)
-        end = min(len(self.order), position + AHEAD_FILES)
-        if self.order.done or self.asked >= end or self.keeps is False:
-            return []
-        if self.keeps is None:
-            paths = [] if self.is_probed else self.order.ahead(self.asked, 1)
-            self.asked += 1 if paths else 0
-            return paths
-        paths, self.asked = self.order.ahead(self.asked, end - self.asked), end
-        return paths
+        if position > self._end:  # it has overtaken us
+            self.wanted.clear()
+            self._end = position
+        end = min(len(self.order), position + most)
+        if end > self._end:
+            self.wanted.extend(self.order.ahead(self._end, end - self._end))
+            self._end = end
 
 
 @dataclass
 class _Announcer:
-    """A process that has announced orders. ``keys``: of its watched directories, with their paths;
-    ``asked``: directories that are watched, or being marked, or were refused; ``opened``: files."""
+    """A process that has announced orders, or for which a plan has some. ``asked``: directories
+    that are watched, by their keys (None: one is being marked, 0: it was refused); ``keys``: the
+    same by key; ``opened``: files; ``orders``: of its epochs, one after the other."""
 
     pid: int
     keys: dict[int, str] = field(default_factory=dict)
     asked: dict[str, int | None] = field(default_factory=dict)
     opened: deque[str] = field(default_factory=lambda: deque(maxlen=OPENS_MAX))
     orders: list[_FollowedOrder] = field(default_factory=list)
+    has_lost: bool = False  # opens, since watch() was asked
 
 
 class OrderedFiles:
@@ -98,29 +103,36 @@ class OrderedFiles:
         watching, process = self._make(), self._announcer(peer)
         if watching is None:
             return False
+        has_lost, process.has_lost = process.has_lost, False
         for directory in directories:
             self._mark(watching, process, directory)
-        return all(process.asked.get(directory) for directory in directories)
+        return not has_lost and all(process.asked.get(directory) for directory in directories)
 
-    def _mark(self, watching: Watching, process: _Announcer, directory: str) -> None:
-        if directory in process.asked or len(process.asked) >= ENTRIES_MAX:
-            return
+    def _mark(self, watching: Watching, process: _Announcer, directory: str) -> bool:
+        """Have a directory watched; whether it is, or cannot be."""
+        if directory in process.asked:
+            return process.asked[directory] is not None
+        if len(process.asked) >= ENTRIES_MAX:
+            return True
 
         def marked(key: int | OSError) -> None:
+            is_gone = self._processes.get(process.pid) is not process
             if isinstance(key, OSError):
+                process.asked[directory] = 0
                 return
-            if self._processes.get(process.pid) is not process:
+            watching.came(key)
+            if is_gone or key in process.keys:  # by another path
                 watching.leave(key)
-                return
-            process.asked[directory] = key
-            process.keys[key] = directory
+            process.asked[directory] = 0 if is_gone else key
+            process.keys.setdefault(key, directory)
 
         try:
             path = from_here(process.pid, directory)
         except OSError:  # it has ended
-            return
+            return False
         if watching.opener.run(lambda: watching.opens.mark(path), marked):
             process.asked[directory] = None
+        return False
 
     def opened(self, peer: int) -> Sequence[str]:
         """See FileReaders."""
@@ -141,18 +153,24 @@ class OrderedFiles:
         if process is None or watching is None:
             return
         for followed in [one for one in process.orders if one.order in orders]:
-            process.orders.remove(followed)
-            watching.reads.leave(followed.group, is_guess=False)
+            self._leave(watching, process, followed)
         process.opened.clear()
         if not process.orders:
             for key in process.keys:
                 watching.leave(key)
             del self._processes[peer]
 
+    @staticmethod
+    def _leave(watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
+        process.orders.remove(followed)
+        watching.reads.leave(followed.group, is_guess=False)
+
     @property
     def active(self) -> bool:
         """Whether step() is to be called."""
         return bool(self._processes)
+
+    # -------------------------------------------------------------- what is opened
 
     def step(
         self, watching: Watching, events: Iterable[NameOpened | DirectoryGone | Overflow]
@@ -160,25 +178,79 @@ class OrderedFiles:
         """What was opened since the last time; and what is wanted now."""
         processes = list(self._processes.values())
         for event in events:
-            if isinstance(event, NameOpened) and not (event.ours or event.is_dir):
-                for process in processes:
-                    directory = process.keys.get(event.directory)
-                    if directory is not None:
-                        self._opened(watching, process, os.path.join(directory, event.name))
+            for process in processes:
+                self._note(watching, process, event)
         for process in processes:
-            for followed in process.orders:
-                self._ask(watching, process, followed)
+            for followed in list(process.orders):
+                if _is_over(process, followed):
+                    self._leave(watching, process, followed)
+            self._ask(watching, process)
+
+    def _note(
+        self, watching: Watching, process: _Announcer, event: NameOpened | DirectoryGone | Overflow
+    ) -> None:
+        if isinstance(event, Overflow):
+            # what is compared with what was opened begins anew; an order's files were left out
+            process.has_lost = True
+            process.opened.clear()
+        elif event.directory not in process.keys:
+            return
+        elif isinstance(event, DirectoryGone):
+            del process.asked[process.keys.pop(event.directory)]
+            watching.leave(event.directory)
+        elif not (event.ours or event.is_dir):
+            self._opened(watching, process, f"{process.keys[event.directory]}/{event.name}")
 
     @staticmethod
     def _opened(watching: Watching, process: _Announcer, path: str) -> None:
         process.opened.append(path)
         for followed in process.orders:
-            if followed.order.opened(path) is not None:
-                watching.reads.opened(followed.group, path, is_guess=False)
+            before = followed.order.position
+            at = followed.order.opened(path)
+            if at is None:
+                continue  # the next epoch may have begun, or it is of another loader
+            (name,) = followed.order.order.paths(at, at + 1)  # the path itself may be another
+            watching.reads.opened(followed.group, name, is_guess=False)
+            if at >= before or followed.left > AHEAD_FILES:
+                return
 
-    def _ask(self, watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
-        probe = followed.keeps is None
-        for path in followed.next_paths():
-            followed.is_probed = followed.is_probed or probe
-            self._mark(watching, process, os.path.dirname(path))
-            watching.reads.read(followed, followed.group, path, probe=probe, is_guess=False)
+    # -------------------------------------------------------------- what is wanted
+
+    def _ask(self, watching: Watching, process: _Announcer) -> None:
+        """Have read what is wanted now: of an order that has not begun what those before it leave
+        room for."""
+        room = AHEAD_FILES
+        for followed in process.orders:
+            if followed.keeps is not False:
+                followed.want(AHEAD_FILES if followed.order.position else room)
+                self._read(watching, process, followed)
+            room = max(0, room - followed.left)
+
+    def _read(self, watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
+        for _ in range(len(followed.wanted)):
+            path = followed.wanted.popleft()
+            directory, name = os.path.split(path)
+            # until it is marked nobody can tell whose open ours is
+            is_ready = self._mark(watching, process, directory)
+            probe = followed.keeps is None
+            if not is_ready or (probe and followed.is_probed):
+                followed.wanted.append(path)
+                continue
+            key = process.asked.get(directory)
+            if key:
+                watching.opens.expect(key, name)
+            if not watching.reads.read(followed, followed.group, path, probe=probe, is_guess=False):
+                if key:
+                    watching.opens.unexpect(key, name)
+                followed.wanted.appendleft(path)
+                return
+            if probe:  # its first page alone
+                followed.is_probed = True
+                followed.wanted.append(path)
+
+
+def _is_over(process: _Announcer, followed: _FollowedOrder) -> bool:
+    """Whether its last file was opened, or it was left near its end: a later one is followed."""
+    later = process.orders[process.orders.index(followed) + 1 :]
+    is_left = any(one.order.position >= AHEAD_FILES for one in later)
+    return followed.order.done or (is_left and followed.left <= AHEAD_FILES)

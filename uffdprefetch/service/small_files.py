@@ -185,10 +185,11 @@ class SmallFiles:
         if isinstance(found, OSError):
             return
         key, listing = found.listing.key, found.listing
+        self._watching.came(key)
         tree.device = tree.device or found.device  # the first is one that is read
         another = self._trees.get(tree.root) is not tree or tree.device != found.device
         if another or key in self._by_key or self._mounts.drops(found.device):
-            self._drop(key)
+            self._watching.leave(key)
             return
         now = self._clock.now_ns()
         folder = _WatchedFolder(tree, below, key, path, found.device, self._mounts, now)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -195,10 +196,18 @@ class Watching:
     def __init__(self, opens: Opens, reads: SmallReads, opener: Opener, ledger: Ledger) -> None:
         self.opens, self.reads, self.opener = opens, reads, opener
         self.mounts = Mounts(ledger)
+        self._users = Counter[int]()  # by directory
+
+    def came(self, key: int) -> None:
+        """A directory was marked, for one more who wants it watched."""
+        self._users[key] += 1
 
     def leave(self, key: int) -> None:
-        """A directory needs not be watched any more."""
-        self.opener.run(lambda: self.opens.unmark(key), lambda _: None)
+        """One of these does not any more."""
+        self._users[key] -= 1
+        if self._users[key] <= 0:
+            del self._users[key]
+            self.opener.run(lambda: self.opens.unmark(key), lambda _: None)
 
     def close(self) -> None:
         """End it."""
