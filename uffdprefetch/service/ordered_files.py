@@ -50,7 +50,9 @@ class _FollowedOrder:
             return
         keeping = done.probe.keeping if done.probe is not None else Keeping.NOTHING
         if done.file is None or done.probe is None:
-            self.is_probed = False  # not there, or of no storage: by the next one
+            self.is_probed = False
+            if name in self.wanted:  # not there, or of no storage: by the next one
+                self.wanted.remove(name)
             return
         self._watching.mounts.note(done.file.device, keeping, os.path.dirname(name))
         self.keeps = self._watching.mounts.keeps(done.file.device)
@@ -218,13 +220,13 @@ class OrderedFiles:
 
     def _ask(self, watching: Watching, process: _Announcer) -> None:
         """Have read what is wanted now: of an order that has not begun what those before it leave
-        room for."""
+        room for, and its first file: where another loader begins beside the first, that is seen."""
         room = AHEAD_FILES
         for followed in process.orders:
             if followed.keeps is not False:
                 followed.want(AHEAD_FILES if followed.order.position else room)
                 self._read(watching, process, followed)
-            room = max(0, room - followed.left)
+            room = max(1, room - followed.left)
 
     def _read(self, watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
         for _ in range(len(followed.wanted)):
