@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""service/followed_names.py: what reads small files is made when it is needed, by the real sensors;
+where it cannot be had, that is said once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_until
+from guess_bed import Bed
+
+from uffdprefetch.native import paths
+from uffdprefetch.sense import opens
+from uffdprefetch.sense.read_calls import ReadSeen
+from uffdprefetch.service.followed_names import STEP_NS, FollowedNames
+from uffdprefetch.state.opening import Opener
+
+PID = os.getpid()
+
+
+class Names:
+    """A service's, whose run directory is ``rundir``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rundir: str) -> None:
+        self.bed, self.wake_fd = Bed(monkeypatch), os.eventfd(0, os.EFD_NONBLOCK)
+        self.opener = Opener(self.wake_fd)
+        core = self.bed.core
+        self.names = FollowedNames(
+            rundir, 16 << 20, core.ahead, core.table, self.opener, self.bed.ledger
+        )
+
+    def watch(self, directory: Path) -> bool:
+        """Whether a directory is watched by now."""
+        self.opener.step()
+        return self.names.ordered.watch(PID, [str(directory)])
+
+    def close(self) -> None:
+        self.names.close()
+        os.close(self.wake_fd)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Names]:
+    names = Names(monkeypatch, str(tmp_path))
+    yield names
+    names.close()
+
+
+def test_nothing_is_made_before_it_is_needed(made: Names) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    made.names.step(0, [])
+    assert made.names.due_ns is None and made.names.describe() is None
+    assert made.names.used_bytes == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_opened_is_told_to_the_orders(made: Names, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a").write_bytes(b"a")
+    wait_until(lambda: made.watch(data), "the mark")
+    assert made.names.due_ns == 0
+    (data / "a").read_bytes()
+
+    def seen() -> bool:
+        now_ns = made.names.due_ns
+        assert now_ns is not None
+        made.names.step(now_ns, [])
+        assert made.names.due_ns == now_ns + STEP_NS
+        return list(made.names.ordered.opened(PID)) == [str(data / "a")]
+
+    # a root's events have a pid, and its own are told apart: a child's are the job's
+    os.spawnlp(os.P_WAIT, "cat", "cat", "/dev/null", str(data / "a"))
+    wait_until(seen, "its open")
+    described = made.names.describe()
+    assert described is not None and described["read"] == 0
+    made.names.ordered.forget(PID, [])
+    assert made.names.due_ns is None
+
+
+def test_it_is_not_asked_more_often_than_it_is_due(made: Names, tmp_path: Path) -> None:
+    wait_until(lambda: made.watch(tmp_path), "the mark")
+    made.names.step(5, [])
+    due_ns = made.names.due_ns
+    made.names.step(6, [])
+    assert made.names.due_ns == due_ns == 5 + STEP_NS
+
+
+@pytest.mark.parametrize("part", ["Opens", "PathReader"])
+def test_what_cannot_be_had_is_said_once(
+    made: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(opens if part == "Opens" else paths, part, refuse)
+    for _ in range(2):
+        assert not made.watch(tmp_path)
+        waiting: Any = ReadSeen
+        made.names.step(0, [waiting])
+    (line,) = made.bed.ledger.degradations
+    assert line.startswith("small files are not read ahead: ") and "too many open files" in line
+    assert made.names.describe() is None
+
+
+def test_without_a_run_directory_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Names(monkeypatch, "")
+    assert not made.watch(Path("/"))
+    assert made.bed.ledger.degradations == []
+    made.close()

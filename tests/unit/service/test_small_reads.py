@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""service/small_reads.py: what of the files that were read ahead was opened, came late, or was for
+nothing; and what is known of a mount."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_reading import DEVICE, FILE_BYTES, MOST_BYTES, SmallReading
+
+from uffdprefetch.native.paths import Keeping, PathDone
+from uffdprefetch.service.small_reads import MEANS, Mounts
+from uffdprefetch.state.ledger import Ledger
+
+MIB = 1 << 20
+GROUP = 5
+
+
+class Wanting:
+    """NamesAhead: of a process that lives, or has ended."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self.came_as: list[tuple[str, PathDone]] = []
+
+    def path_of(self, name: str) -> str:
+        if self.has_ended:
+            raise FileNotFoundError(name)
+        return f"/data/{name}"
+
+    def came(self, name: str, done: PathDone) -> None:
+        self.came_as.append((name, done))
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> SmallReading:
+    return SmallReading(tmp_path)
+
+
+@pytest.fixture
+def reads(bed: SmallReading) -> Any:
+    return bed.watching.reads
+
+
+@pytest.fixture
+def by() -> Wanting:
+    return Wanting()
+
+
+def test_a_file_that_is_opened_after_it_has_come_is_used(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    assert reads.read(by, GROUP, "a")
+    (request,) = bed.reader.asked
+    assert (request.name, request.group, request.probe) == ("/data/a", GROUP, False)
+    bed.reader.end()
+    assert reads.reap() == [by] and [name for name, _ in by.came_as] == ["a"]
+    assert (reads.counts.read, reads.counts.used) == (1, 0)
+    assert (bed.account.asked, bed.account.used, bed.account.open) == (FILE_BYTES, 0, FILE_BYTES)
+    reads.opened(GROUP, "a")
+    reads.opened(GROUP, "a")
+    assert (reads.counts.used, reads.counts.used_bytes) == (1, FILE_BYTES), "once"
+    assert (bed.account.used, bed.account.open) == (FILE_BYTES, 0)
+
+
+def test_a_file_that_is_opened_before_it_has_come_is_used_when_it_has(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    reads.read(by, GROUP, "a")
+    reads.opened(GROUP, "a")
+    assert reads.counts.used == 0
+    bed.reader.end()
+    reads.reap()
+    assert (reads.counts.read, reads.counts.used, bed.account.open) == (1, 1, 0)
+
+
+def test_what_is_not_opened_before_its_group_is_left_is_lost(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    for name in ("a", "b"):
+        reads.read(by, GROUP, name)
+    bed.reader.end()
+    reads.reap()
+    reads.opened(GROUP, "a")
+    reads.read(by, GROUP, "late")
+    reads.leave(GROUP)
+    assert bed.reader.withdrawn == [GROUP] and bed.account.lost == FILE_BYTES
+    bed.reader.end()
+    reads.reap()
+    assert bed.account.lost == 2 * FILE_BYTES, "that one came after it was left"
+    assert bed.account.open == 0
+
+
+def test_what_is_thought_lost_counts_by_the_mean(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    reads.read(by, GROUP, "a")
+    bed.reader.end()
+    reads.reap()
+    reads.lost(3)
+    assert bed.account.lost == 3 * FILE_BYTES
+
+
+def test_what_is_no_guess_is_not_in_the_account(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    for name in ("a", "b"):
+        reads.read(by, GROUP, name, is_guess=False)
+    bed.reader.end()
+    reads.reap()
+    reads.opened(GROUP, "a", is_guess=False)
+    reads.leave(GROUP, is_guess=False)
+    assert (reads.counts.read, reads.counts.used) == (2, 1)
+    assert (bed.account.asked, bed.account.used, bed.account.lost) == (0, 0, 0)
+
+
+def test_what_was_in_memory_was_not_read(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    reads.read(by, GROUP, "a")
+    bed.reader.end(waited=False)
+    reads.reap()
+    reads.opened(GROUP, "a")
+    counts = reads.counts
+    assert (counts.there, counts.read, counts.used, bed.account.asked) == (1, 0, 0, 0)
+
+
+def test_a_file_that_is_not_there_is_nothing(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    reads.read(by, GROUP, "a")
+    bed.reader.end(missing=True)
+    reads.reap()
+    reads.leave(GROUP)
+    counts = reads.counts
+    assert (counts.there, counts.read, bed.account.asked, bed.account.lost) == (0, 0, 0, 0)
+    assert len(by.came_as) == 1, "who wanted it hears of it"
+
+
+def test_a_probe_is_no_file(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    reads.read(by, GROUP, "a", probe=True)
+    bed.reader.end(Keeping.PAGES)
+    reads.reap()
+    reads.opened(GROUP, "a")
+    assert (reads.counts.read, reads.counts.used, reads.counts.there) == (0, 0, 0)
+    ((_, done),) = by.came_as
+    assert done.probe is not None and done.probe.keeping is Keeping.PAGES
+
+
+def test_nothing_is_asked_for_of_who_has_ended_or_where_too_much_is(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    by.has_ended = True
+    assert not reads.read(by, GROUP, "a")
+    by.has_ended = False
+    bed.reader.room = 1
+    assert reads.read(by, GROUP, "a") and not reads.read(by, GROUP, "b")
+    assert [one.name for one in bed.reader.asked] == ["/data/a"]
+
+
+def test_no_file_is_read_much_further_than_those_before_it(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    reads.counts.read, reads.counts.read_bytes = 2, 2 * MIB
+    reads.read(by, GROUP, "a")
+    reads.counts.read_bytes = 2 * MOST_BYTES
+    reads.read(by, GROUP, "b")
+    reads.counts.read_bytes = 2
+    reads.read(by, GROUP, "c")
+    most = [one.most_bytes for one in bed.reader.asked]
+    assert most == [MEANS * MIB, MOST_BYTES, MIB]
+
+
+def test_what_is_under_way_takes_of_the_accounts_room(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    assert reads.has_room
+    reads.counts.read, reads.counts.read_bytes = 1, 1 << 40
+    reads.read(by, GROUP, "a")
+    assert not reads.has_room
+    bed.reader.end()
+    reads.reap()
+    assert reads.has_room
+
+
+@pytest.mark.parametrize(
+    ("keeping", "keeps"),
+    [(Keeping.PAGES, True), (Keeping.UNKNOWN, True), (Keeping.WHILE_OPEN, False),
+     (Keeping.NOTHING, False)],
+)  # fmt: skip
+def test_what_a_mount_keeps_is_noted_and_told(keeping: Keeping, keeps: bool) -> None:
+    ledger = Ledger()
+    mounts = Mounts(ledger)
+    assert not (mounts.is_known(DEVICE) or mounts.keeps(DEVICE) or mounts.drops(DEVICE))
+    mounts.asked(DEVICE)
+    assert mounts.is_known(DEVICE) and not (mounts.keeps(DEVICE) or mounts.drops(DEVICE))
+    mounts.note(DEVICE, keeping, "/data")
+    assert (mounts.keeps(DEVICE), mounts.drops(DEVICE)) == (keeps, not keeps)
+    told = [note.line for note in ledger.noted.left_alone]
+    assert len(told) == (not keeps) and all(keeping.value in line for line in told)
+
+
+def test_a_directory_is_unmarked_with_the_last_who_wants_it(bed: SmallReading) -> None:
+    watching = bed.watching
+    for _ in range(2):
+        watching.came(3)
+    watching.leave(3)
+    bed.opener.end()
+    assert bed.unmarked == []
+    watching.leave(3)
+    bed.opener.end()
+    assert bed.unmarked == [3]
