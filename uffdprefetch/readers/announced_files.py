@@ -28,10 +28,10 @@ class FileReaders(Protocol):
         """Real paths of files that a process and its children opened since forget(), as far as
         that was seen, the latest last; of those in watched directories, all."""
 
-    def follow(self, peer: int, order: FileOrder) -> None:
-        """Read ahead in an order, and tell it what is opened (FileOrder.opened()). One that comes
-        while another of the same process is not done is that of its next epoch: it is read ahead
-        after that one, and told of the opens that the other does not expect."""
+    def follow(self, peer: int, order: FileOrder, after: FileOrder | None = None) -> None:
+        """Read ahead in an order, and tell it what is opened (FileOrder.opened()). ``after``: of
+        which it is the next epoch: it is read ahead after that one, and told of the opens that the
+        other does not expect near its end."""
 
     def forget(self, peer: int, orders: Sequence[FileOrder]) -> None:
         """These have ended; nothing is watched for the process any more but for other orders."""

@@ -80,9 +80,9 @@ class PlannedFiles:
             self._ledger.degrade(f"--plan: an order of files cannot be mapped: {error}")
             one.over = True
             return
-        one.orders = [order for order in one.orders if not order.done]
-        one.orders.append(FileOrder(paths, "--plan"))
-        self._readers.follow(peer, one.orders[-1])
+        order = FileOrder(paths, "--plan")
+        self._readers.follow(peer, order, one.orders[-1] if one.orders else None)
+        one.orders = [*(each for each in one.orders if not each.done), order]
         self._came()
 
 

@@ -28,12 +28,13 @@ FIRST_GROUP = 1 << 32
 
 
 class _FollowedOrder:
-    """An order of files that processes follow. ``group``: of its files (SmallReads); ``wanted``:
-    those that are to be asked for; ``keeps``: whether their mount keeps what is read, None: it is
-    being found out."""
+    """An order of files that processes follow. ``group``: of its files (SmallReads); ``after``: the
+    epoch before, while it is followed; ``wanted``: files that are to be asked for; ``keeps``:
+    whether their mount keeps what is read, None: it is being found out."""
 
     def __init__(self, order: FileOrder, group: int, pid: int, watching: Watching) -> None:
         self.order, self.group, self._pid = order, group, pid
+        self.after: _FollowedOrder | None = None
         self.wanted: deque[str] = deque()
         self._end = order.position  # of what was asked for, or is wanted
         self.keeps: bool | None = None
@@ -62,9 +63,21 @@ class _FollowedOrder:
         """Files that its reader has yet to open."""
         return len(self.order) - self.order.position
 
-    def want(self, most: int) -> None:
-        """So many files may be ahead of the reader."""
-        position = self.order.position
+    def opened(self, path: str) -> bool:
+        """A file was opened; whether it may be one of the next epoch."""
+        before = self.order.position
+        at = self.order.opened(path)
+        if at is not None:
+            (name,) = self.order.order.paths(at, at + 1)  # the path itself may be another
+            self._watching.reads.opened(self.group, name, is_guess=False)
+        return (at is None or at < before) and self.left <= AHEAD_FILES
+
+    def want(self) -> None:
+        """What is to be ahead of the reader by now: of an order that has not begun what the epoch
+        before it leaves room for."""
+        position, most = self.order.position, AHEAD_FILES
+        if self.after is not None and not position:
+            most -= self.after.left
         if position > self._end:  # it has overtaken us
             self.wanted.clear()
             self._end = position
@@ -78,7 +91,7 @@ class _FollowedOrder:
 class _Announcer:
     """A process that has announced orders, or for which a plan has some. ``asked``: directories
     that are watched, by their keys (None: one is being marked, 0: it was refused); ``keys``: the
-    same by key; ``opened``: files; ``orders``: of its epochs, one after the other."""
+    same by key; ``opened``: files; ``orders``: an epoch's behind that of the one before."""
 
     pid: int
     keys: dict[int, str] = field(default_factory=dict)
@@ -140,14 +153,16 @@ class OrderedFiles:
         """See FileReaders."""
         return list(self._announcer(peer).opened)
 
-    def follow(self, peer: int, order: FileOrder) -> None:
+    def follow(self, peer: int, order: FileOrder, after: FileOrder | None = None) -> None:
         """See FileReaders."""
         watching = self._make()
         if watching is None:
             return
         self._group += 1
+        orders = self._announcer(peer).orders
         followed = _FollowedOrder(order, self._group, peer, watching)
-        self._announcer(peer).orders.append(followed)
+        followed.after = next((one for one in orders if one.order is after), None)
+        orders.append(followed)
 
     def forget(self, peer: int, orders: Sequence[FileOrder]) -> None:
         """See FileReaders."""
@@ -165,6 +180,8 @@ class OrderedFiles:
     @staticmethod
     def _leave(watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
         process.orders.remove(followed)
+        for later in process.orders:
+            later.after = None if later.after is followed else later.after
         watching.reads.leave(followed.group, is_guess=False)
 
     @property
@@ -186,7 +203,10 @@ class OrderedFiles:
             for followed in list(process.orders):
                 if _is_over(process, followed):
                     self._leave(watching, process, followed)
-            self._ask(watching, process)
+            for followed in process.orders:
+                if followed.keeps is not False:
+                    followed.want()
+                    self._read(watching, process, followed)
 
     def _note(
         self, watching: Watching, process: _Announcer, event: NameOpened | DirectoryGone | Overflow
@@ -201,32 +221,17 @@ class OrderedFiles:
             del process.asked[process.keys.pop(event.directory)]
             watching.leave(event.directory)
         elif not (event.ours or event.is_dir):
-            self._opened(watching, process, f"{process.keys[event.directory]}/{event.name}")
+            self._opened(process, f"{process.keys[event.directory]}/{event.name}")
 
     @staticmethod
-    def _opened(watching: Watching, process: _Announcer, path: str) -> None:
+    def _opened(process: _Announcer, path: str) -> None:
         process.opened.append(path)
+        near_end: list[_FollowedOrder] = []
         for followed in process.orders:
-            before = followed.order.position
-            at = followed.order.opened(path)
-            if at is None:
-                continue  # the next epoch may have begun, or it is of another loader
-            (name,) = followed.order.order.paths(at, at + 1)  # the path itself may be another
-            watching.reads.opened(followed.group, name, is_guess=False)
-            if at >= before or followed.left > AHEAD_FILES:
-                return
+            if (followed.after is None or followed.after in near_end) and followed.opened(path):
+                near_end.append(followed)
 
     # -------------------------------------------------------------- what is wanted
-
-    def _ask(self, watching: Watching, process: _Announcer) -> None:
-        """Have read what is wanted now: of an order that has not begun what those before it leave
-        room for, and its first file: where another loader begins beside the first, that is seen."""
-        room = AHEAD_FILES
-        for followed in process.orders:
-            if followed.keeps is not False:
-                followed.want(AHEAD_FILES if followed.order.position else room)
-                self._read(watching, process, followed)
-            room = max(1, room - followed.left)
 
     def _read(self, watching: Watching, process: _Announcer, followed: _FollowedOrder) -> None:
         for _ in range(len(followed.wanted)):
@@ -252,7 +257,8 @@ class OrderedFiles:
 
 
 def _is_over(process: _Announcer, followed: _FollowedOrder) -> bool:
-    """Whether its last file was opened, or it was left near its end: a later one is followed."""
-    later = process.orders[process.orders.index(followed) + 1 :]
-    is_left = any(one.order.position >= AHEAD_FILES for one in later)
-    return followed.order.done or (is_left and followed.left <= AHEAD_FILES)
+    """Whether its last file was opened, or it was left near its end: the next epoch goes on."""
+    if followed.left > AHEAD_FILES:
+        return False
+    later = [one.order.position for one in process.orders if one.after is followed]
+    return followed.order.done or max(later, default=0) >= AHEAD_FILES

@@ -44,7 +44,8 @@ class Follower:
     def opened(self, peer: int) -> Sequence[str]:
         return self.seen
 
-    def follow(self, peer: int, order: FileOrder) -> None:
+    def follow(self, peer: int, order: FileOrder, after: FileOrder | None = None) -> None:
+        assert after is None or after is self.orders[-1]
         self.orders.append(order)
 
     def forget(self, peer: int, orders: Sequence[FileOrder]) -> None:
