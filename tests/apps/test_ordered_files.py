@@ -70,9 +70,10 @@ def runner(runner: Runner) -> Runner:
     return runner
 
 
-#: Prints the digest of the files' digests, sorted.
+#: Prints the digest of the files' digests, sorted. Those whose order is told begin a second later,
+#: as a job that loads its libraries meanwhile.
 JOB = """
-import glob, hashlib, os, random, sys
+import glob, hashlib, random, sys, time
 paths = sorted(glob.glob(sys.argv[1] + "/*/*.jpg"))
 digests = []
 def read(path):
@@ -117,10 +118,12 @@ ANNOUNCED = """
 from uffdprefetch.plan import announce
 random.Random(8).shuffle(paths)
 with announce(paths=paths):
+    time.sleep(1)
     digests.extend(map(read, paths))
 tell()
 """
 PLANNED = """
+time.sleep(1)
 for path in open(sys.argv[2]).read().split():
     digests.append(read(path))
 tell()

@@ -17,7 +17,7 @@ from uffdprefetch.readers.planned_files import PlannedFiles
 
 
 @dataclass
-class JobProcess:
+class RankedProcess:
     """``rank``, ``parent``: as they were when it was looked at last; rank None: it has none."""
 
     rank: int | None
@@ -36,7 +36,7 @@ class PlannedReaders:
 
     def __init__(self, planned: PlannedFiles) -> None:
         self._planned = planned
-        self._processes: dict[int, JobProcess] = {}
+        self._processes: dict[int, RankedProcess] = {}
         self._readers: dict[int, int] = {}  # by pid, whose rank
         self._seen: frozenset[int] = frozenset()
 
@@ -56,7 +56,7 @@ class PlannedReaders:
             if known is None or not known.is_settled:
                 came_ns = now_ns if known is None else known.came_ns
                 rank = identify(environment(pid)).rank
-                self._processes[pid] = JobProcess(rank, parent(pid), came_ns, now_ns)
+                self._processes[pid] = RankedProcess(rank, parent(pid), came_ns, now_ns)
         readers = readers_of(self._processes)
         for pid, rank in list(self._readers.items()):
             if readers.get(pid) != rank:
@@ -68,7 +68,7 @@ class PlannedReaders:
         self._readers = readers
 
 
-def readers_of(processes: Mapping[int, JobProcess]) -> dict[int, int]:
+def readers_of(processes: Mapping[int, RankedProcess]) -> dict[int, int]:
     """By pid, the rank of each process that stands for one: the first that has it and has started
     none with another (a launcher). Where no process has any, the first stands for rank 0, as
     wherever no launcher has said one."""

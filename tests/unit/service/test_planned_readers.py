@@ -12,14 +12,14 @@ from conftest import wait_until
 
 from uffdprefetch.base.procfs import environment, parent
 from uffdprefetch.predict.bounds import LATELY_NS
-from uffdprefetch.service.planned_readers import JobProcess, PlannedReaders, readers_of
+from uffdprefetch.service.planned_readers import RankedProcess, PlannedReaders, readers_of
 
 PID = os.getpid()
 
 
-def tree(*each: tuple[int, int, int | None]) -> dict[int, JobProcess]:
+def tree(*each: tuple[int, int, int | None]) -> dict[int, RankedProcess]:
     """Of (pid, parent, rank)."""
-    return {pid: JobProcess(rank, above, 0, 0) for pid, above, rank in each}
+    return {pid: RankedProcess(rank, above, 0, 0) for pid, above, rank in each}
 
 
 def test_the_first_process_stands_for_a_job_without_ranks() -> None:
