@@ -12,7 +12,7 @@ from conftest import wait_until
 
 from uffdprefetch.base.procfs import environment, parent
 from uffdprefetch.predict.bounds import LATELY_NS
-from uffdprefetch.service.planned_readers import RankedProcess, PlannedReaders, readers_of
+from uffdprefetch.service.planned_readers import PlannedReaders, RankedProcess, readers_of
 
 PID = os.getpid()
 
