@@ -140,17 +140,19 @@ def wrapped(runner: Runner, bed: SlowBed, *words: str, **how: Any) -> Run:
     return run
 
 
-def check_read_ahead(run: Run, bed: SlowBed, images: Images, epochs: int = 1) -> None:
-    """Right bytes; each file came once, and most of them before the job opened them."""
-    said = run.stdout.split()
-    if epochs == 1:
-        assert said == [images.digest.encode(), b"%d" % FILES]
-    else:
-        assert said[1] == b"%d" % (epochs * FILES)
+def check_read_ahead(run: Run, bed: SlowBed, images: Images) -> None:
+    """Right bytes, too."""
+    assert run.stdout.split() == [images.digest.encode(), b"%d" % FILES]
+    check_small_files(run, bed, images)
+
+
+def check_small_files(run: Run, bed: SlowBed, images: Images) -> None:
+    """Each file came once, and most of them before the job opened them. (One that is asked for
+    twice at the same time counts twice.)"""
     small = run.summary["reads"]["small_files"]
     assert small is not None, run.summary["degradations"]
     assert small["used"] > USED_SHARE * FILES, (small, run.summary["degradations"])
-    assert small["read"] <= FILES, small
+    assert small["read"] <= 1.05 * FILES, small
     size = sum(path.stat().st_size for path in images.directory.rglob("*.jpg"))
     assert bed.counters()["bytes"] <= 1.1 * size + (1 << 20)
 
@@ -199,16 +201,16 @@ def test_each_ranks_files_of_a_plan_are_read_ahead_in_each_epoch(
         "schema": "uffdprefetch.plan/1",
         "paths": {"list": paths, "epochs": [{"ranks": each} for each in ranks]},
     }))  # fmt: skip
+    expected: list[str] = []
     for rank in range(2):
         names = [paths[at] for each in ranks for at in each[str(rank)]]
         (tmp_path / f"{rank}.txt").write_text("\n".join(names))
+        files = [images.directory / Path(name).relative_to(bed.path(".")) for name in names]
+        digests = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+        expected += [hashlib.sha256("".join(digests).encode()).hexdigest(), str(FILES)]
     one = f'RANK=$rank WORLD_SIZE=2 "$0" "$@" {tmp_path}/$rank.txt > {tmp_path}/$rank.out &'
     shell = f"for rank in 0 1; do {one} done; wait; cat {tmp_path}/?.out"
     words = ["sh", "-c", shell, sys.executable, "-c", JOB + PLANNED, str(bed.path("."))]
     run = wrapped(runner, bed, *words, options=("--plan", str(plan)))
-    said = run.stdout.split()
-    assert said[1::2] == [b"%d" % FILES] * 2, "half of the files, twice, each"
-    small = run.summary["reads"]["small_files"]
-    assert small["used"] > USED_SHARE * FILES, (small, run.summary["degradations"])
-    size = sum(path.stat().st_size for path in images.directory.rglob("*.jpg"))
-    assert bed.counters()["bytes"] <= 1.1 * size + (1 << 20)
+    assert run.stdout.decode().split() == expected
+    check_small_files(run, bed, images)
