@@ -4,6 +4,7 @@ ahead, and handed to who reads files."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -84,6 +85,22 @@ class PlannedFiles:
         self._readers.follow(peer, order, one.orders[-1] if one.orders else None)
         one.orders = [*(each for each in one.orders if not each.done), order]
         self._came()
+
+
+def say_unread(resolver: IndexerClient, ledger: Ledger) -> None:
+    """Say, where a plan has orders of files, that nobody follows them in this run."""
+
+    def heard(answer: Answer) -> None:
+        if answer.get("file_order") is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            resolver.file_order(answer["file_order"])  # which removes what was stored for us
+        ledger.degrade(
+            "--plan: its files are not read ahead: that takes --reads auto, and --policy auto or"
+            " stride"
+        )
+
+    resolver.ask({"do": "plan_paths", "rank": 0, "epoch": 0}, heard)
 
 
 def _is_near_its_end(order: FileOrder) -> bool:

@@ -14,7 +14,7 @@ from uffdprefetch.readers.announced_files import FileReaders
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import Announcements, PlanFile
-from uffdprefetch.readers.planned_files import PlannedFiles
+from uffdprefetch.readers.planned_files import PlannedFiles, say_unread
 from uffdprefetch.readers.strides import Strides
 from uffdprefetch.service.planned_readers import PlannedReaders
 from uffdprefetch.state.client import Client
@@ -61,6 +61,8 @@ class OrderService:
             arbiter.add(strides)
         if config.orders.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
+        if config.orders.plan is not None and file_readers is None:
+            say_unread(self.resolver, ledger)
 
     def follow(self, pids: frozenset[int], now_ns: int) -> None:
         """Once a turn, where files are read ahead. ``pids``: see PlannedReaders."""

@@ -11,7 +11,7 @@ from conftest import warnings_fail
 from test_announced_files import Follower, path_order
 
 from uffdprefetch.orders.file_order import AROUND_FILES, FileOrder
-from uffdprefetch.readers.planned_files import PlannedFiles
+from uffdprefetch.readers.planned_files import PlannedFiles, say_unread
 
 pytestmark = warnings_fail
 
@@ -101,3 +101,12 @@ def test_an_answer_for_a_process_that_has_ended_is_of_nobody(job: Job) -> None:
     files.end(10)
     job.helper.answer(file_order="some")
     assert follower.orders == [] and follower.forgotten == [(10, [])]
+
+
+def test_that_nobody_reads_a_plans_files_is_said_where_it_has_any(job: Job) -> None:
+    for answer in ({"file_order": None}, {"error": "no such path"}, {"file_order": "some"}):
+        assert job.ledger.degradations == []
+        say_unread(job.helper, job.ledger)  # type: ignore[arg-type]
+        job.helper.answer(**answer)
+    (line,) = job.ledger.degradations
+    assert line.startswith("--plan: its files are not read ahead: ")
