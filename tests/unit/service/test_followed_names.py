@@ -9,14 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from conftest import wait_until
+from components import on_memory
+from conftest import require, wait_until
 from guess_bed import Bed
 
+from uffdprefetch.base.clock import CLOCK
+from uffdprefetch.job.channel import packed
 from uffdprefetch.native import paths
+from uffdprefetch.orders.file_order import FileOrder, PathColumn, of_items
+from uffdprefetch.orders.key_lists import KeyList
 from uffdprefetch.sense import opens
 from uffdprefetch.sense.read_calls import ReadSeen
 from uffdprefetch.service.followed_names import STEP_NS, FollowedNames
+from uffdprefetch.service.ordered_files import AHEAD_FILES
 from uffdprefetch.state.opening import Opener
 
 PID = os.getpid()
@@ -80,6 +87,41 @@ def test_what_is_opened_is_told_to_the_orders(made: Names, tmp_path: Path) -> No
     assert described is not None and described["read"] == 0
     made.names.ordered.forget(PID, [])
     assert made.names.due_ns is None
+
+
+@pytest.mark.parametrize("sensor", ["fanotify", "inotify"])
+def test_our_own_opens_move_no_order(
+    made: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sensor: str
+) -> None:
+    require(not on_memory(tmp_path), "files in memory are not read; set TMPDIR")
+    if sensor == "inotify":
+
+        def refuse() -> None:
+            raise OSError(22, "no fanotify")
+
+        monkeypatch.setattr(opens.Opens.__init__, "__defaults__", (CLOCK, refuse, None))
+    for number in range(3 * AHEAD_FILES):
+        (tmp_path / str(number)).write_bytes(b"%d" % number)
+    each = np.arange(3 * AHEAD_FILES)
+    names = KeyList.parse("n", "bytes", packed([b"%d" % number for number in each]))
+    column = PathColumn(names, f"{tmp_path}/".encode())
+    order = FileOrder(of_items([column], [each], each, len(each)), "--plan")
+    made.names.ordered.follow(PID, order)
+
+    def there() -> int:
+        made.opener.step()
+        made.names.step(made.names.due_ns or 0, [])
+        described = made.names.describe()
+        assert described is not None
+        return int(described["there"] + described["read"])
+
+    wait_until(lambda: there() == AHEAD_FILES, "the first files")
+    wait_until(lambda: there() == AHEAD_FILES, "what we have opened")
+    assert order.position == 0
+    os.spawnlp(os.P_WAIT, "cat", "cat", *(os.devnull, *(str(tmp_path / str(i)) for i in range(2))))
+    wait_until(lambda: there() == AHEAD_FILES + 2, "the next ones")
+    assert order.position == 2
+    made.names.ordered.forget(PID, [order])
 
 
 def test_it_is_not_asked_more_often_than_it_is_due(made: Names, tmp_path: Path) -> None:
