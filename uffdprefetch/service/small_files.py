@@ -7,33 +7,35 @@ order of their files (predict/tree_order.py).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
-from uffdprefetch.base.procfs import from_here
 from uffdprefetch.native import uffd
-from uffdprefetch.native.paths import PathDone
+from uffdprefetch.native.paths import PathDone, PathState
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.tree_order import TreeOrder
 from uffdprefetch.sense.listing import WatchedDirectory, watch
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Opens, Overflow
-from uffdprefetch.sense.read_calls import ReadSeen
-from uffdprefetch.service.small_reads import Mounts, NamesAhead, Watching
+from uffdprefetch.sense.read_calls import Key, ReadSeen
+from uffdprefetch.service.small_reads import NamesAhead, Watching
 
 #: Files of a directory that the job was seen to wait for, before it is watched: one alone is an
 #: index, or a configuration.
 WAITED_FILES = 2
-#: So many files in a row that were in memory: the job needs no help in that directory, until it has
-#: opened twice as many more.
+#: Files of a tree in a row that were in memory: it is left, until the job waits there again. To be
+#: told of each open takes CPU, too.
 THERE_MOST = 16
 #: How far above the first directory that is read the root of its tree is: training data lies in a
 #: directory for each class, and these in one for each split.
 LEVELS = 2
-#: So many files of a tree were opened, and no order explains it: it has none.
+#: So many files of a tree were opened in a row, and none of them was expected: it has no order.
 ORDERLESS_FILES = 256
 #: A directory in which nothing was opened for so long is not watched any more.
 QUIET_NS = 5 * LATELY_NS
@@ -41,65 +43,50 @@ QUIET_NS = 5 * LATELY_NS
 
 @dataclass
 class _WatchedFolder:
-    """One that is watched. ``from_here``: its path as the service can open it; ``there``: files in
-    a row that were in memory, ``rests``: for so many opens nothing is read."""
+    """One that is watched. ``path``: from its tree's root; ``probed``: the file that is to tell what
+    its mount keeps."""
 
     tree: _Tree
     path: str
     key: int
-    from_here: str
-    device: int
-    mounts: Mounts
     opened_ns: int
-    there: int = 0
-    rests: int = 0
-
-    @property
-    def full_path(self) -> str:
-        """As the job sees it."""
-        return os.path.join(self.tree.root, self.path)
+    probed: str = ""
 
     def path_of(self, name: str) -> str:
         """See NamesAhead."""
-        return os.path.join(self.from_here, name)
+        return self.tree.seen_by + os.path.join(self.tree.full_path(self.path), name)
 
     def came(self, name: str, done: PathDone) -> None:
         """See NamesAhead."""
+        tree, watching = self.tree, self.tree.watching
         if done.probe is not None:
-            self.mounts.note(self.device, done.probe.keeping, self.full_path)
+            watching.mounts.note(tree.device, done.probe.keeping, tree.full_path(self.path))
+        elif name == self.probed:
+            watching.mounts.unanswered(tree.device)
+        elif done.state is not PathState.DONE:
+            watching.opens.unexpect(self.key, name)
         elif done.waited:
-            self.there = 0
+            tree.there = 0
         elif done.bytes:
-            self.there += 1
-
-    def rest(self) -> bool:
-        """Whether the last files were in memory, and nothing is to be read for a while."""
-        if self.there < THERE_MOST:
-            return False
-        self.there, self.rests = 0, 2 * THERE_MOST
-        return True
+            tree.there += 1
 
 
 @dataclass
 class _Tree:
-    """Directories below ``root``, a path in the namespace of the process ``pid``. ``asked``: those
-    that are watched, are being listed, or were refused; ``device``: where all of it lies, 0: not
-    known yet; ``opened``: files; ``lost``: of those that its order takes for lost, how many are
-    booked."""
+    """Directories of a device below ``root``, a path as the job has it. ``seen_by``: what stands
+    before it here; ``used``, ``lost``: files of its order, by the last time; ``unexpected``: files
+    that were opened in a row; ``there``: that were in memory."""
 
     root: str
-    pid: int
+    device: int
+    seen_by: str
+    watching: Watching
     order: TreeOrder = field(default_factory=TreeOrder)
     watched: dict[str, _WatchedFolder] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
-    device: int = 0
-    opened: int = 0
+    used: int = 0
     lost: int = 0
-
-    @property
-    def has_no_order(self) -> bool:
-        """Whether what was opened is explained by none."""
-        return self.opened >= ORDERLESS_FILES and not (self.order.used or self.order.lost)
+    unexpected: int = 0
+    there: int = 0
 
     def below(self, directory: str) -> str | None:
         """The path of a directory from its root; None: it is not below it."""
@@ -107,6 +94,10 @@ class _Tree:
             return ""
         prefix = self.root.rstrip("/") + "/"
         return directory[len(prefix) :] if directory.startswith(prefix) else None
+
+    def full_path(self, below: str) -> str:
+        """The reverse."""
+        return os.path.join(self.root, below) if below else self.root
 
 
 class SmallFiles:
@@ -118,10 +109,13 @@ class SmallFiles:
         """``wants``: whether a path may be read."""
         self._watching, self._wants, self._clock = watching, wants, clock
         self._opens, self._reads, self._mounts = watching.opens, watching.reads, watching.mounts
-        self._trees: dict[str, _Tree] = {}
+        self._trees: list[_Tree] = []
         self._by_key: dict[int, _WatchedFolder] = {}
-        self._waited: dict[str, set[str]] = {}  # by directory, files that were waited for
-        self._orderless: dict[str, None] = {}  # trees
+        #: By directory, files that were waited for.
+        self._waited: dict[str, dict[str, Key]] = {}
+        #: Directories that are watched, are being listed, or were refused.
+        self._asked: dict[str, None] = {}
+        self._orderless: dict[str, None] = {}  # roots
         self._look_ns = 0
 
     # -------------------------------------------------------------- what is seen
@@ -130,81 +124,78 @@ class SmallFiles:
         """A process waits for a small file."""
         for one in reads:
             directory, name = os.path.split(one.path)
-            if self._is_watched(directory) or not self._wants(one.path):
+            if directory in self._asked or root_of(directory) in self._orderless:
                 continue
-            names = self._waited.setdefault(directory, set())
-            names.add(name)
+            if not self._wants(one.path):
+                continue
+            names = self._waited.setdefault(directory, {})
+            names[name] = one.key
             if len(names) >= WAITED_FILES:
                 del self._waited[directory]
-                self._begin(one.pid, directory, names)
-            if len(self._waited) > ENTRIES_MAX:
-                del self._waited[next(iter(self._waited))]
+                self._list(directory, partial(look, self._opens, directory, one.pid, names), names)
+            _bound(self._waited)
 
-    def _is_watched(self, directory: str) -> bool:
-        found = self._tree_of(directory)
-        if found is not None:
-            return found[1] in found[0].asked
-        return root_of(directory) in self._orderless
-
-    def _tree_of(self, directory: str) -> tuple[_Tree, str] | None:
-        for tree in self._trees.values():
-            below = tree.below(directory)
-            if below is not None:
-                return tree, below
-        return None
-
-    def _begin(self, pid: int, directory: str, names: set[str]) -> None:
-        found = self._tree_of(directory)
-        if found is None:
-            root = root_of(directory)
-            tree = self._trees[root] = _Tree(root, pid)
-            found = tree, tree.below(directory) or ""
-            if len(self._trees) > ENTRIES_MAX:
-                self._forget_tree(next(iter(self._trees.values())))
-        tree, below = found
-        tree.pid = pid
-        self._list(tree, below, tuple(names))
-
-    def _list(self, tree: _Tree, below: str, names: tuple[str, ...] = ()) -> None:
-        """Have a directory listed, and watched. ``names``: that were opened there."""
-        if below in tree.asked:
-            return
-        try:
-            path = from_here(tree.pid, os.path.join(tree.root, below))
-        except OSError:  # it has ended: the next one that waits will do
+    def _list(
+        self, directory: str, look_at: Callable[[], ListedFolder], names: Iterable[str] = (),
+        tree: _Tree | None = None,
+    ) -> None:  # fmt: skip
+        """Have a directory listed, and watched. ``names``: that were opened there; ``tree``: which
+        goes on there."""
+        if directory in self._asked:
             return
         if self._watching.opener.run(
-            lambda: look(self._opens, path),
-            lambda found: self._listed(tree, below, names, path, found),
+            look_at, lambda found: self._listed(directory, list(names), tree, found)
         ):
-            tree.asked.add(below)
+            self._asked[directory] = None
+            _bound(self._asked)
 
     def _listed(
-        self, tree: _Tree, below: str, names: tuple[str, ...], path: str, found: _Listed | OSError
+        self, directory: str, names: list[str], tree: _Tree | None, found: ListedFolder | OSError
     ) -> None:
         if isinstance(found, OSError):
+            if found.errno == errno.ESTALE:  # they may have been replaced just now
+                self._asked.pop(directory, None)
             return
         key, listing = found.listing.key, found.listing
         self._watching.came(key)
-        tree.device = tree.device or found.device  # the first is one that is read
-        another = self._trees.get(tree.root) is not tree or tree.device != found.device
-        if another or key in self._by_key or self._mounts.drops(found.device):
+        left = tree is not None and tree not in self._trees
+        if left or key in self._by_key or self._mounts.drops(found.device):
             self._watching.leave(key)
+            if left:
+                self._asked.pop(directory, None)
             return
-        now = self._clock.now_ns()
-        folder = _WatchedFolder(tree, below, key, path, found.device, self._mounts, now)
+        tree = tree or self._tree_of(directory, found)
+        below = tree.below(directory) or ""
+        folder = _WatchedFolder(tree, below, key, self._clock.now_ns())
         tree.watched[below] = self._by_key[key] = folder
         tree.order.listed(below, listing.files, listing.subdirectories)
         self._reads.counts.directories += 1
         for name in names:
             tree.order.opened(below, name)
         if below:  # where the next directories are
-            self._list(tree, os.path.dirname(below))
+            self._list_below(tree, os.path.dirname(below))
         # what the mount keeps is asked of a file that the job has read, and probably closed
-        unknown = bool(names) and not self._mounts.is_known(folder.device)
+        unknown = bool(names) and not self._mounts.is_known(tree.device)
         if unknown and self._reads.read(folder, key, names[0], probe=True):
-            self._mounts.asked(folder.device)
+            folder.probed = names[0]
+            self._mounts.asked(tree.device)
         self._ask(tree)
+
+    def _tree_of(self, directory: str, found: ListedFolder) -> _Tree:
+        for tree in self._trees:
+            same = (tree.device, tree.seen_by) == (found.device, found.seen_by)
+            if same and tree.below(directory) is not None:
+                return tree
+        if len(self._trees) >= ENTRIES_MAX:
+            self._forget_tree(self._trees[0])
+        tree = _Tree(root_of(directory), found.device, found.seen_by, self._watching)
+        self._trees.append(tree)
+        return tree
+
+    def _list_below(self, tree: _Tree, below: str) -> None:
+        directory = tree.full_path(below)
+        path, device = tree.seen_by + directory, tree.device
+        self._list(directory, lambda: look_below(self._opens, path, tree.seen_by, device), (), tree)
 
     # -------------------------------------------------------------- what is opened
 
@@ -213,11 +204,11 @@ class SmallFiles:
         came: Iterable[NamesAhead],
     ) -> None:  # fmt: skip
         """What was opened, and whose files have come, since the last time."""
-        changed = dict[str, _Tree]()
+        changed = dict[int, _Tree]()
         for event in events:
             folder = None if isinstance(event, Overflow) else self._by_key.get(event.directory)
             if isinstance(event, Overflow):
-                for tree in list(self._trees.values()):
+                for tree in list(self._trees):
                     self._forget_tree(tree)
                 changed.clear()
             elif folder is None:
@@ -226,25 +217,34 @@ class SmallFiles:
                 self._leave(folder)
             elif not event.ours:
                 self._opened(folder, event)
-                changed[folder.tree.root] = folder.tree
+                changed[id(folder.tree)] = folder.tree
         for by in came:
             if isinstance(by, _WatchedFolder) and self._by_key.get(by.key) is by:
-                changed[by.tree.root] = by.tree
-                if by.rest():
-                    self._reads.withdraw(by.key)
+                changed[id(by.tree)] = by.tree
         for tree in changed.values():
-            if tree.has_no_order or self._mounts.drops(tree.device):
-                self._orderless[tree.root] = None
-                self._forget_tree(tree)
-            else:
-                self._ask(tree)
-        while len(self._orderless) > ENTRIES_MAX:
-            del self._orderless[next(iter(self._orderless))]
+            self._go_on(tree)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LATELY_NS
+            for tree in list(self._trees):
+                if not os.path.exists(tree.seen_by or "/"):  # its process has ended
+                    self._forget_tree(tree)
             for folder in list(self._by_key.values()):
                 if now_ns - folder.opened_ns > QUIET_NS:
                     self._leave(folder)
+
+    def _go_on(self, tree: _Tree) -> None:
+        """Or leave it."""
+        used = tree.order.used
+        if used != tree.used:
+            tree.used, tree.unexpected = used, 0
+        if tree.unexpected >= ORDERLESS_FILES or self._mounts.drops(tree.device):
+            self._orderless[tree.root] = None
+            _bound(self._orderless)
+            self._forget_tree(tree)
+        elif tree.there >= THERE_MOST:
+            self._forget_tree(tree)
+        else:
+            self._ask(tree)
 
     def _opened(self, folder: _WatchedFolder, event: NameOpened) -> None:
         folder.opened_ns = event.at_ns
@@ -252,8 +252,7 @@ class SmallFiles:
         if event.is_dir:
             order.opened_directory("/".join(part for part in (folder.path, event.name) if part))
             return
-        folder.rests = max(0, folder.rests - 1)
-        folder.tree.opened += 1
+        folder.tree.unexpected += 1
         order.opened(folder.path, event.name)
         self._reads.opened(folder.key, event.name)
 
@@ -268,13 +267,13 @@ class SmallFiles:
             return
         for path, name in tree.order.ahead():
             folder = tree.watched.get(path)
-            if folder is not None and not folder.rests:
+            if folder is not None:
                 self._read(folder, name)
         for path in tree.order.to_list():
-            self._list(tree, path)
+            self._list_below(tree, path)
 
     def _read(self, folder: _WatchedFolder, name: str) -> None:
-        if not self._wants(os.path.join(folder.full_path, name)):
+        if not self._wants(os.path.join(folder.tree.full_path(folder.path), name)):
             return
         self._opens.expect(folder.key, name)
         if not self._reads.read(folder, folder.key, name):
@@ -287,20 +286,18 @@ class SmallFiles:
         tree.order.forget(folder.path)
         tree.lost = tree.order.lost  # booked now, by their bytes
         tree.watched.pop(folder.path, None)
-        tree.asked.discard(folder.path)
+        self._asked.pop(tree.full_path(folder.path), None)
         self._by_key.pop(folder.key, None)
-        self._drop(folder.key)
+        self._reads.leave(folder.key)
+        self._watching.leave(folder.key)
         if not tree.watched:
-            self._trees.pop(tree.root, None)
-
-    def _drop(self, key: int) -> None:
-        self._reads.leave(key)
-        self._watching.leave(key)
+            self._forget_tree(tree)
 
     def _forget_tree(self, tree: _Tree) -> None:
-        for folder in list(tree.watched.values()):
-            self._leave(folder)
-        self._trees.pop(tree.root, None)
+        if tree in self._trees:
+            self._trees.remove(tree)
+            for folder in list(tree.watched.values()):
+                self._leave(folder)
 
     @property
     def active(self) -> bool:
@@ -315,18 +312,43 @@ def root_of(directory: str) -> str:
     return directory
 
 
-class _Listed(NamedTuple):
+class ListedFolder(NamedTuple):
+    """A directory. ``seen_by``: what stands before its path where the service sees it elsewhere."""
+
     device: int
+    seen_by: str
     listing: WatchedDirectory
 
 
-def look(opens: Opens, path: str) -> _Listed:
-    """List a directory, and watch it. Raises OSError: that cannot be, or it is in memory. May wait
+def look(opens: Opens, directory: str, pid: int, names: Mapping[str, Key]) -> ListedFolder:
+    """List a directory in which a process has opened files, and watch it: where it has these.
+    Raises OSError: that cannot be, another directory has its name, or it is in memory. May wait
     for storage."""
+    for seen_by in ("", f"/proc/{pid}/root"):
+        for name, key in names.items():
+            with contextlib.suppress(OSError):
+                found = os.stat(os.path.join(seen_by + directory, name))
+                if (found.st_dev, found.st_ino) == key:
+                    device = os.stat(seen_by + directory).st_dev
+                    return look_below(opens, seen_by + directory, seen_by, device)
+    raise OSError(errno.ESTALE, "its files are not there", directory)
+
+
+def look_below(opens: Opens, path: str, seen_by: str, device: int) -> ListedFolder:
+    """As look(), of a directory in which nothing was opened; none of another device, which may be
+    mounted when it is opened (automount)."""
+    if os.lstat(path).st_dev != device:
+        raise OSError(errno.EXDEV, "another file system is mounted there", path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if file_systems.known(file_systems.type_of(fd)).in_memory:
             raise OSError(f"{path} is in memory")
-        return _Listed(os.fstat(fd).st_dev, watch(opens, path))
+        return ListedFolder(os.fstat(fd).st_dev, seen_by, watch(opens, path))
     finally:
         uffd.close_file(fd)
+
+
+def _bound(table: dict[str, Any]) -> None:
+    """Forget the oldest beyond ENTRIES_MAX."""
+    while len(table) > ENTRIES_MAX:
+        del table[next(iter(table))]

@@ -36,6 +36,11 @@ class Mounts:
         """It is being found out."""
         self._keeps[device] = None
 
+    def unanswered(self, device: int) -> None:
+        """It could not be found out: by the next one."""
+        if self._keeps.get(device, False) is None:
+            del self._keeps[device]
+
     def drops(self, device: int) -> bool:
         """Whether it does not, for sure."""
         return self._keeps.get(device, True) is False
