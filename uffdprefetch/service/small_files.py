@@ -43,8 +43,8 @@ QUIET_NS = 5 * LATELY_NS
 
 @dataclass
 class _WatchedFolder:
-    """One that is watched. ``path``: from its tree's root; ``probed``: the file that is to tell what
-    its mount keeps."""
+    """One that is watched. ``path``: from its tree's root; ``probed``: the file that is to tell
+    what its mount keeps."""
 
     tree: _Tree
     path: str

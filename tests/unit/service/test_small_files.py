@@ -27,12 +27,12 @@ FILES = 400
 
 
 class Scene:
-    """A job's tree ``root``/split/{a,b,c,d}, and a service that watches it."""
+    """A job's tree ``root``/split/{a,b, ...}, and a service that watches it."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = tmp_path / "data"
         self.names = [f"{number:05}.jpg" for number in range(FILES)]
-        for directory in "abcd":
+        for directory in "abcdefghijkl":
             (self.root / "split" / directory).mkdir(parents=True)
             for name in self.names[:2]:
                 (self.root / "split" / directory / name).write_bytes(b"x")
@@ -186,12 +186,12 @@ def test_the_next_files_of_an_order_are_read(scene: Scene) -> None:
 
 def test_the_next_directory_follows(scene: Scene) -> None:
     scene.begins()
-    for directory in ("split/a", "split/b", "split/c"):
+    for directory in ("split/a", "split/b", "split/c", "split/d"):
         scene.waits(*scene.names[:2], directory=directory)
         scene.done()
         scene.opens(scene.names[: FILES - 2], directory=directory)
-    assert f"split/c/{scene.names[-1]}" in scene.ahead
-    assert f"split/d/{scene.names[0]}" in scene.ahead
+    assert f"split/d/{scene.names[-1]}" in scene.ahead
+    assert f"split/e/{scene.names[0]}" in scene.ahead
 
 
 def test_our_own_opens_and_refused_paths_count_for_nothing(scene: Scene) -> None:
