@@ -181,6 +181,29 @@ def test_where_nothing_is_kept_nothing_is_read_ahead_and_that_is_said(
     assert any("its file system" in one for one in said), said
 
 
+def test_two_jobs_in_one_tree_read_it_once(
+    runner: Runner, bed: SlowBed, total_bytes: int, tmp_path: Path
+) -> None:
+    """The second service leaves it to the first, and says so."""
+    words = shell(TOOLS["md5sum"], bed.path("."))
+    cold(bed)
+    (tmp_path / "other").mkdir()
+    other = Runner(runner.env, tmp_path / "other")
+    env = {**runner.env, "UFFDPREFETCH_RUN": "other"}
+    with subprocess.Popen(
+        other.command(*words), env=env, cwd=other.cwd, stdout=subprocess.PIPE
+    ) as first:
+        run, small = wrapped(runner, *words)
+        out, _ = first.communicate()
+    assert first.returncode == 0 and run.stdout == out
+    assert bytes_of(bed) <= 1.05 * total_bytes + 4 * MIB
+    others = (other.summary()["reads"] or {}).get("small_files") or {}
+    assert small.get("used", 0) + others.get("used", 0) > DIRECTORIES * FILES // 8
+    for one, each in ((run.summary, small), (other.summary(), others)):
+        said = [line for line in one["degradations"] if "another service of this user" in line]
+        assert len(said) <= 1 and (each.get("directories") or not each or said)
+
+
 def test_what_is_no_file_is_not_touched(runner: Runner, tmp_path: Path, tree: Path) -> None:
     """Pipes, sockets, links and strange names among the files; the pipe's writer loses nothing."""
     require(why_no_bed() is None, why_no_bed() or "")

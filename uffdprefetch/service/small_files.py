@@ -7,7 +7,6 @@ order of their files (predict/tree_order.py).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -155,6 +154,7 @@ class SmallFiles:
         if isinstance(found, OSError):
             if found.errno == errno.ESTALE:  # they may have been replaced just now
                 self._asked.pop(directory, None)
+            self._watching.refused(directory, found)
             return
         key, listing = found.listing.key, found.listing
         self._watching.came(key)
@@ -325,13 +325,18 @@ def look(opens: Opens, directory: str, pid: int, names: Mapping[str, Key]) -> Li
     Raises OSError: that cannot be, another directory has its name, or it is in memory. May wait
     for storage."""
     for seen_by in ("", f"/proc/{pid}/root"):
-        for name, key in names.items():
-            with contextlib.suppress(OSError):
-                found = os.stat(os.path.join(seen_by + directory, name))
-                if (found.st_dev, found.st_ino) == key:
-                    device = os.stat(seen_by + directory).st_dev
-                    return look_below(opens, seen_by + directory, seen_by, device)
+        path = seen_by + directory
+        if any(_is_file(os.path.join(path, name), key) for name, key in names.items()):
+            return look_below(opens, path, seen_by, os.stat(path).st_dev)
     raise OSError(errno.ESTALE, "its files are not there", directory)
+
+
+def _is_file(path: str, key: Key) -> bool:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == key
 
 
 def look_below(opens: Opens, path: str, seen_by: str, device: int) -> ListedFolder:

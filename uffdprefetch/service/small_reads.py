@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -202,10 +203,20 @@ class Watching:
         self.opens, self.reads, self.opener = opens, reads, opener
         self.mounts = Mounts(ledger)
         self._users = Counter[int]()  # by directory
+        self._ledger = ledger
+        self._refused = {errno.EBUSY, errno.ENOSPC, errno.E2BIG}  # for people (Opens.mark())
 
     def came(self, key: int) -> None:
         """A directory was marked, for one more who wants it watched."""
         self._users[key] += 1
+
+    def refused(self, directory: str, error: OSError) -> None:
+        """A directory is not watched: say why, once for each reason."""
+        if error.errno in self._refused:
+            self._refused.remove(error.errno)
+            self._ledger.leave_alone(
+                f"its small files are not read ahead: {error.strerror}", directory
+            )
 
     def leave(self, key: int) -> None:
         """One of these does not any more."""

@@ -59,6 +59,7 @@ class Scene:
             ),
             reads=self, mounts=self.mounts, opener=self, leave=self._unmark,
             came=lambda key: None,
+            refused=lambda directory, error: self.said.append(error.strerror),
         )  # fmt: skip
         self.counts = SimpleNamespace(directories=0)
         clock: Any = SimpleNamespace(now_ns=lambda: self.now_ns)
@@ -395,6 +396,20 @@ def test_what_comes_for_a_directory_that_was_left_is_no_error(scene: Scene) -> N
     scene.step(DirectoryGone(scene.key()), NameOpened(scene.key(), "x", False, False, 0, 0))
     scene.came(scene.names[20])
     scene.opens(scene.names[20:30])
+
+
+def test_why_a_directory_is_refused_is_said_and_it_is_not_asked_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(opens: Any, path: str) -> WatchedDirectory:
+        raise OSError(errno.EBUSY, "another service of this user watches it")
+
+    monkeypatch.setattr(module, "watch", refuse)
+    scene.waits(*scene.names[:2])
+    scene.done()
+    assert scene.said == ["another service of this user watches it"]
+    scene.waits(*scene.names[:2])
+    assert not scene.works and not scene.small.active
 
 
 def test_what_is_in_memory_itself_is_not_watched(scene: Scene) -> None:
