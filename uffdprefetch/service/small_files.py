@@ -43,13 +43,14 @@ QUIET_NS = 5 * LATELY_NS
 @dataclass
 class _WatchedFolder:
     """One that is watched. ``path``: from its tree's root; ``probed``: the file that is to tell
-    what its mount keeps."""
+    what its mount keeps; ``last``: that was opened."""
 
     tree: _Tree
     path: str
     key: int
     opened_ns: int
     probed: str = ""
+    last: str = ""
 
     def path_of(self, name: str) -> str:
         """See NamesAhead."""
@@ -61,6 +62,7 @@ class _WatchedFolder:
         if done.probe is not None:
             watching.mounts.note(tree.device, done.probe.keeping, tree.full_path(self.path))
         elif name == self.probed:
+            self.probed = ""
             watching.mounts.unanswered(tree.device)
         elif done.state is not PathState.DONE:
             watching.opens.unexpect(self.key, name)
@@ -174,12 +176,18 @@ class SmallFiles:
             tree.order.opened(below, name)
         if below:  # where the next directories are
             self._list_below(tree, os.path.dirname(below))
-        # what the mount keeps is asked of a file that the job has read, and probably closed
-        unknown = bool(names) and not self._mounts.is_known(tree.device)
-        if unknown and self._reads.read(folder, key, names[0], probe=True):
-            folder.probed = names[0]
-            self._mounts.asked(tree.device)
+        self._probe(folder, names[0] if names else "")
         self._ask(tree)
+
+    def _probe(self, folder: _WatchedFolder, name: str) -> None:
+        """Where it is not known what the mount keeps, ask it: of a file that the job has read, and
+        probably closed."""
+        device = folder.tree.device
+        if not name or self._mounts.is_known(device):
+            return
+        if self._reads.read(folder, folder.key, name, probe=True):
+            folder.probed = name
+            self._mounts.asked(device)
 
     def _tree_of(self, directory: str, found: ListedFolder) -> _Tree:
         for tree in self._trees:
@@ -253,6 +261,8 @@ class SmallFiles:
             order.opened_directory("/".join(part for part in (folder.path, event.name) if part))
             return
         folder.tree.unexpected += 1
+        self._probe(folder, folder.last)
+        folder.last = event.name
         order.opened(folder.path, event.name)
         self._reads.opened(folder.key, event.name)
 

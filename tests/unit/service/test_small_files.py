@@ -237,6 +237,11 @@ def test_what_a_file_did_not_tell_of_its_mount_the_next_one_does(scene: Scene) -
     scene.waits(*scene.names[:2])
     scene.done()
     scene.came(scene.names[0], state=PathState.FAILED)
+    scene.opens(scene.names[2:3])
+    assert len(scene.asked) == 1, "this one may be open still"
+    scene.opens(scene.names[3:5])
+    assert scene.asked[1:] == [(str(scene.root / "split/a" / scene.names[2]), True)]
+    scene.came(scene.names[2], state=PathState.FAILED)
     scene.waits(*scene.names[:2], directory="split/b")
     scene.done()
     assert scene.asked[-1] == (str(scene.root / "split/b" / scene.names[0]), True)
