@@ -25,6 +25,8 @@ from uffdprefetch.orders.plan_of_file import ANY_RANK, spec_of
 LIST_MAX_BYTES = 512 << 20
 #: Files of a list of which it is looked whether they are there.
 LOOKED_FOR_MAX = 4096
+#: Of the first paths of a text one at least has to be a file's: else it is any text.
+TRIED = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,4 +132,8 @@ def load_lines(path: str) -> PathPlan | None:
     except OSError as error:
         raise usage_error(f"cannot read {path}: {error.strerror}") from None
     whole = os.path.abspath(path)
-    return in_list_order(path, whole, of_lines(path, path))
+    plan = in_list_order(path, whole, of_lines(path, path))
+    first = plan.table.paths(np.arange(min(len(plan.names), TRIED)))
+    if not any(map(os.path.isfile, first)):
+        raise usage_error(f"{path}: neither a plan in JSON nor paths: there is no {first[0]!r}")
+    return plan
