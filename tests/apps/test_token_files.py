@@ -81,6 +81,7 @@ def orders_of(
         load(str(directory), 7, 1),
         ResolveRequest(files, 0, []),
         lambda order, path: stored.update({path: order}) or {},
+        lambda order, kept: {},  # of whole files there is none
     )
     return stored, answer["findings"]
 
