@@ -13,8 +13,9 @@ from typing import Any
 from uffdprefetch.native.paths import FoundFile, Keeping, PathDone, PathRequest, PathState
 from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import Link
-from uffdprefetch.service.small_reads import SmallReads, Watching
+from uffdprefetch.service.small_reads import ReadBounds, SmallReads, Watching
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 DEVICE, MOST_BYTES, FILE_BYTES = 7, 16 << 20, 1000
 LINK = Link(300e6, 1e-3)
@@ -95,8 +96,10 @@ class SmallReading:
         self.reader, self.opener, self.ledger, self.account = (
             FileReader(), Later(), Ledger(), Account(),
         )  # fmt: skip
+        self.bucket, self.allowed_bytes = TokenBucket(None, 0), 1 << 40
+        self.bounds = ReadBounds(self.bucket, lambda: self.allowed_bytes)
         reader: Any = self.reader
-        reads = SmallReads(reader, MOST_BYTES, self.account, lambda: LINK)
+        reads = SmallReads(reader, MOST_BYTES, self.account, lambda: LINK, self.bounds)
         self.opens_of: dict[str, int] = {}  # keys of marked directories
         self.refuses = False
         self.expected: list[tuple[int, str]] = []

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import MS
-from uffdprefetch.readers.ahead import Ahead
 from uffdprefetch.sense.read_calls import ReadSeen
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.ordered_files import OrderedFiles
-from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 
@@ -29,13 +28,12 @@ class FollowedNames:
     told."""
 
     def __init__(
-        self, rundir: str, small_bytes: int, ahead: Ahead, table: FileTable, opener: Opener,
-        ledger: Ledger,
-    ) -> None:  # fmt: skip
+        self, rundir: str, small_bytes: int, core: Coordinator, opener: Opener, ledger: Ledger
+    ) -> None:
         """``rundir``: where services tell each other what they watch; ``small_bytes``: a file that
         is as large is none."""
         self._rundir, self._small_bytes = rundir, small_bytes
-        self._ahead, self._table, self._opener, self._ledger = ahead, table, opener, ledger
+        self._core, self._opener, self._ledger = core, opener, ledger
         self.ordered = OrderedFiles(self._made)
         self._watching: Watching | None = None
         self._small: SmallFiles | None = None
@@ -48,7 +46,7 @@ class FollowedNames:
         from uffdprefetch.native.paths import PathReader
         from uffdprefetch.sense.opens import Opens
         from uffdprefetch.service.small_files import SmallFiles
-        from uffdprefetch.service.small_reads import SmallReads, Watching
+        from uffdprefetch.service.small_reads import ReadBounds, SmallReads, Watching
 
         rundir, self._rundir = self._rundir, ""
         try:
@@ -62,9 +60,11 @@ class FollowedNames:
             opens.close()
             self._ledger.degrade(f"small files are not read ahead: {error}")
             return None
-        reads = SmallReads(reader, self._small_bytes, self._ahead.account, self._ahead.measured)
+        core, ahead = self._core, self._core.ahead
+        bounds = ReadBounds(core.scheduler.bucket, lambda: core.windows.allowed_bytes)
+        reads = SmallReads(reader, self._small_bytes, ahead.account, ahead.measured, bounds)
         self._watching = Watching(opens, reads, self._opener, self._ledger)
-        self._small = SmallFiles(self._watching, self._table.wants)
+        self._small = SmallFiles(self._watching, core.table.wants)
         return self._watching
 
     @property

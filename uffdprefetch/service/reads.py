@@ -46,7 +46,7 @@ class FollowedReads:
             self._client_of, core.mappings, core.table, opener, self._touches,
             KeptReads(ledger, CLOCK), self._exits,
         )  # fmt: skip
-        self.names = FollowedNames(rundir, self._min_bytes, core.ahead, core.table, opener, ledger)
+        self.names = FollowedNames(rundir, self._min_bytes, core, opener, ledger)
 
     def hears(self, fd: int) -> bool:
         """Whether a descriptor of the service's loop is one of ours: step() takes what it has."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native.paths import Keeping, PathDone, PathReader, PathRequest, PathState
 from uffdprefetch.predict.price import Account
@@ -16,6 +17,7 @@ from uffdprefetch.predict.storage import BLOCK_BYTES, Link
 from uffdprefetch.sense.opens import Opens
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 #: A file is read no further than so many times the mean of those before it: one that is larger by
 #: far is followed as it is read (opened_files.py).
@@ -88,18 +90,40 @@ class _Request(NamedTuple):
     group: int
     name: str
     is_guess: bool
+    mean_bytes: int  # as it was then
+
+
+class ReadBounds:
+    """What all that a service reads keeps to: --max-rate, and what memory leaves."""
+
+    def __init__(
+        self, bucket: TokenBucket, allowed_bytes: Callable[[], int], clock: Clock = CLOCK
+    ) -> None:
+        self._bucket, self._allowed_bytes, self._clock = bucket, allowed_bytes, clock
+
+    def allow(self, ahead_bytes: int) -> bool:
+        """Whether more may be read now, where so much lies ahead."""
+        return ahead_bytes < self._allowed_bytes() and not self._bucket.wait_ns(
+            self._clock.now_ns()
+        )
+
+    def take(self, read_bytes: int) -> None:
+        """So much is read; below 0: less was than was thought."""
+        self._bucket.take(read_bytes)
 
 
 class SmallReads:
     """Of one service, whose thread calls everything here."""
 
     def __init__(
-        self, reader: PathReader, most_bytes: int, account: Account, measured: Callable[[], Link]
-    ) -> None:
+        self, reader: PathReader, most_bytes: int, account: Account,
+        measured: Callable[[], Link], bounds: ReadBounds,
+    ) -> None:  # fmt: skip
         """``most_bytes``: a file that is as large is none; ``account``: of all guesses of the run;
         ``measured``: the link."""
         self._reader, self._most_bytes = reader, most_bytes
-        self._account, self._measured = account, measured
+        self._account, self._measured, self._bounds = account, measured, bounds
+        self._open_bytes = 0  # read, and neither opened nor left
         self._requests: dict[int, _Request] = {}
         #: By group, bytes of files that were read (0: are being read) and not opened since.
         self._ahead: dict[int, dict[str, int]] = {}
@@ -120,19 +144,22 @@ class SmallReads:
     def read(
         self, by: NamesAhead, group: int, name: str, probe: bool = False, is_guess: bool = True
     ) -> bool:
-        """Have a file read. ``probe``: only to find out what its
-        mount keeps (PathDone.probe); ``is_guess``: it goes to the account. False: too much is under
-        way."""
+        """Have a file read. ``probe``: only to find out what its mount keeps (PathDone.probe);
+        ``is_guess``: it goes to the account. False: not now, too much is under way or ahead."""
+        mean_bytes = self.mean_bytes
+        if not self._bounds.allow(self._open_bytes + len(self._requests) * mean_bytes):
+            return False
         try:
             path = by.path_of(name)
         except OSError:  # its process has ended
             return False
         self._number += 1
-        most_bytes = min(self._most_bytes, max(MIB, MEANS * self.mean_bytes))
+        most_bytes = min(self._most_bytes, max(MIB, MEANS * mean_bytes))
         request = PathRequest(self._number, path, group=group, most_bytes=most_bytes, probe=probe)
         if not self._reader.submit(request):
             return False
-        self._requests[self._number] = _Request(by, group, name, is_guess)
+        self._bounds.take(mean_bytes)
+        self._requests[self._number] = _Request(by, group, name, is_guess, mean_bytes)
         if not probe:
             self._ahead.setdefault(group, {})[name] = 0
         return True
@@ -143,6 +170,7 @@ class SmallReads:
         for done in self._reader.reap():
             request = self._requests.pop(done.id)
             whose[id(request.by)] = request.by
+            self._bounds.take((done.bytes if done.waited else 0) - request.mean_bytes)
             if done.state is PathState.DONE and done.probe is None and done.waited:
                 self._book(request, done)
             else:
@@ -161,6 +189,7 @@ class SmallReads:
             self._account.lost += done.bytes if request.is_guess else 0
         elif request.name in group:
             group[request.name] = done.bytes
+            self._open_bytes += done.bytes
         else:
             self._used(done.bytes, request.is_guess)
 
@@ -168,6 +197,7 @@ class SmallReads:
         """The job has opened a file."""
         ahead_bytes = self._ahead.get(group, {}).pop(name, 0)
         if ahead_bytes:
+            self._open_bytes -= ahead_bytes
             self._used(ahead_bytes, is_guess)
 
     def _used(self, ahead_bytes: int, is_guess: bool) -> None:
@@ -188,6 +218,7 @@ class SmallReads:
         """Nobody wants files of a group any more: what was not opened is lost."""
         self._reader.withdraw(group)
         left = sum(self._ahead.pop(group, {}).values())
+        self._open_bytes -= left
         self._account.lost += left if is_guess else 0
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ class Scheduler:
         many ns (0: until readers have moved); called with the end of what its reader has queued as
         well."""
         self._workers = workers
-        self._bucket = bucket
+        self.bucket = bucket
         self._on_warmed = on_warmed
         self._on_finding = on_finding
         self._told: set[str] = set()  # files whose pages do not stay
@@ -391,7 +391,7 @@ class Scheduler:
         self._deferred.clear()
         again_ns = 0
         while (key := self._nearest(now_ns, closed)) is not None:
-            wait = self._bucket.wait_ns(now_ns) if self._bucket.rate else 0
+            wait = self.bucket.wait_ns(now_ns) if self.bucket.rate else 0
             if wait:
                 return wait
             queue = self._queues[key]
@@ -522,8 +522,8 @@ class Scheduler:
                 pages=extent.pages,
             )
         if sent:
-            if self._bucket.rate:
-                self._bucket.take(length)
+            if self.bucket.rate:
+                self.bucket.take(length)
             self._under_way[self._next_id] = extent
             self._next_id += 1
             extent.in_flight.add(extent.start, extent.end)
@@ -592,7 +592,7 @@ class Scheduler:
             brought = min(result.bytes, fetched)
             there = result.bytes - brought
         file.account.came(brought, there)
-        self._bucket.take(-there)
+        self.bucket.take(-there)
         if consumer is not None:
             consumer.feedback.came(extent.end - extent.start, brought, result.took_ns / 1e9)
         if not brought:

@@ -36,9 +36,7 @@ class Names:
         self.bed, self.wake_fd = Bed(monkeypatch), os.eventfd(0, os.EFD_NONBLOCK)
         self.opener = Opener(self.wake_fd)
         core = self.bed.core
-        self.names = FollowedNames(
-            rundir, 16 << 20, core.ahead, core.table, self.opener, self.bed.ledger
-        )
+        self.names = FollowedNames(rundir, 16 << 20, core, self.opener, self.bed.ledger)
 
     def watch(self, directory: Path) -> bool:
         """Whether a directory is watched by now."""

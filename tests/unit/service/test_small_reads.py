@@ -206,3 +206,25 @@ def test_a_directory_is_unmarked_with_the_last_who_wants_it(bed: SmallReading) -
     watching.leave(3)
     bed.opener.end()
     assert bed.unmarked == [3]
+
+
+def test_no_more_lies_ahead_than_memory_allows(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    bed.allowed_bytes = FILE_BYTES
+    assert reads.read(by, GROUP, "a", is_guess=False)
+    bed.reader.end()
+    reads.reap()
+    assert not reads.read(by, GROUP, "b", is_guess=False), "it is yet to be opened"
+    reads.opened(GROUP, "a", is_guess=False)
+    assert reads.read(by, GROUP, "b", is_guess=False)
+    bed.reader.end()
+    reads.reap()
+    reads.leave(GROUP, is_guess=False)
+    assert reads.read(by, GROUP, "c", is_guess=False), "nobody opens it any more"
+
+
+def test_no_more_is_read_than_max_rate_allows(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    bed.bucket.rate = 1  # byte/s
+    bed.bucket.wait_ns(0)
+    assert not reads.read(by, GROUP, "a")
+    bed.bucket.rate = None
+    assert reads.read(by, GROUP, "a")
