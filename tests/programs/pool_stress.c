@@ -170,7 +170,7 @@ static void test_full(void)
 		file[i] = up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, NULL, &memfd[i]);
 		CHECK(file[i] > 0);
 	}
-	CHECK(up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, NULL, &none) == -ENOSPC);
+	CHECK(up_pool_file(s.pool, s.file[0].fd, 2 * CHUNK, 0, NULL, &none) == -ENFILE);
 	for (int i = 1; i < FILES_MAX; i++) {
 		CHECK(!up_pool_forget(s.pool, file[i]));
 		close(memfd[i]);
