@@ -148,7 +148,7 @@ class SampleResolver:
         if part.what != "samples":
             chosen = self._stated(announcement, part, request)
             return PartRecords(chosen, None, not chosen)  # the file may be mapped later
-        if files.undecided and not request.files:
+        if not request.files and not files.why:
             return PartRecords([], None, True)
         known = self._set(part)
         chosen, finding, again = SampleSearch(announcement, part, request, known).orders()

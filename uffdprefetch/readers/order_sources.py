@@ -331,6 +331,8 @@ class Announcements:
         if not needed and not heard.whole_files.may_come:
             heard.again_ns = self._clock.now_ns() + DECIDE_NS
             return
+        if not needed:  # what is asked of mapped files before something is read of them is in vain
+            files = {}
         heard.asked = True
         states = [file for file, _ in files.values()]
         question = {
