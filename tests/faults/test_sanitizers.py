@@ -355,14 +355,6 @@ BREAKAGES = {
         "*at = p->next;\n\t\tp->next = gone;", "*at = p->next;\n\t\tfree(p);\n\t\tp->next = gone;",
         "heap-use-after-free",
     ),
-    "what was found is told without the lock": (
-        "tsan", READS, "service/reads.c",
-        "\tint n = 0;\n\n\tpthread_mutex_lock(&r->lock);\n\twhile (n < max && r->tail != r->head)\n"
-        "\t\tout[n++] = r->ring[r->tail++ % RING];\n\tpthread_mutex_unlock(&r->lock);",
-        "\tint n = 0;\n\n\twhile (n < max && r->tail != r->head)\n"
-        "\t\tout[n++] = r->ring[r->tail++ % RING];",
-        "data race.*(.|\n)*up_reads_drain",
-    ),
     "a thread goes to sleep whatever was signalled since it had the lock": (
         "asan", COND, "service/cond.h",
         "FUTEX_WAIT_BITSET_PRIVATE, sequence,", "FUTEX_WAIT_BITSET_PRIVATE, c->sequence,",
