@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -158,7 +159,17 @@ def memfd_bytes(pid: int) -> int:
 
 
 def fd_count(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Open descriptors but those by which a service looks at threads that live: it has as many of
+    them as there is to see, and begins with them when it first looks."""
+    count = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # listed, and closed meanwhile
+            seen = _OF_THREADS.match(os.readlink(fd))
+            count += seen is None or not Path(seen[0]).exists()
+    return count
+
+
+_OF_THREADS = re.compile(r"/proc/\d+(?=/task\b|/io$)")
 
 
 def rss_bytes(pid: int | str) -> int:
