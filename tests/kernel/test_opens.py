@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from conftest import require
+from conftest import HANG_SECONDS, require
 
 from uffdprefetch.native.opens import Fanotify
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Opens, Overflow
@@ -112,6 +113,93 @@ def test_what_is_unmarked_tells_nothing(opens: Opens, tree: Path) -> None:
     assert again != key
     others(OPEN, tree / "b")
     assert named(opens.read()) == [(again, "b", False)]
+
+
+def test_a_directory_is_told_of_until_each_who_had_it_marked_wants_it_no_more(
+    opens: Opens, tree: Path
+) -> None:
+    key = opens.mark(str(tree))
+    assert opens.mark(str(tree)) == key
+    opens.unmark(key)
+    others(OPEN, tree / "a")
+    assert named(opens.read()) == [(key, "a", False)]
+    opens.unmark(key)
+    others(OPEN, tree / "a")
+    assert opens.read() == []
+
+
+def test_who_marks_a_directory_while_it_is_unmarked_is_told_of_it(
+    opens: Opens, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of its file system may take its time for either."""
+    group = opens._groups[opens.sensor]
+    real, begun, goes_on = group.unmark, Event(), Event()
+
+    def slowly(directory: int) -> None:
+        begun.set()
+        assert goes_on.wait(HANG_SECONDS)
+        real(directory)
+
+    monkeypatch.setattr(group, "unmark", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        unmarking = pool.submit(opens.unmark, opens.mark(str(tree)))
+        assert begun.wait(HANG_SECONDS)
+        marking = pool.submit(opens.mark, str(tree))
+        with pytest.raises(TimeoutError):
+            marking.result(0.1)
+        goes_on.set()
+        unmarking.result()
+        key = marking.result()
+    others(OPEN, tree / "a")
+    assert named(opens.read()) == [(key, "a", False)]
+
+
+def test_who_marks_a_directory_that_another_thread_marks_in_vain_is_refused_too(
+    tmp_path: Path, tree: Path
+) -> None:
+    begun, goes_on = Event(), Event()
+
+    class Slow(Fanotify):
+        def mark(self, directory: int) -> None:
+            begun.set()
+            assert goes_on.wait(HANG_SECONDS)
+            raise OSError(errno.EACCES, "not readable")
+
+    opens = Opens(str(tmp_path), fanotify=Slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(opens.mark, str(tree))
+        assert begun.wait(HANG_SECONDS)
+        second = pool.submit(opens.mark, str(tree))
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        goes_on.set()
+        for each in (first, second):
+            with pytest.raises(PermissionError):
+                each.result()
+    opens.close()
+
+
+def test_threads_that_mark_and_unmark_a_directory_leave_it_marked_for_who_is_left(
+    opens: Opens, tree: Path
+) -> None:
+    """Each is told of it as long as it has it marked."""
+
+    def come_and_go() -> None:
+        for _ in range(300):
+            opens.unmark(opens.mark(str(tree)))
+
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(come_and_go) for _ in range(4)]
+        while not all(each.done() for each in work):
+            opens.read()
+        for each in work:
+            each.result()
+    key = opens.mark(str(tree))
+    others(OPEN, tree / "a")
+    assert named(opens.read()) == [(key, "a", False)]
+    opens.unmark(key)
+    others(OPEN, tree / "a")
+    assert opens.read() == []
 
 
 def test_a_directory_has_one_key_by_whatever_way_it_is_named(opens: Opens, tree: Path) -> None:

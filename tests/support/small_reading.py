@@ -69,8 +69,17 @@ class Later:
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []
+        self.is_full = False
+
+    @property
+    def waiting(self) -> int:
+        """How much."""
+        return len(self._waiting)
 
     def run(self, work: Callable[[], Any], then: Callable[[Any], None]) -> bool:
+        if self.is_full:
+            return False
+
         def do() -> None:
             try:
                 result = work()
@@ -103,7 +112,7 @@ class SmallReading:
         self.opens_of: dict[str, int] = {}  # keys of marked directories
         self.refuses = False
         self.expected: list[tuple[int, str]] = []
-        self.unmarked: list[int] = []
+        self.unmarked: list[int] = []  # by each who had it marked
         opens: Any = SimpleNamespace(
             mark=self._mark, unmark=self.unmarked.append, close=lambda: None,
             expect=lambda key, name: self.expected.append((key, name)),

@@ -71,12 +71,15 @@ class Overflow(NamedTuple):
 @dataclass
 class _Mark:
     """``path``: where the directory was, from here. ``sensor``, ``identity``: which one tells of
-    it, and by what."""
+    it, and by what. ``users``: calls of mark() less those of unmark(); ``is_settled``: no thread is
+    marking it, or unmarking it."""
 
     path: str
     status: os.stat_result
     sensor: str = ""
     identity: int = 0
+    users: int = 1
+    is_settled: bool = False
 
     @property
     def number(self) -> int:
@@ -111,7 +114,7 @@ class Opens:
         self._clock = clock
         self.reason = ""  # why it is not fanotify
         self._limit = limit
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Condition()  # of what follows; told of marks that are settled
         self._marks: dict[int, _Mark] = {}
         self._keys: dict[tuple[str, int], int] = {}
         self._expected: dict[tuple[int, str], int] = {}
@@ -146,7 +149,7 @@ class Opens:
         """Tell of opens in a directory, from now on: its key. ``directory``: a path, or any kind of
         descriptor, which is not kept: a mark does not keep a file system from being unmounted.
         ``subdirectories``: of theirs by their names, too. One that is marked has the key that it
-        had, and is told of as it was.
+        had, and is told of as it was, until unmark() was called as often.
 
         Raises OSError, whose strerror is for people: another service of this user watches it
         (EBUSY), as many are marked as may be (ENOSPC), or the kernel refuses (EACCES, ENOENT).
@@ -165,10 +168,12 @@ class Opens:
 
     def _mark(self, fd: int, mark: _Mark, by_fanotify: bool) -> int:
         with self._lock:
-            self._still_open()
-            for key, known in self._marks.items():
-                if os.path.samestat(known.status, mark.status):
+            while (found := self._known(mark.status)) is not None:
+                key, known = found
+                if known.is_settled:
+                    known.users += 1
                     return key
+                self._lock.wait()
             limit = self._limit or kernels_limit
             most = min(ENTRIES_MAX, limit(self.sensor) // LIMIT_PART)
             if len(self._marks) >= most:
@@ -184,7 +189,16 @@ class Opens:
             with self._lock:
                 self._drop(key)
             raise
+        with self._lock:
+            mark.is_settled = True
+            self._lock.notify_all()
         return key
+
+    def _known(self, status: os.stat_result) -> tuple[int, _Mark] | None:
+        """The mark of a directory. Under the lock. Raises OSError: close() was called."""
+        self._still_open()
+        same = (one for one in self._marks.items() if os.path.samestat(one[1].status, status))
+        return next(same, None)
 
     def _by_fanotify(self, fd: int, key: int, mark: _Mark) -> bool:
         """Whether it can be. Events may come before its call has returned."""
@@ -220,15 +234,19 @@ class Opens:
         if self._epoll.closed:
             raise OSError(errno.EBADF, "nothing is watched any more")
 
-    def _drop(self, key: int) -> _Mark | None:
+    def _drop(self, key: int) -> None:
         """Under the lock."""
         mark = self._marks.pop(key, None)
         if mark is not None:
-            self._keys.pop((mark.sensor, mark.identity), None)
-            for expected in [one for one in self._expected if one[0] == key]:
-                del self._expected[expected]
+            self._hush(key, mark)
             self._claims.give(mark.number)
-        return mark
+            self._lock.notify_all()
+
+    def _hush(self, key: int, mark: _Mark) -> None:
+        """What still comes of it is nobody's. Under the lock."""
+        self._keys.pop((mark.sensor, mark.identity), None)
+        for expected in [one for one in self._expected if one[0] == key]:
+            del self._expected[expected]
 
     def open(self, key: int) -> int:
         """A new descriptor of a marked directory, O_PATH. Raises KeyError, OSError: it is no longer
@@ -240,13 +258,20 @@ class Opens:
         return self._marks[key].sensor
 
     def unmark(self, key: int) -> None:
-        """Tell of it no more. What is gone already is no error. (It may ask the server, as mark().
-        One that was renamed keeps fanotify's mark, whose events nobody gets to see.)"""
+        """Whoever called mark() wants it no more: with the last of them it is told of no more. What
+        is gone already is no error. (It may ask the server, as mark(). One that was renamed keeps
+        fanotify's mark, whose events nobody gets to see.)"""
         with self._lock:
-            mark = self._drop(key)
-            group = self._groups.get(mark.sensor) if mark is not None else None
-        if mark is None or group is None:
-            return
+            mark = self._marks.get(key)
+            if mark is None or not mark.is_settled:
+                return
+            mark.users -= 1
+            if mark.users:
+                return
+            # who marks it again meanwhile waits: this would take away the new mark
+            mark.is_settled = False
+            self._hush(key, mark)
+            group = self._groups[mark.sensor]
         try:
             if isinstance(group, native.Inotify):
                 group.unmark(mark.identity)
@@ -258,6 +283,9 @@ class Opens:
                 os.close(fd)
         except OSError:
             pass  # the mark went with the directory
+        finally:
+            with self._lock:
+                self._drop(key)
 
     def expect(self, key: int, name: str) -> None:
         """This process is about to open ``name``: inotify's next such open is ours. (It tells one
@@ -331,6 +359,7 @@ class Opens:
             self._marks.clear()
             self._epoll.close()
             self._claims.close()
+            self._lock.notify_all()
 
 
 def _is_at(path: str, status: os.stat_result) -> bool:

@@ -70,7 +70,8 @@ class FollowedNames:
     @property
     def due_ns(self) -> int | None:
         """When step() is due though nothing happens; None: nothing is watched."""
-        active = self.ordered.active or (self._small is not None and self._small.active)
+        parts = (self.ordered, self._small, self._watching)
+        active = any(part is not None and part.active for part in parts)
         return self._step_ns if active else None
 
     def step(self, now_ns: int, waited: list[ReadSeen]) -> None:
@@ -84,6 +85,7 @@ class FollowedNames:
         events = watching.opens.read()
         small.step(now_ns, events, watching.reads.reap())
         self.ordered.step(watching, events)
+        watching.step()
 
     @property
     def used_bytes(self) -> int:

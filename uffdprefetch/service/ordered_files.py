@@ -135,7 +135,6 @@ class OrderedFiles:
             if isinstance(key, OSError):
                 process.asked[directory] = 0
                 return
-            watching.came(key)
             if is_gone or key in process.keys:  # by another path
                 watching.leave(key)
             process.asked[directory] = 0 if is_gone else key

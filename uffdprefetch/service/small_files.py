@@ -159,7 +159,6 @@ class SmallFiles:
             self._watching.refused(directory, found)
             return
         key, listing = found.listing.key, found.listing
-        self._watching.came(key)
         left = tree is not None and tree not in self._trees
         if left or key in self._by_key or self._mounts.drops(found.device):
             self._watching.leave(key)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import errno
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -16,12 +17,15 @@ from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, Link
 from uffdprefetch.sense.opens import Opens
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.opening import Opener
+from uffdprefetch.state.opening import OPENS_MAX, Opener
 from uffdprefetch.warm.token_bucket import TokenBucket
 
 #: A file is read no further than so many times the mean of those before it: one that is larger by
 #: far is followed as it is read (opened_files.py).
 MEANS = 4
+#: Directories that are unmarked at a time, of OPENS_MAX that may wait for storage: a whole tree may
+#: be left at once, and files that are mapped are opened meanwhile.
+UNMARKING_MOST = OPENS_MAX // 8
 
 
 class Mounts:
@@ -233,13 +237,10 @@ class Watching:
     def __init__(self, opens: Opens, reads: SmallReads, opener: Opener, ledger: Ledger) -> None:
         self.opens, self.reads, self.opener = opens, reads, opener
         self.mounts = Mounts(ledger)
-        self._users = Counter[int]()  # by directory
+        self._left = deque[int]()  # keys of directories that are to be unmarked
+        self._unmarking = 0  # threads
         self._ledger = ledger
         self._refused = {errno.EBUSY, errno.ENOSPC, errno.E2BIG}  # for people (Opens.mark())
-
-    def came(self, key: int) -> None:
-        """A directory was marked, for one more who wants it watched."""
-        self._users[key] += 1
 
     def refused(self, directory: str, error: OSError) -> None:
         """A directory is not watched: say why, once for each reason."""
@@ -250,11 +251,28 @@ class Watching:
             )
 
     def leave(self, key: int) -> None:
-        """One of these does not any more."""
-        self._users[key] -= 1
-        if self._users[key] <= 0:
-            del self._users[key]
-            self.opener.run(lambda: self.opens.unmark(key), lambda _: None)
+        """Who had a directory marked (Opens.mark()) wants it watched no more."""
+        self._left.append(key)
+        self.step()
+
+    @property
+    def active(self) -> bool:
+        """Whether step() is to be called."""
+        return bool(self._left)
+
+    def step(self) -> None:
+        """Unmark what was left, where that waits for nobody else's opens."""
+
+        def unmarked(_: OSError | None) -> None:
+            self._unmarking -= 1
+            self.step()
+
+        while self._left and self._unmarking < UNMARKING_MOST:
+            key = self._left[0]
+            if not self.opener.run(partial(self.opens.unmark, key), unmarked):
+                return
+            self._left.popleft()
+            self._unmarking += 1
 
     def close(self) -> None:
         """End it."""

@@ -58,7 +58,6 @@ class Scene:
                 unexpect=lambda key, name: self.expected.remove(name),
             ),
             reads=self, mounts=self.mounts, opener=self, leave=self._unmark,
-            came=lambda key: None,
             refused=lambda directory, error: self.said.append(error.strerror),
         )  # fmt: skip
         self.counts = SimpleNamespace(directories=0)

@@ -11,7 +11,7 @@ import pytest
 from small_reading import DEVICE, FILE_BYTES, MOST_BYTES, SmallReading
 
 from uffdprefetch.native.paths import Keeping, PathDone
-from uffdprefetch.service.small_reads import MEANS, Mounts
+from uffdprefetch.service.small_reads import MEANS, UNMARKING_MOST, Mounts
 from uffdprefetch.state.ledger import Ledger
 
 MIB = 1 << 20
@@ -196,16 +196,26 @@ def test_what_a_mount_keeps_is_noted_and_told(keeping: Keeping, keeps: bool) -> 
     assert len(told) == (not keeps) and all(keeping.value in line for line in told)
 
 
-def test_a_directory_is_unmarked_with_the_last_who_wants_it(bed: SmallReading) -> None:
-    watching = bed.watching
-    for _ in range(2):
-        watching.came(3)
-    watching.leave(3)
+def test_each_who_leaves_a_directory_unmarks_it_though_all_do_at_once(bed: SmallReading) -> None:
+    watching, keys = bed.watching, list(range(5 * UNMARKING_MOST))
+    for key in keys:
+        watching.leave(key)
+    assert bed.opener.waiting == UNMARKING_MOST and watching.active
+    while bed.opener.waiting:
+        bed.opener.end()
+    assert bed.unmarked == keys and not watching.active
+
+
+def test_what_could_not_be_unmarked_while_others_wait_is_when_they_do_not(
+    bed: SmallReading,
+) -> None:
+    bed.opener.is_full = True
+    bed.watching.leave(3)
+    assert bed.watching.active and not bed.opener.waiting
+    bed.opener.is_full = False
+    bed.watching.step()
     bed.opener.end()
-    assert bed.unmarked == []
-    watching.leave(3)
-    bed.opener.end()
-    assert bed.unmarked == [3]
+    assert bed.unmarked == [3] and not bed.watching.active
 
 
 def test_no_more_lies_ahead_than_memory_allows(bed: SmallReading, reads: Any, by: Wanting) -> None:
