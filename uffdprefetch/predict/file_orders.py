@@ -64,6 +64,7 @@ class DirectoryOrder:
         self.used = 0  # of what was wanted
         self._wanted: dict[int, FileCursor] = {}
         self._given_up: set[int] = set()
+        self._untold: list[int] = []  # of these
         self._outcomes: deque[bool] = deque(maxlen=WINDOW_FILES)
         self._began = 0, 0  # used and lost when the order was taken up ...
         self._trust = 0  # ... and what may be wanted before anything was used
@@ -72,6 +73,11 @@ class DirectoryOrder:
     def lost(self) -> int:
         """How many names were wanted and given up, and not opened since."""
         return len(self._given_up)
+
+    def given_up(self) -> list[str]:
+        """Names that were wanted and were given up since the last time."""
+        untold, self._untold = self._untold, []
+        return [self.names.name(index) for index in untold]
 
     def opened(self, name: str) -> bool:
         """A name was opened; whether that is news. One that is not listed is none."""
@@ -218,6 +224,7 @@ class DirectoryOrder:
         for index in indices:
             self._wanted.pop(index).outstanding -= 1
             self._given_up.add(index)
+            self._untold.append(index)
 
     def _begin_anew(self) -> None:
         self._give_up(list(self._wanted))

@@ -37,7 +37,6 @@ class TreeOrder:
         self._to_list: dict[str, None] = {}
         self._seen: dict[str, None] = {}  # directories that were listed by the job
         self._is_believed = False  # that directories are gone over as their files are
-        self._lost = 0
 
     def listed(self, path: str, files: Names, directories: Names) -> None:
         """What lies in a directory. Of more than ENTRIES_MAX the first are forgotten."""
@@ -56,16 +55,8 @@ class TreeOrder:
 
     def forget(self, path: str) -> None:
         """It is not watched any more."""
-        listed = self._listed.pop(path, None)
-        if listed is not None:
-            listed.files.leave()
-            self._lost += listed.files.lost
+        self._listed.pop(path, None)
         self._changed.pop(path, None)
-
-    @property
-    def lost(self) -> int:
-        """Files that were wanted in vain."""
-        return self._lost + sum(each.files.lost for each in self._listed.values())
 
     @property
     def used(self) -> int:
@@ -141,6 +132,13 @@ class TreeOrder:
             below = f"{path}/{names.name(index)}" if path else names.name(index)
             yield below
             yield from self._below(below, order, -1)
+
+    def given_up(self) -> list[tuple[str, str]]:
+        """The files that were wanted and were given up since the last time: (directory, name). Of a
+        directory that is forgotten all are, and it is not said."""
+        return [
+            (path, name) for path in self._changed for name in self._listed[path].files.given_up()
+        ]
 
     def ahead(self) -> list[tuple[str, str]]:
         """The files that are wanted and were not before: (directory, name)."""

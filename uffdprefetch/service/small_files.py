@@ -75,8 +75,8 @@ class _WatchedFolder:
 @dataclass
 class _Tree:
     """Directories of a device below ``root``, a path as the job has it. ``seen_by``: what stands
-    before it here; ``used``, ``lost``: files of its order, by the last time; ``unexpected``: files
-    that were opened in a row; ``there``: that were in memory."""
+    before it here; ``used``: files of its order, by the last time; ``unexpected``: files that were
+    opened in a row; ``there``: that were in memory."""
 
     root: str
     device: int
@@ -85,7 +85,6 @@ class _Tree:
     order: TreeOrder = field(default_factory=TreeOrder)
     watched: dict[str, _WatchedFolder] = field(default_factory=dict)
     used: int = 0
-    lost: int = 0
     unexpected: int = 0
     there: int = 0
 
@@ -269,9 +268,10 @@ class SmallFiles:
 
     def _ask(self, tree: _Tree) -> None:
         """Have read what is wanted now, and book what is thought lost."""
-        lost = tree.order.lost
-        self._reads.lost(max(0, lost - tree.lost))
-        tree.lost = max(lost, tree.lost)
+        for path, name in tree.order.given_up():
+            folder = tree.watched.get(path)
+            if folder is not None:
+                self._reads.lost(folder.key, name)
         if not self._reads.has_room or not self._mounts.keeps(tree.device):
             return
         for path, name in tree.order.ahead():
@@ -293,7 +293,6 @@ class SmallFiles:
     def _leave(self, folder: _WatchedFolder) -> None:
         tree = folder.tree
         tree.order.forget(folder.path)
-        tree.lost = tree.order.lost  # booked now, by their bytes
         tree.watched.pop(folder.path, None)
         self._asked.pop(tree.full_path(folder.path), None)
         self._by_key.pop(folder.key, None)

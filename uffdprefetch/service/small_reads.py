@@ -97,6 +97,15 @@ class _Request(NamedTuple):
     mean_bytes: int  # as it was then
 
 
+@dataclass
+class _AheadFile:
+    """A file that is ahead of the job. ``bytes``: read of it, 0: it is being read; ``is_lost``: it
+    is thought not to be opened any more."""
+
+    bytes: int = 0
+    is_lost: bool = False
+
+
 class ReadBounds:
     """What all that a service reads keeps to: --max-rate, and what memory leaves."""
 
@@ -129,8 +138,8 @@ class SmallReads:
         self._account, self._measured, self._bounds = account, measured, bounds
         self._open_bytes = 0  # read, and neither opened nor left
         self._requests: dict[int, _Request] = {}
-        #: By group, bytes of files that were read (0: are being read) and not opened since.
-        self._ahead: dict[int, dict[str, int]] = {}
+        #: By group, files that were read, or are being read, and not opened since.
+        self._ahead: dict[int, dict[str, _AheadFile]] = {}
         self._number = 0
         self.counts = SmallFileCounts()
 
@@ -165,7 +174,7 @@ class SmallReads:
         self._bounds.take(mean_bytes)
         self._requests[self._number] = _Request(by, group, name, is_guess, mean_bytes)
         if not probe:
-            self._ahead.setdefault(group, {})[name] = 0
+            self._ahead.setdefault(group, {})[name] = _AheadFile()
         return True
 
     def reap(self) -> list[NamesAhead]:
@@ -189,30 +198,36 @@ class SmallReads:
         if request.is_guess:
             self._account.asked += done.bytes
         group = self._ahead.get(request.group)
-        if group is None:  # left meanwhile
-            self._account.lost += done.bytes if request.is_guess else 0
-        elif request.name in group:
-            group[request.name] = done.bytes
+        file = group.get(request.name) if group is not None else None
+        if file is not None:
+            file.bytes = done.bytes
             self._open_bytes += done.bytes
-        else:
-            self._used(done.bytes, request.is_guess)
+        is_lost = file.is_lost if file is not None else group is None  # left meanwhile
+        if is_lost and request.is_guess:
+            self._account.lost += done.bytes
+        if group is not None and file is None:
+            self._used(_AheadFile(done.bytes), request.is_guess)
 
     def opened(self, group: int, name: str, is_guess: bool = True) -> None:
         """The job has opened a file."""
-        ahead_bytes = self._ahead.get(group, {}).pop(name, 0)
-        if ahead_bytes:
-            self._open_bytes -= ahead_bytes
-            self._used(ahead_bytes, is_guess)
+        file = self._ahead.get(group, {}).pop(name, None)
+        if file is not None and file.bytes:
+            self._open_bytes -= file.bytes
+            self._used(file, is_guess)
 
-    def _used(self, ahead_bytes: int, is_guess: bool) -> None:
+    def _used(self, file: _AheadFile, is_guess: bool) -> None:
         self.counts.used += 1
-        self.counts.used_bytes += ahead_bytes
+        self.counts.used_bytes += file.bytes
         if is_guess:
-            self._account.note_use(ahead_bytes, 0, True, self._measured())
+            was_lost = file.bytes if file.is_lost else 0
+            self._account.note_use(file.bytes, was_lost, True, self._measured())
 
-    def lost(self, files: int) -> None:
-        """So many that were read ahead are thought not to be opened any more."""
-        self._account.lost += files * self.mean_bytes
+    def lost(self, group: int, name: str) -> None:
+        """A file of a guess, read ahead or not, is thought not to be opened any more."""
+        file = self._ahead.get(group, {}).get(name)
+        if file is not None and not file.is_lost:
+            file.is_lost = True
+            self._account.lost += file.bytes
 
     def withdraw(self, group: int) -> None:
         """What was not begun is not read."""
@@ -221,9 +236,10 @@ class SmallReads:
     def leave(self, group: int, is_guess: bool = True) -> None:
         """Nobody wants files of a group any more: what was not opened is lost."""
         self._reader.withdraw(group)
-        left = sum(self._ahead.pop(group, {}).values())
-        self._open_bytes -= left
-        self._account.lost += left if is_guess else 0
+        files = self._ahead.pop(group, {}).values()
+        self._open_bytes -= sum(file.bytes for file in files)
+        if is_guess:
+            self._account.lost += sum(file.bytes for file in files if not file.is_lost)
 
     def close(self) -> None:
         """End it."""

@@ -32,6 +32,7 @@ class Followed:
         self.order = TreeOrder()
         self.wanted: set[tuple[str, str]] = set()
         self.opened: set[tuple[str, str]] = set()
+        self.given_up: list[tuple[str, str]] = []
         self.foreseen = 0
 
     def list(self, path: str) -> None:
@@ -47,6 +48,7 @@ class Followed:
             self.list(above)
         self.list(path)
         self.order.opened(path, name)
+        self.given_up += self.order.given_up()
         self.wanted.update(self.order.ahead())
         while asked := self.order.to_list():
             for each in asked:
@@ -71,7 +73,7 @@ def test_directories_and_files_have_an_order_each(outer: NameOrder, inner: NameO
         for name in tree[directory][0].ordered(inner):
             followed.open(directory, name)
     assert followed.foreseen >= 0.9 * 600 and not followed.wanted - followed.opened
-    assert followed.order.used == followed.foreseen and followed.order.lost == 0
+    assert followed.order.used == followed.foreseen and not followed.given_up
 
 
 def test_small_directories_prove_an_order_together() -> None:
@@ -124,19 +126,31 @@ def test_of_files_of_all_directories_at_random_nothing_is_wanted() -> None:
     assert len(followed.wanted) <= 0.03 * len(todo)
 
 
-def test_what_is_not_watched_any_more_is_forgotten_and_lost() -> None:
+def test_what_is_given_up_is_said_once() -> None:
+    tree = flat(3, 200)
+    followed = Followed(tree)
+    (first, *_) = tree[""][1].names
+    walk = tree[first][0].ordered(NameOrder.SORTED)
+    chance = random.Random(3)
+    for name in walk[:20] + chance.sample(walk[20:], 100):
+        followed.open(first, name)
+    assert 0 < len(followed.given_up) == len(set(followed.given_up))
+    assert set(followed.given_up) <= followed.wanted
+    assert followed.wanted - followed.opened <= set(followed.given_up)
+    assert followed.order.given_up() == []
+
+
+def test_what_is_not_watched_any_more_is_forgotten() -> None:
     tree = flat(3, 200)
     followed = Followed(tree)
     (first, *_) = tree[""][1].names
     for name in tree[first][0].ordered(NameOrder.SORTED)[:100]:
         followed.open(first, name)
-    assert followed.order.lost == 0
     followed.order.forget(first)
-    assert followed.order.lost == len(followed.wanted - followed.opened) > 0
     assert not followed.order.is_listed(first)
     followed.order.forget(first)
     followed.order.opened(first, "0001")
-    assert followed.order.ahead() == []
+    assert followed.order.ahead() == followed.order.given_up() == []
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -33,8 +33,7 @@ class Names:
     """A service's, whose run directory is ``rundir``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rundir: str) -> None:
-        self.bed, self.wake_fd = Bed(monkeypatch), os.eventfd(0, os.EFD_NONBLOCK)
-        self.opener = Opener(self.wake_fd)
+        self.bed, self.opener = Bed(monkeypatch), Opener(-1)
         core = self.bed.core
         self.names = FollowedNames(rundir, 16 << 20, core, self.opener, self.bed.ledger)
 
@@ -45,7 +44,6 @@ class Names:
 
     def close(self) -> None:
         self.names.close()
-        os.close(self.wake_fd)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Scene:
         self.by: Any = None  # the last who asked
         self.expected: list[str] = []
         self.has_room, self.is_full, self.in_memory = True, False, False
-        self.used, self.refused = list[str](), set[str]()
+        self.used, self.given_up, self.refused = list[str](), list[str](), set[str]()
         self.works: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.said: list[str] = []
         monkeypatch.setattr(module, "watch", self._watch)
@@ -105,7 +105,8 @@ class Scene:
     def opened(self, group: int, name: str) -> None:
         self.used.append(name)
 
-    def lost(self, files: int) -> None: ...
+    def lost(self, group: int, name: str) -> None:
+        self.given_up.append(name)
 
     def leave(self, group: int) -> None:
         self.left.append(group)
@@ -374,6 +375,16 @@ def test_one_directory_by_two_paths_is_watched_once(scene: Scene) -> None:
     assert scene.unmarked == [key], "the second mark"
     assert not scene.left, "what is read ahead by the first goes on"
     assert scene.small.active
+
+
+def test_what_is_wanted_and_left_out_is_lost_once(scene: Scene) -> None:
+    scene.begins()
+    scene.opens(scene.names[:20])
+    assert scene.expected and not scene.given_up
+    scene.opens(scattered(scene)[20:60])
+    in_vain = set(scene.expected) - set(scene.used)
+    assert in_vain and in_vain <= set(scene.given_up) <= set(scene.expected)
+    assert len(set(scene.given_up)) == len(scene.given_up)
 
 
 def test_after_an_overflow_all_begins_anew(scene: Scene) -> None:

@@ -93,14 +93,37 @@ def test_what_is_not_opened_before_its_group_is_left_is_lost(
     assert bed.account.open == 0
 
 
-def test_what_is_thought_lost_counts_by_the_mean(
+@pytest.mark.parametrize("has_come", [True, False])
+def test_what_is_thought_lost_is_lost_once_and_used_if_it_is_opened_after_all(
+    bed: SmallReading, reads: Any, by: Wanting, has_come: bool
+) -> None:
+    for name in ("a", "b", "c"):
+        reads.read(by, GROUP, name)
+    for _ in range(2):
+        for name in ("a", "b", "never asked for"):
+            if not has_come:
+                reads.lost(GROUP, name)
+        bed.reader.end()
+        reads.reap()
+        for name in ("a", "b", "never asked for"):
+            reads.lost(GROUP, name)
+    assert (bed.account.lost, bed.account.open) == (2 * FILE_BYTES, FILE_BYTES)
+    reads.opened(GROUP, "a")
+    assert (bed.account.used, bed.account.lost) == (FILE_BYTES, FILE_BYTES)
+    reads.leave(GROUP)
+    assert (bed.account.lost, bed.account.open) == (2 * FILE_BYTES, 0)
+
+
+def test_what_was_in_memory_or_is_not_there_is_not_lost(
     bed: SmallReading, reads: Any, by: Wanting
 ) -> None:
-    reads.read(by, GROUP, "a")
-    bed.reader.end()
-    reads.reap()
-    reads.lost(3)
-    assert bed.account.lost == 3 * FILE_BYTES
+    for name, how in (("a", {"missing": True}), ("b", {"waited": False})):
+        reads.read(by, GROUP, name)
+        bed.reader.end(**how)  # type: ignore[arg-type]
+        reads.reap()
+        reads.lost(GROUP, name)
+    reads.leave(GROUP)
+    assert (bed.account.lost, bed.account.open) == (0, 0)
 
 
 def test_what_is_no_guess_is_not_in_the_account(bed: SmallReading, reads: Any, by: Wanting) -> None:
