@@ -96,11 +96,12 @@ def test_the_next_service_removes_what_is_nobodys(
         Path(f"{path}.plan/1.progress").touch()
         Path(f"{path}.log").write_text("words")
     os.utime(f"{dead}.log", (0, 0))  # nobody has come to read it
+    Path(rundir, f"watched@{os.uname().nodename}").touch()
     with open(f"{used}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job(python("say(ok=True)"), options=("--strict",)).finish().good()
         names = left(env)
-    assert not any(name.startswith("dead") for name in names)
+    assert not any(name.startswith(("dead", "watched")) for name in names)
     for path in (other, used):
         assert len([name for name in names if name.startswith(path.name)]) == 7
 

@@ -37,30 +37,55 @@ def place(device: int, inode: int) -> int:
     return (device * 0x9E3779B97F4A7C15 + inode) % (_BYTES - 1)
 
 
+def _path(directory: str, node: str | None) -> str:
+    node = os.uname().nodename if node is None else node
+    return os.path.join(directory, f"watched@{file_name_safe(node)}")
+
+
+def _is_there(path: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _end(path: str, fd: int) -> None:
+    """Close the lock file; the last one removes it."""
+    try:
+        if _lock(fd, fcntl.F_WRLCK, 0) and _is_there(path, fd):
+            os.unlink(path)
+    except OSError:
+        pass  # the directory is gone, or not to be written
+    os.close(fd)
+
+
+def tidy(directory: str, node: str | None = None) -> None:
+    """Remove the lock file of this node that nobody holds: of services that were killed."""
+    path = _path(directory, node)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    _end(path, fd)
+
+
 class Claims:
     """The numbers that this process has claimed."""
 
     def __init__(self, directory: str, node: str | None = None) -> None:
         """``directory``: the runtime directory, which nodes may share. Raises OSError."""
-        node = os.uname().nodename if node is None else node
-        self._path = os.path.join(directory, f"watched@{file_name_safe(node)}")
+        self._path = _path(directory, node)
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o600)
             try:
                 # else its last holder is removing it, or has just removed it
-                if _lock(self._fd, fcntl.F_RDLCK, 0) and self._is_there():
+                if _lock(self._fd, fcntl.F_RDLCK, 0) and _is_there(self._path, self._fd):
                     return
             except BaseException:
                 os.close(self._fd)
                 raise
             os.close(self._fd)
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
-        except FileNotFoundError:
-            return False
 
     def take(self, number: int) -> bool:
         """Claim a number (place()); whether nobody else has it. Raises OSError."""
@@ -72,9 +97,4 @@ class Claims:
 
     def close(self) -> None:
         """Give all back; the last one removes the file."""
-        try:
-            if _lock(self._fd, fcntl.F_WRLCK, 0) and self._is_there():
-                os.unlink(self._path)
-        except OSError:
-            pass  # the directory is gone, or not to be written
-        os.close(self._fd)
+        _end(self._path, self._fd)

@@ -15,7 +15,6 @@ from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError, named
 from uffdprefetch.base.messages import say
 from uffdprefetch.launch import engine_choice, environment, job_report, oom, service
-from uffdprefetch.protocol import leftovers
 from uffdprefetch.protocol.node import JobRead
 from uffdprefetch.report import output
 
@@ -72,7 +71,7 @@ def run(
         is_last = report.make()
         node.close()
     if address is not None and is_last:
-        leftovers.tidy(address.socket)
+        service.tidy(address.socket)
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(ended.status), ended_ns, wait=is_last)
     return spawn.end_like(ended.status)

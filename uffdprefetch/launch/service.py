@@ -41,7 +41,8 @@ START_TIMEOUT_SECONDS = 10.0
 BACKLOG = 4096
 #: Interval of looks for a service that is waited for.
 _POLL_SECONDS = 0.002
-#: Time limit for a service to end after its connections have: the kernel ends them together.
+#: Time limit for a service to end after its connections have: the kernel closes what it had open
+#: together, of which marks of directories (fanotify) take milliseconds.
 _ENDING_SECONDS = 0.5
 #: Variable that replaces the control group in a socket's name.
 GROUP_VARIABLE = "UFFDPREFETCH_GROUP"
@@ -395,6 +396,14 @@ class JobService:
             self._client.close()
         if self.started is not None:
             self.started.let_go()
+
+
+def tidy(socket: str) -> None:
+    """Remove what the service of a socket has left. One that was killed has its lock until the
+    kernel has closed all that it had open, its connections among the first."""
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while not leftovers.tidy(socket) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def no_service(why: str) -> UffdPrefetchError:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import time
 
+from uffdprefetch.base import claims
 from uffdprefetch.job.messages import PLAN_SUFFIX as PLAN
 
 TYPE_CHECKING = False
@@ -165,6 +166,7 @@ def tidy(socket: str) -> bool:
     if not _worth_keeping(socket + LOG):
         _unlink(socket + LOG)
     remove_names(socket, lock_fd)
+    claims.tidy(os.path.dirname(socket))
     return True
 
 
@@ -190,6 +192,7 @@ def sweep(own_socket: str, is_of_this_node: Callable[[str], bool]) -> None:
     for name in sorted(filter(None, found)):
         if is_of_this_node(name) and _is_litter(os.path.join(directory, name)):
             tidy(os.path.join(directory, name))
+    claims.tidy(directory)
 
 
 def _is_litter(socket: str) -> bool:

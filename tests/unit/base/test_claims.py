@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from uffdprefetch.base import claims
 from uffdprefetch.base.claims import Claims, place
 
 
@@ -33,13 +34,25 @@ def test_the_last_one_leaves_no_file(tmp_path: Path) -> None:
 def test_who_is_killed_holds_nothing(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        claims = Claims(str(tmp_path))
-        claims.take(7)
+        claimed = Claims(str(tmp_path))
+        claimed.take(7)
         os._exit(0)
     os.waitpid(child, 0)
     mine = Claims(str(tmp_path))
     assert mine.take(7)
     mine.close()
+
+
+def test_what_was_killed_left_goes_and_what_is_held_stays(tmp_path: Path) -> None:
+    held = Claims(str(tmp_path), "node")
+    elsewhere = Claims(str(tmp_path), "other")
+    claims.tidy(str(tmp_path), "node")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["watched@node", "watched@other"]
+    os.close(held._fd)  # as the kernel does with its process
+    claims.tidy(str(tmp_path), "node")
+    claims.tidy(str(tmp_path), "node")
+    assert [path.name for path in tmp_path.iterdir()] == ["watched@other"]
+    elsewhere.close()
 
 
 def test_nodes_that_share_a_directory_share_no_claims(tmp_path: Path) -> None:
