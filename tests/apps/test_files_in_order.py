@@ -10,13 +10,14 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from components import Run, Runner, on_memory, python
-from conftest import require
+from conftest import require, wait_until
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 
@@ -70,15 +71,19 @@ def runner(runner: Runner) -> Runner:
     return runner
 
 
-#: Prints the digest of the files' digests, sorted. Those whose order is told begin a second later,
-#: as a job that loads its libraries meanwhile.
+#: Prints the digest of the files' digests, sorted. Those whose order is told begin when something
+#: was read ahead of them, as a job that loads its libraries meanwhile: the last argument is a file
+#: that is there then.
 JOB = """
-import glob, hashlib, random, sys, time
+import glob, hashlib, os, random, sys, time
 paths = sorted(glob.glob(sys.argv[1] + "/*/*.jpg"))
 digests = []
 def read(path):
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
+def wait():
+    while not os.path.exists(sys.argv[-1]):
+        time.sleep(0.01)
 def tell():
     print(hashlib.sha256("".join(sorted(digests)).encode()).hexdigest(), len(digests))
 """
@@ -118,12 +123,12 @@ ANNOUNCED = """
 from uffdprefetch.plan import announce
 random.Random(8).shuffle(paths)
 with announce(paths=paths):
-    time.sleep(1)
+    wait()
     digests.extend(map(read, paths))
 tell()
 """
 PLANNED = """
-time.sleep(1)
+wait()
 for path in open(sys.argv[2]).read().split():
     digests.append(read(path))
 tell()
@@ -135,9 +140,24 @@ def wrapped(runner: Runner, bed: SlowBed, *words: str, **how: Any) -> Run:
     for path in sorted(bed.path(".").rglob("*.jpg")):
         drop_cache(path)
     bed.reset()
-    run = runner.wrapped(*words, **how)
+    with ThreadPoolExecutor(1) as pool:
+        go = pool.submit(tell_what_has_come, bed, go_file(runner))
+        run = runner.wrapped(*words, **how)
+        go.result()
     assert run.status == 0, run.stderr
     return run
+
+
+def go_file(runner: Runner) -> Path:
+    return runner.cwd / "go"
+
+
+def tell_what_has_come(bed: SlowBed, go: Path) -> None:
+    """The file is there once something was read of the bed, or else in the end."""
+    try:
+        wait_until(lambda: bed.counters()["bytes"], "something to be read")
+    finally:
+        go.touch()
 
 
 def check_read_ahead(run: Run, bed: SlowBed, images: Images) -> None:
@@ -176,7 +196,7 @@ def test_a_shuffled_data_loaders_files_are_read_ahead(
 
 
 def test_announced_files_are_read_ahead(runner: Runner, bed: SlowBed, images: Images) -> None:
-    run = wrapped(runner, bed, *python(JOB + ANNOUNCED, bed.path(".")))
+    run = wrapped(runner, bed, *python(JOB + ANNOUNCED, bed.path("."), go_file(runner)))
     check_read_ahead(run, bed, images)
 
 
@@ -186,7 +206,7 @@ def test_the_files_of_a_plan_are_read_ahead(
     plan = tmp_path / "files.txt"
     plan.write_text("\n".join(shuffled(bed, 1)))
     # a shell is the first process, and reads nothing
-    words = ["sh", "-c", '"$0" "$@"; true', *python(JOB + PLANNED, bed.path("."), str(plan))]
+    words = ["sh", "-c", '"$0" "$@"; true', *python(JOB + PLANNED, bed.path("."), plan, go_file(runner))]
     check_read_ahead(wrapped(runner, bed, *words, options=("--plan", str(plan))), bed, images)
 
 
@@ -208,7 +228,8 @@ def test_each_ranks_files_of_a_plan_are_read_ahead_in_each_epoch(
         files = [images.directory / Path(name).relative_to(bed.path(".")) for name in names]
         digests = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
         expected += [hashlib.sha256("".join(digests).encode()).hexdigest(), str(FILES)]
-    one = f'RANK=$rank WORLD_SIZE=2 "$0" "$@" {tmp_path}/$rank.txt > {tmp_path}/$rank.out &'
+    files = f"{tmp_path}/$rank.txt {go_file(runner)} > {tmp_path}/$rank.out"
+    one = f'RANK=$rank WORLD_SIZE=2 "$0" "$@" {files} &'
     shell = f"for rank in 0 1; do {one} done; wait; cat {tmp_path}/?.out"
     words = ["sh", "-c", shell, sys.executable, "-c", JOB + PLANNED, str(bed.path("."))]
     run = wrapped(runner, bed, *words, options=("--plan", str(plan)))
