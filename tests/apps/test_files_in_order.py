@@ -206,7 +206,12 @@ def test_the_files_of_a_plan_are_read_ahead(
     plan = tmp_path / "files.txt"
     plan.write_text("\n".join(shuffled(bed, 1)))
     # a shell is the first process, and reads nothing
-    words = ["sh", "-c", '"$0" "$@"; true', *python(JOB + PLANNED, bed.path("."), plan, go_file(runner))]
+    words = [
+        "sh",
+        "-c",
+        '"$0" "$@"; true',
+        *python(JOB + PLANNED, bed.path("."), plan, go_file(runner)),
+    ]
     check_read_ahead(wrapped(runner, bed, *words, options=("--plan", str(plan))), bed, images)
 
 
