@@ -33,8 +33,9 @@ class JobTree:
     def look(self, jobs: list[int], now_ns: int) -> tuple[frozenset[int], frozenset[int]]:
         """Those that have come and those that have gone since the last look, if one is due: the
         longer none has, the rarer, and where nobody on this node has, who has gone is told once in
-        LATELY_NS. ``jobs``: pids of the commands that launchers run."""
-        if now_ns < self.due_ns:
+        LATELY_NS. ``jobs``: pids of the commands that launchers run; where these are others than
+        at the last look, one is due."""
+        if now_ns < self.due_ns and self._newest[1:] == (*jobs,):
             return frozenset(), frozenset()
         began = self.clock.cpu_ns()
         newest, before = (newest_pid(), *jobs), self._newest

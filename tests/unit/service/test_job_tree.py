@@ -61,6 +61,16 @@ def test_processes_come_and_go(job: subprocess.Popen[bytes]) -> None:
     assert tree.look([], tree.due_ns) == (frozenset(), {job.pid})
 
 
+def test_a_job_that_is_told_of_is_looked_at_at_once() -> None:
+    """A service is up before its launcher has said what it runs."""
+    tree, job = JobTree(Clock(lambda: 0, lambda: 0)), os.getpid()
+    tree.look([], 10**12)
+    come, _ = tree.look([job], 10**12 + 1)
+    assert job in come
+    assert tree.due_ns == 10**12 + 1 + LOOK_NS, "and its children soon after"
+    assert tree.look([job], 10**12 + 2) == (frozenset(), frozenset()), "not due"
+
+
 def test_who_is_to_come_again_does_if_it_is_there(job: subprocess.Popen[bytes]) -> None:
     tree, (child,) = JobTree(), children(job.pid)
     tree.look([job.pid], 10**12)
