@@ -79,6 +79,11 @@ class DirectoryOrder:
         untold, self._untold = self._untold, []
         return [self.names.name(index) for index in untold]
 
+    @property
+    def wanted(self) -> int:
+        """How many names are wanted, and neither opened nor given up."""
+        return len(self._wanted)
+
     def opened(self, name: str) -> bool:
         """A name was opened; whether that is news. One that is not listed is none."""
         index = self.names.find(name)

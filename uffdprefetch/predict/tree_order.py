@@ -63,6 +63,11 @@ class TreeOrder:
         """Files that were wanted and opened, in directories that are watched."""
         return sum(each.files.used for each in self._listed.values())
 
+    @property
+    def wanted(self) -> int:
+        """Files that are wanted and not opened yet."""
+        return sum(each.files.wanted for each in self._listed.values())
+
     def opened(self, path: str, name: str) -> None:
         """A file was opened in a directory that is listed."""
         self._entered(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import MS
+from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES
 from uffdprefetch.sense.read_calls import ReadSeen
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.ordered_files import OrderedFiles
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
     from uffdprefetch.service.small_files import SmallFiles
     from uffdprefetch.service.small_reads import Watching
 
-#: How often the queue of opens is read: who opens small files waits a latency for each, and what is
-#: ahead of it lasts longer. Each turn of the service takes CPU that the job may need.
+#: How often the queue of opens is read: what a full window is ahead of who opens small files lasts
+#: longer. Each turn of the service takes CPU that the job may need.
 STEP_NS = 10 * MS
+#: A window that is only begun lasts less: it is looked the sooner whether it is used up, but not
+#: before storage can have brought something.
+STEP_LEAST_NS = 2 * MS
 
 
 class FollowedNames:
@@ -81,9 +85,11 @@ class FollowedNames:
         due_ns, watching, small = self.due_ns, self._watching, self._small
         if due_ns is None or now_ns < due_ns or watching is None or small is None:
             return
-        self._step_ns = now_ns + STEP_NS
         events = watching.opens.read()
         small.step(now_ns, events, watching.reads.reap())
+        ahead = small.fewest_ahead(now_ns - STEP_NS) or WINDOW_MOST_FILES
+        wait_ns = max(STEP_LEAST_NS, STEP_NS * ahead // WINDOW_MOST_FILES)
+        self._step_ns = now_ns + min(STEP_NS, wait_ns)
         self.ordered.step(watching, events)
         watching.step()
 

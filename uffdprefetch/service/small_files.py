@@ -76,7 +76,8 @@ class _WatchedFolder:
 class _Tree:
     """Directories of a device below ``root``, a path as the job has it. ``seen_by``: what stands
     before it here; ``used``: files of its order, by the last time; ``unexpected``: files that were
-    opened in a row; ``there``: that were in memory."""
+    opened in a row; ``there``: that were in memory; ``went_on_ns``: when one was opened, or had
+    come."""
 
     root: str
     device: int
@@ -87,6 +88,7 @@ class _Tree:
     used: int = 0
     unexpected: int = 0
     there: int = 0
+    went_on_ns: int = 0
 
     def below(self, directory: str) -> str | None:
         """The path of a directory from its root; None: it is not below it."""
@@ -228,6 +230,7 @@ class SmallFiles:
             if isinstance(by, _WatchedFolder) and self._by_key.get(by.key) is by:
                 changed[id(by.tree)] = by.tree
         for tree in changed.values():
+            tree.went_on_ns = now_ns
             self._go_on(tree)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LATELY_NS
@@ -306,6 +309,12 @@ class SmallFiles:
             self._trees.remove(tree)
             for folder in list(tree.watched.values()):
                 self._leave(folder)
+
+    def fewest_ahead(self, since_ns: int) -> int:
+        """How many files are wanted in the tree that has the fewest of those in which somebody has
+        gone on since then; 0: in none."""
+        ahead = (tree.order.wanted for tree in self._trees if tree.went_on_ns >= since_ns)
+        return min((files for files in ahead if files), default=0)
 
     @property
     def active(self) -> bool:

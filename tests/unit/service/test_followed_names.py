@@ -22,8 +22,9 @@ from uffdprefetch.orders.file_order import FileOrder, PathColumn, of_items
 from uffdprefetch.orders.key_lists import KeyList
 from uffdprefetch.sense import opens
 from uffdprefetch.sense.read_calls import ReadSeen
-from uffdprefetch.service.followed_names import STEP_NS, FollowedNames
+from uffdprefetch.service.followed_names import STEP_LEAST_NS, STEP_NS, FollowedNames
 from uffdprefetch.service.ordered_files import AHEAD_FILES
+from uffdprefetch.service.small_files import SmallFiles
 from uffdprefetch.state.opening import Opener
 
 PID = os.getpid()
@@ -126,6 +127,22 @@ def test_it_is_not_asked_more_often_than_it_is_due(made: Names, tmp_path: Path) 
     due_ns = made.names.due_ns
     made.names.step(6, [])
     assert made.names.due_ns == due_ns == 5 + STEP_NS
+
+
+@pytest.mark.parametrize(
+    ("ahead", "wait_ns"),
+    [(1, STEP_LEAST_NS), (32, STEP_NS // 2), (64, STEP_NS), (200, STEP_NS), (0, STEP_NS)],
+)
+def test_a_window_that_is_only_begun_is_looked_at_sooner(
+    made: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ahead: int, wait_ns: int
+) -> None:
+    """Of 8 files that have come the last is opened a millisecond later."""
+    asked = list[int]()
+    monkeypatch.setattr(SmallFiles, "fewest_ahead", lambda _, since: asked.append(since) or ahead)
+    wait_until(lambda: made.watch(tmp_path), "the mark")
+    made.names.step(10**9, [])
+    assert made.names.due_ns == 10**9 + wait_ns
+    assert asked == [10**9 - STEP_NS]
 
 
 @pytest.mark.parametrize("part", ["Opens", "PathReader"])

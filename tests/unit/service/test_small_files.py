@@ -185,6 +185,19 @@ def test_the_next_files_of_an_order_are_read(scene: Scene) -> None:
     assert scene.used == scene.names[:20]
 
 
+def test_how_far_ahead_is_told_of_who_went_on(scene: Scene) -> None:
+    assert scene.small.fewest_ahead(0) == 0, "nothing is wanted"
+    scene.begins()
+    scene.now_ns = 10**9
+    scene.opens(scene.names[:20])
+    left = set(scene.expected) - set(scene.names[:20])
+    assert scene.small.fewest_ahead(10**9) == len(left) > 0
+    assert scene.small.fewest_ahead(10**9 + 1) == 0, "nobody has gone on since"
+    scene.now_ns += 1
+    scene.came(scene.names[20])
+    assert scene.small.fewest_ahead(10**9 + 1) == len(left), "what has come may be used up soon"
+
+
 def test_the_next_directory_follows(scene: Scene) -> None:
     scene.begins()
     for directory in ("split/a", "split/b", "split/c", "split/d"):
