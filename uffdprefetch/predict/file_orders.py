@@ -32,7 +32,8 @@ WRONG_MOST = 2
 
 @dataclass(eq=False)
 class FileCursor:
-    """One stream through a directory, by places in its order. ``end``: of what it has wanted."""
+    """One stream through a directory, by places in its order. ``end``: of what it has wanted;
+    ``before``: where it comes from, another directory, until it is here."""
 
     front: int
     window: int = WINDOW_FILES
@@ -42,13 +43,25 @@ class FileCursor:
     right: int = 0  # since its window has its size
     outstanding: int = 0
     pending: deque[int] = field(default_factory=deque)  # places, of which some were opened
+    before: FileCursor | None = None
+
+    @property
+    def short(self) -> int:
+        """How many names more than it has wanted its window holds."""
+        return self.window - self.outstanding
 
     def is_right(self) -> None:
         """What it has wanted was opened."""
         self.outstanding -= 1
         self.right += 1
         if self.right >= self.window and self.window < WINDOW_MOST_FILES:
-            self.window, self.right = 2 * self.window, 0
+            self.window, self.right = min(2 * self.window, WINDOW_MOST_FILES), 0
+
+    def has_come(self) -> None:
+        """It goes on here as it went there."""
+        before, self.before = self.before, None
+        if before is not None:
+            self.window, self.right = max(self.window, before.window), self.right + before.right
 
 
 class DirectoryOrder:
@@ -106,9 +119,9 @@ class DirectoryOrder:
             self._begin_streams(order, index)
         return True
 
-    def begin(self, files: int) -> None:
+    def begin(self, files: int, before: FileCursor | None = None) -> None:
         """Want the first ``files`` of a directory in which nothing was opened, in the order of the
-        tree; nothing where that has none."""
+        tree; nothing where that has none. ``before``: the stream that will come."""
         order = self.evidence.best()
         if order is None or self.opens.number:
             return
@@ -118,7 +131,8 @@ class DirectoryOrder:
         # the stream that comes goes on with its window, of which this is the rest
         cursor = self.cursors[0]
         cursor.window = max(cursor.window, min(files, WINDOW_MOST_FILES))
-        self._trust = max(self._trust, cursor.window)
+        cursor.before = before
+        self._trust = max(self._trust, cursor.window, before.window if before else 0)
 
     def _begin_streams(self, order: NameOrder, last: int) -> None:
         """Of what was opened lately, the names from which the order went on."""
@@ -193,6 +207,7 @@ class DirectoryOrder:
         cursor.end = max(cursor.end, cursor.front + 1)
         cursor.last = self.opens.total
         cursor.opens += 1
+        cursor.has_come()
         passed = []
         while cursor.pending and cursor.pending[0] < cursor.front - 2 * cursor.window:
             index = self.names.index(self.order, cursor.pending.popleft())
@@ -272,10 +287,11 @@ class DirectoryOrder:
         return found
 
     @property
-    def short(self) -> int:
-        """How many names more its streams would want if the directory had them."""
-        ends = [c.window - c.outstanding for c in self.cursors if c.end >= len(self.names)]
-        return max(0, *ends, 0)
+    def leaving(self) -> FileCursor | None:
+        """Of the streams that have wanted the last name, the one that would want most names more if
+        the directory had them; None: none would."""
+        ends = [c for c in self.cursors if c.end >= len(self.names) and c.short > 0]
+        return max(ends, key=lambda c: c.short, default=None)
 
     def leave(self) -> None:
         """Nobody reads there any more: what was wanted and not opened is lost."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder
+from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder, FileCursor
 from uffdprefetch.predict.name_orders import DirectoryPass, NameOrder, Names, OrderEvidence
 
 
@@ -152,20 +152,21 @@ class TreeOrder:
         for path in changed:
             listed = self._listed[path]
             found += [(path, name) for name in listed.files.ahead()]
-            if short := listed.files.short:
-                found += self._beyond(path, short)
+            if (stream := listed.files.leaving) is not None:
+                found += self._beyond(path, stream)
         return found
 
-    def _beyond(self, path: str, short: int) -> list[tuple[str, str]]:
-        """The first files of the directories that come next."""
+    def _beyond(self, path: str, stream: FileCursor) -> list[tuple[str, str]]:
+        """The first files of the directories that come next, for a stream that leaves one."""
         found: list[tuple[str, str]] = []
+        short = stream.short
         for number, after in enumerate(self._following(path)):
             listed = self._listed.get(after)
             if listed is None:
                 self._to_list[after] = None
                 self._awaited[after] = path
                 break
-            listed.files.begin(short)
+            listed.files.begin(short, stream)
             found += [(after, name) for name in listed.files.ahead()]
             short -= sum(cursor.outstanding for cursor in listed.files.cursors)
             if short <= 0 or number >= WINDOW_MOST_FILES:

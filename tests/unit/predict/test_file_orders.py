@@ -230,8 +230,13 @@ def test_the_first_files_of_a_directory_are_wanted_in_the_order_of_its_tree() ->
     assert after.look() == []
     after.order.begin(5)
     assert after.look() == names.ordered(NameOrder.SORTED)[:5]
-    after.order.begin(8)
+    (stream,) = before.order.cursors
+    after.order.begin(8, stream)
     assert after.look() == names.ordered(NameOrder.SORTED)[5:8]
+    (there,) = after.order.cursors
+    assert (there.window, stream.window) == (8, WINDOW_MOST_FILES)
+    after.tell(names.ordered(NameOrder.SORTED)[:1])
+    assert there.window == WINDOW_MOST_FILES, "it is the same stream"
     after.tell(names.ordered(NameOrder.SORTED))
     assert after.foreseen == 100
     untold = DirectoryOrder(names)
@@ -262,7 +267,7 @@ def test_how_many_are_wanted_at_a_time_is_bounded() -> None:
 def test_an_empty_directory_has_nothing_to_want() -> None:
     order = DirectoryOrder(GivenNames([]), OrderEvidence())
     order.begin(5)
-    assert not order.opened("a") and order.ahead() == [] and order.short == 0
+    assert not order.opened("a") and order.ahead() == [] and order.leaving is None
 
 
 def test_opens_are_of_a_pass() -> None:

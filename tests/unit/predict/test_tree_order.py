@@ -9,6 +9,7 @@ import pytest
 from listed_names import GivenNames
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES
 from uffdprefetch.predict.name_orders import NameOrder
 from uffdprefetch.predict.tree_order import TreeOrder
 
@@ -83,6 +84,21 @@ def test_small_directories_prove_an_order_together() -> None:
         for name in tree[directory][0].ordered(NameOrder.SORTED):
             followed.open(directory, name)
     assert followed.foreseen >= 0.6 * 180 and not followed.wanted - followed.opened
+
+
+@pytest.mark.parametrize("files", [4, 10, 40])
+def test_a_window_grows_over_directories_that_are_smaller(files: int) -> None:
+    """A walk is a stream through them all: not as many wait for each directory's first files."""
+    tree = flat(1200 // files, files)
+    followed, ahead = Followed(tree), []
+    for directory in tree[""][1].ordered(NameOrder.SORTED):
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            followed.open(directory, name)
+            ahead.append(len(followed.wanted - followed.opened))
+    assert ahead[:2] == [0, 0]
+    assert min(ahead[200:-WINDOW_MOST_FILES]) >= WINDOW_MOST_FILES - files
+    assert max(ahead) <= WINDOW_MOST_FILES + files
+    assert not followed.wanted - followed.opened
 
 
 def test_after_the_last_subdirectory_comes_what_is_beside_its_parent() -> None:
