@@ -14,6 +14,10 @@ from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder, FileCursor
 from uffdprefetch.predict.name_orders import DirectoryPass, NameOrder, Names, OrderEvidence
 
+#: Directories that are asked for at a time, where a window holds the files of several: each takes a
+#: few requests of storage, one after the other.
+LISTINGS_MOST = 8
+
 
 @dataclass(eq=False)
 class _ListedDirectory:
@@ -157,19 +161,23 @@ class TreeOrder:
         return found
 
     def _beyond(self, path: str, stream: FileCursor) -> list[tuple[str, str]]:
-        """The first files of the directories that come next, for a stream that leaves one."""
+        """The first files of the directories that come next, for a stream that leaves one. From the
+        first on that is not listed, they are thought to have as many files as that one."""
         found: list[tuple[str, str]] = []
-        short = stream.short
+        short, unlisted = stream.short, 0
+        files = max(1, len(self._listed[path].files.names))
         for number, after in enumerate(self._following(path)):
             listed = self._listed.get(after)
             if listed is None:
                 self._to_list[after] = None
                 self._awaited[after] = path
-                break
-            listed.files.begin(short, stream)
-            found += [(after, name) for name in listed.files.ahead()]
-            short -= sum(cursor.outstanding for cursor in listed.files.cursors)
-            if short <= 0 or number >= WINDOW_MOST_FILES:
+                unlisted += 1
+            elif not unlisted:
+                listed.files.begin(short, stream)
+                found += [(after, name) for name in listed.files.ahead()]
+                short -= sum(cursor.outstanding for cursor in listed.files.cursors)
+            short -= files if unlisted else 0
+            if short <= 0 or unlisted >= LISTINGS_MOST or number >= WINDOW_MOST_FILES:
                 break
         return found
 

@@ -11,7 +11,7 @@ from listed_names import GivenNames
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES
 from uffdprefetch.predict.name_orders import NameOrder
-from uffdprefetch.predict.tree_order import TreeOrder
+from uffdprefetch.predict.tree_order import LISTINGS_MOST, TreeOrder
 
 NOTHING = GivenNames([])
 
@@ -99,6 +99,28 @@ def test_a_window_grows_over_directories_that_are_smaller(files: int) -> None:
     assert min(ahead[200:-WINDOW_MOST_FILES]) >= WINDOW_MOST_FILES - files
     assert max(ahead) <= WINDOW_MOST_FILES + files
     assert not followed.wanted - followed.opened
+
+
+@pytest.mark.parametrize(("files", "listings"), [(4, LISTINGS_MOST), (16, 4), (100, 1)])
+def test_so_many_directories_are_listed_at_a_time_as_a_window_holds(
+    files: int, listings: int
+) -> None:
+    """A listing takes some requests one after the other; meanwhile small directories are over."""
+    tree = flat(2000 // files, files)
+    followed = Followed(tree)
+    walk = tree[""][1].ordered(NameOrder.SORTED)
+    half = len(walk) // 2
+    for directory in walk[:half]:
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            followed.open(directory, name)
+    order, asked = followed.order, list[str]()
+    for directory in (each for each in walk[half:] if order.is_listed(each)):
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            order.opened(directory, name)
+            order.ahead()
+            asked += [each for each in order.to_list() if each not in asked]
+    first = next(number for number, each in enumerate(walk) if not order.is_listed(each))
+    assert asked == walk[first : first + listings]
 
 
 def test_after_the_last_subdirectory_comes_what_is_beside_its_parent() -> None:
