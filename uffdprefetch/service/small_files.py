@@ -76,8 +76,8 @@ class _WatchedFolder:
 class _Tree:
     """Directories of a device below ``root``, a path as the job has it. ``seen_by``: what stands
     before it here; ``used``: files of its order, by the last time; ``unexpected``: files that were
-    opened in a row; ``there``: that were in memory; ``went_on_ns``: when one was opened, or had
-    come."""
+    opened in a row; ``there``: that were in memory; ``went_on_ns``: when one was asked for, had
+    come, or was used."""
 
     root: str
     device: int
@@ -229,8 +229,8 @@ class SmallFiles:
         for by in came:
             if isinstance(by, _WatchedFolder) and self._by_key.get(by.key) is by:
                 changed[id(by.tree)] = by.tree
+                by.tree.went_on_ns = now_ns
         for tree in changed.values():
-            tree.went_on_ns = now_ns
             self._go_on(tree)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LATELY_NS
@@ -246,6 +246,7 @@ class SmallFiles:
         used = tree.order.used
         if used != tree.used:
             tree.used, tree.unexpected = used, 0
+            tree.went_on_ns = self._clock.now_ns()
         if tree.unexpected >= ORDERLESS_FILES or self._mounts.drops(tree.device):
             self._orderless[tree.root] = None
             _bound(self._orderless)
@@ -278,6 +279,7 @@ class SmallFiles:
         if not self._reads.has_room or not self._mounts.keeps(tree.device):
             return
         for path, name in tree.order.ahead():
+            tree.went_on_ns = self._clock.now_ns()
             folder = tree.watched.get(path)
             if folder is not None:
                 self._read(folder, name)

@@ -196,6 +196,12 @@ def test_how_far_ahead_is_told_of_who_went_on(scene: Scene) -> None:
     scene.now_ns += 1
     scene.came(scene.names[20])
     assert scene.small.fewest_ahead(10**9 + 1) == len(left), "what has come may be used up soon"
+    scene.now_ns += 1
+    scene.has_room = False
+    scene.opens(scene.names[300:301])
+    assert scene.small.fewest_ahead(10**9 + 2) == 0, "who is elsewhere uses nothing up"
+    scene.opens(scene.names[20:21])
+    assert scene.small.fewest_ahead(10**9 + 2) > 0
 
 
 def test_the_next_directory_follows(scene: Scene) -> None:
