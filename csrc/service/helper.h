@@ -262,6 +262,7 @@ struct up_path_result {
 	uint64_t look_ns[5];                   /* of a probe: each took so long ... */
 	uint32_t look_waits[5];                /* ... and slept so often */
 	uint32_t mappable;                     /* of a probe: 0: FUSE keeps no pages of it */
+	uint32_t file_system;                  /* of a probe: f_type of statfs(2), 0: not known */
 	uint32_t state, held;
 	int32_t error, directory_fd;
 };
@@ -278,8 +279,8 @@ int up_paths_submit(struct up_paths *paths, const struct up_path_request *reques
 enum up_path_by { UP_PATH_BY_ID = 1, UP_PATH_BY_GROUP = 2 };
 /* Those that nobody has begun, which are reaped as withdrawn: how many. */
 int up_paths_withdraw(struct up_paths *paths, enum up_path_by by, uint64_t number);
-/* Not held any longer, or not at all if it has not been read yet. */
-void up_paths_release(struct up_paths *paths, uint64_t id);
+/* Held for after_ns more, and no longer than they would have been; what has not been read yet not at all. */
+void up_paths_release(struct up_paths *paths, enum up_path_by by, uint64_t number, uint64_t after_ns);
 int up_paths_reap(struct up_paths *paths, struct up_path_result *out, int max);
 int64_t up_paths_cpu_ns(struct up_paths *paths);
 

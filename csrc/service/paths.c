@@ -37,7 +37,7 @@ struct list {
 };
 
 struct held {
-	uint64_t id, until_ns;
+	uint64_t id, group, until_ns;
 	int fd;
 };
 
@@ -146,9 +146,9 @@ static int start_thread(pthread_t *thread, void *(*body)(void *), void *arg)
 
 /* Whether it is held from now on. *fd is then what is to be closed for it: -1, or what was held longest, as
  * a file that its job has not opened for so long is the least likely to be wanted. */
-static int hold(struct up_paths *p, uint64_t id, int *fd)
+static int hold(struct up_paths *p, const struct up_path_request *q, int *fd)
 {
-	struct held new = { id, up_now_ns() + HOLD_NS, *fd };
+	struct held new = { q->id, q->group, up_now_ns() + HOLD_NS, *fd };
 	struct held *oldest;
 
 	if (p->stop)
@@ -205,7 +205,7 @@ static void *read_queued(void *arg)
 		fd = up_path_read(&i->request, &i->result, scratch, &p->stop);
 		pthread_mutex_lock(&p->lock);
 		if (fd >= 0 && i->request.hold)
-			i->result.held = (uint32_t)hold(p, i->request.id, &fd);
+			i->result.held = (uint32_t)hold(p, &i->request, &fd);
 		pthread_mutex_unlock(&p->lock);
 		if (fd >= 0)
 			close(fd);
@@ -315,6 +315,11 @@ int up_paths_submit(struct up_paths *p, const struct up_path_request *request)
 	return ret;
 }
 
+static int is_meant(enum up_path_by by, uint64_t number, uint64_t id, uint64_t group)
+{
+	return (by == UP_PATH_BY_ID ? id : group) == number;
+}
+
 int up_paths_withdraw(struct up_paths *p, enum up_path_by by, uint64_t number)
 {
 	struct list left = { 0 };
@@ -322,7 +327,7 @@ int up_paths_withdraw(struct up_paths *p, enum up_path_by by, uint64_t number)
 
 	pthread_mutex_lock(&p->lock);
 	for (struct item *i = take_first(&p->queue); i; i = take_first(&p->queue)) {
-		if ((by == UP_PATH_BY_ID ? i->request.id : i->request.group) != number) {
+		if (!is_meant(by, number, i->request.id, i->request.group)) {
 			append(&left, i);
 			continue;
 		}
@@ -336,18 +341,27 @@ int up_paths_withdraw(struct up_paths *p, enum up_path_by by, uint64_t number)
 	return n;
 }
 
-void up_paths_release(struct up_paths *p, uint64_t id)
+static void do_not_hold(struct item *i, enum up_path_by by, uint64_t number)
 {
+	if (i && is_meant(by, number, i->request.id, i->request.group))
+		i->request.hold = 0;
+}
+
+void up_paths_release(struct up_paths *p, enum up_path_by by, uint64_t number, uint64_t after_ns)
+{
+	uint64_t until_ns = up_now_ns() + after_ns;
+
 	pthread_mutex_lock(&p->lock);
 	for (struct item *i = p->queue.first; i; i = i->next)
-		if (i->request.id == id)
-			i->request.hold = 0;
+		do_not_hold(i, by, number);
 	for (int i = 0; i < p->threads; i++)
-		if (p->reader[i].item && p->reader[i].item->request.id == id)
-			p->reader[i].item->request.hold = 0;
-	for (uint32_t i = 0; i < p->held_count; i++)
-		if (p->held[i].id == id)
-			p->held[i].until_ns = 0;
+		do_not_hold(p->reader[i].item, by, number);
+	for (uint32_t i = 0; i < p->held_count; i++) {
+		struct held *h = &p->held[i];
+
+		if (is_meant(by, number, h->id, h->group) && h->until_ns > until_ns)
+			h->until_ns = until_ns;
+	}
 	up_cond_signal(&p->due);
 	pthread_mutex_unlock(&p->lock);
 }

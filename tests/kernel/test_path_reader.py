@@ -21,6 +21,7 @@ import pytest
 from conftest import HANG_SECONDS, process_state, require, wait_until
 from nobody import Nobody
 
+from uffdprefetch.base import file_systems
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes, warm_fully, why_no_bed
 from uffdprefetch.native import paths, uffd
 from uffdprefetch.native.crews import DEVICES_MOST
@@ -496,6 +497,45 @@ def test_a_held_file_is_open_until_it_is_released(tmp_path: Path, reader: Reader
     wait_until(lambda: not held_open(path), "the release")
 
 
+def test_a_release_may_come_into_effect_later_and_may_be_of_a_group(
+    tmp_path: Path, reader: Reader
+) -> None:
+    files = [tmp_path / f"f{number}" for number in range(4)]
+    for path in files:
+        path.write_bytes(b"x" * 100)
+    held = [reader.read(path, hold=True, group=i % 2) for i, path in enumerate(files)]
+    reader.reader.release(held[0].id, 10**12)
+    reader.reader.release_group(1)
+    wait_until(lambda: not held_open(files[1]) and not held_open(files[3]), "the group's release")
+    assert held_open(files[0]) == held_open(files[2]) == 1
+    reader.reader.release(held[0].id, 1)
+    wait_until(lambda: not held_open(files[0]), "the later release")
+    assert held_open(files[2]) == 1
+    wait_until(lambda: not held_open(files[2]), "no release makes it longer than the while")
+
+
+def test_a_file_that_is_held_may_be_run_leased_written_and_removed(
+    tmp_path: Path, reader: Reader
+) -> None:
+    """It is open to be read: all that is refused meanwhile is a write lease, which nobody gets who
+    is not alone."""
+    path = tmp_path / "program"
+    path.write_bytes(Path("/bin/true").read_bytes())
+    path.chmod(0o755)
+    held = reader.read(path, hold=True)
+    subprocess.run([path], check=True)
+    with open(path, "rb") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        with pytest.raises(BlockingIOError):
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    with open(path, "r+b") as file:
+        file.truncate(5)
+    path.unlink()
+    assert held_open(Path(f"{path} (deleted)")) == 1
+    reader.reader.release(held.id)
+    wait_until(lambda: not held_open(Path(f"{path} (deleted)")), "the release")
+
+
 def test_a_held_file_is_closed_after_a_while_by_itself(tmp_path: Path, reader: Reader) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)
@@ -580,5 +620,6 @@ def test_a_probe_of_a_local_file_says_that_its_pages_are_kept(
     (tmp_path / "file").write_bytes(b"x" * 10)
     done = reader.read(tmp_path / "file", probe=True)
     assert done.probe is not None and done.probe.keeping is Keeping.PAGES
+    assert done.probe.file_system == file_systems.at(str(tmp_path))
     assert reader.read(tmp_path, probe=True).probe is None
     assert reader.read(tmp_path / "file").probe is None

@@ -145,7 +145,9 @@ int main(int argc, char **argv)
 			if (submitted % 3 == 0)
 				up_paths_withdraw(paths, UP_PATH_BY_ID, submitted - 7);
 			if (submitted % 2)
-				up_paths_release(paths, submitted - 30);
+				up_paths_release(paths, UP_PATH_BY_ID, submitted - 30, submitted % 4 * 1000000);
+			if (submitted % 100 == 0)
+				up_paths_release(paths, UP_PATH_BY_GROUP, submitted % GROUPS, 0);
 		}
 		CHECK(open_descriptors() <= before + 2 * THREADS + (int)HELD + 1);
 		CHECK(poll(&p, 1, 60000) == 1);

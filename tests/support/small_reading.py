@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.native.paths import FoundFile, Keeping, PathDone, PathRequest, PathState
 from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import Link
@@ -28,6 +29,9 @@ class FileReader:
         self.asked: list[PathRequest] = []
         self.room: int | None = None
         self.withdrawn: list[int] = []
+        self.released: list[tuple[int, int]] = []
+        self.released_groups: list[int] = []
+        self.file_system = FileSystem("any")  # a probe says so
         self._open: list[PathRequest] = []
         self._done: list[PathDone] = []
 
@@ -44,14 +48,17 @@ class FileReader:
         """Of all that is under way, what came: of a probe what the mount keeps."""
         under_way, self._open = self._open, []
         for one in under_way:
-            probe: Any = SimpleNamespace(keeping=keeping) if one.probe and not missing else None
+            probe: Any = self._probe(keeping) if one.probe and not missing else None
             state = PathState.FAILED if missing else PathState.DONE
             file = None if missing else FoundFile(DEVICE, one.id, FILE_BYTES, 0)
             read = 0 if missing else FILE_BYTES
             self._done.append(
                 PathDone(one.id, one.group, state, 2 if missing else 0, file, read,
-                         read if waited else 0, False, 0, 0, 0, probe)
+                         read if waited else 0, one.hold and not missing, 0, 0, 0, probe)
             )  # fmt: skip
+
+    def _probe(self, keeping: Keeping | None) -> Any:
+        return SimpleNamespace(keeping=keeping, file_system=self.file_system)
 
     def reap(self) -> list[PathDone]:
         done, self._done = self._done, []
@@ -59,6 +66,12 @@ class FileReader:
 
     def withdraw(self, group: int) -> None:
         self.withdrawn.append(group)
+
+    def release(self, id_: int, after_ns: int = 0) -> None:
+        self.released.append((id_, after_ns))
+
+    def release_group(self, group: int) -> None:
+        self.released_groups.append(group)
 
     def close(self) -> None:
         """Nothing is open."""

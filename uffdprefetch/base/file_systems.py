@@ -42,7 +42,10 @@ class FileSystem(NamedTuple):
     ``pages_by_path``: whether one inode may be two files, one after the other: its daemon names
     files by path, so that a description that is opened after a rename(2) over it brings the new
     file's bytes where the old one is mapped. ``asks_server``: whether each look at a directory is
-    the server's answer. ``mounts``: its types in mountinfo, if they are not its name.
+    the server's answer. ``opens_held``: whether who opens, looks at, reads and closes a file that
+    another process has read and holds open asks the server next to nothing, and of a file that is
+    removed meanwhile no name stays behind (as on NFS and FUSE): what is read ahead stays open until
+    its job has opened it. ``mounts``: its types in mountinfo, if they are not its name.
     ``settings``: by what its client's own readahead is told; its read_ahead_kb is never written.
     """
 
@@ -53,6 +56,7 @@ class FileSystem(NamedTuple):
     counts_reads: bool | None = None
     pages_by_path: bool = False
     asks_server: bool = False
+    opens_held: bool = False
     mounts: tuple[str, ...] = ()
     settings: str = ""
 
@@ -80,7 +84,7 @@ _NETWORK, _LOCAL, _MEMORY = Medium.NETWORK, Medium.LOCAL, Medium.MEMORY
 FILE_SYSTEMS = {
     LUSTRE: FileSystem(
         "Lustre", _NETWORK, PREAD, LUSTRE_RPC_BYTES, counts_reads=True, asks_server=True,
-        settings="lctl get_param llite.*.max_read_ahead*",
+        opens_held=True, settings="lctl get_param llite.*.max_read_ahead*",
     ),
     0x6969: FileSystem("NFS", _NETWORK, READAHEAD, mounts=("nfs", "nfs4")),
     0x00C36400: FileSystem("Ceph", _NETWORK, READAHEAD),

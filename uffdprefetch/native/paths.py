@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from uffdprefetch.base import file_systems
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.native import uffd
 from uffdprefetch.native.crews import Crews
 
@@ -64,7 +66,8 @@ class Look(NamedTuple):
 
 class PathProbe(NamedTuple):
     """The calls of a probe, in their order: the first page, twice by one open and twice by another;
-    then fstat(2). ``is_mappable``: whether it may be mapped MAP_SHARED."""
+    then fstat(2). ``is_mappable``: whether it may be mapped MAP_SHARED. ``file_system``: where it
+    lies."""
 
     cold: Look
     cold_again: Look
@@ -72,6 +75,7 @@ class PathProbe(NamedTuple):
     reopened_again: Look
     status: Look
     is_mappable: bool
+    file_system: FileSystem
 
     @property
     def cached_waits(self) -> int:
@@ -103,8 +107,8 @@ class PathRequest(NamedTuple):
     or relative to ``dir_fd``, which stays open until the request was reaped (close_directory()).
     ``group``: whatever is withdrawn at one time, a stream for instance. ``ranges``: (offset,
     length) in bytes, read one after the other; none: the whole file. ``most_bytes``: no more is
-    read; 0: no limit. ``hold``: stays open after that until release(), for 5 s at most; not where
-    the removal of an open file leaves a name behind (NFS, FUSE). ``method``: WARM_READAHEAD or
+    read; 0: no limit. ``hold``: stays open after that until release(), for 5 s at most; only where
+    the file system's row says that it helps (FileSystem.opens_held). ``method``: WARM_READAHEAD or
     WARM_PREAD (base/cache_call.py). ``expected``: device and inode of the file that is meant, 0:
     any; each device is read from by threads of its own. ``follow``: whether the name may be a
     symbolic link, which is followed in the service's own mount namespace. ``cached_waits``: of the
@@ -168,7 +172,8 @@ def _done(r: Any) -> PathDone:
     state = _STATES[r.state]
     looks = [Look(int(r.look_waits[i]), int(r.look_ns[i])) for i in range(_lib.UP_LOOKS)]
     cold, cold_again, reopened, reopened_again, status = looks
-    probe = PathProbe(cold, cold_again, reopened, reopened_again, status, bool(r.mappable))
+    row = file_systems.known(int(r.file_system))
+    probe = PathProbe(cold, cold_again, reopened, reopened_again, status, bool(r.mappable), row)
     return PathDone(
         id=int(r.id),
         group=int(r.group),
@@ -258,10 +263,18 @@ class PathReader:
     def _withdraw(self, by: int, number: int) -> int:
         return sum(_lib.up_paths_withdraw(crew, by, number) for crew in self._crews.busy)
 
-    def release(self, id_: int) -> None:
-        """Hold the file of a request no longer; or not at all, if it has not been read yet."""
+    def release(self, id_: int, after_ns: int = 0) -> None:
+        """Hold the file of a request for so long and no more; if it has not been read yet, not at
+        all."""
+        self._release(_lib.UP_PATH_BY_ID, id_, after_ns)
+
+    def release_group(self, group: int) -> None:
+        """The same of all of a group, now."""
+        self._release(_lib.UP_PATH_BY_GROUP, group, 0)
+
+    def _release(self, by: int, number: int, after_ns: int) -> None:
         for crew in self._crews.all:
-            _lib.up_paths_release(crew, id_)
+            _lib.up_paths_release(crew, by, number, after_ns)
 
     def close_directory(self, fd: int) -> None:
         """Close a directory's descriptor: now, or after the last request that is relative to it. No

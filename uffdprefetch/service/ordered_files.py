@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.base.procfs import from_here
-from uffdprefetch.native.paths import THREADS, Keeping, PathDone
+from uffdprefetch.native.paths import THREADS, PathDone
 from uffdprefetch.orders.opens import OPENS_MAX
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
@@ -30,7 +31,7 @@ FIRST_GROUP = 1 << 32
 class _FollowedOrder:
     """An order of files that processes follow. ``group``: of its files (SmallReads); ``after``: the
     epoch before, while it is followed; ``wanted``: files that are to be asked for; ``keeps``:
-    whether their mount keeps what is read, None: it is being found out."""
+    whether their mount keeps what is read, None: it is being found out; ``on``: its row, then."""
 
     def __init__(self, order: FileOrder, group: int, pid: int, watching: Watching) -> None:
         self.order, self.group, self._pid = order, group, pid
@@ -38,6 +39,7 @@ class _FollowedOrder:
         self.wanted: deque[str] = deque()
         self._end = order.position  # of what was asked for, or is wanted
         self.keeps: bool | None = None
+        self.on = FileSystem("unknown")
         self.is_probed = False
         self._watching = watching
 
@@ -49,13 +51,13 @@ class _FollowedOrder:
         """See NamesAhead."""
         if done.probe is None and self.keeps is not None:
             return
-        keeping = done.probe.keeping if done.probe is not None else Keeping.NOTHING
         if done.file is None or done.probe is None:
             self.is_probed = False
             if name in self.wanted:  # not there, or of no storage: by the next one
                 self.wanted.remove(name)
             return
-        self._watching.mounts.note(done.file.device, keeping, os.path.dirname(name))
+        self._watching.mounts.note(done.file.device, done.probe, os.path.dirname(name))
+        self.on = done.probe.file_system
         self.keeps = self._watching.mounts.keeps(done.file.device)
 
     @property
@@ -245,7 +247,9 @@ class OrderedFiles:
             key = process.asked.get(directory)
             if key:
                 watching.opens.expect(key, name)
-            if not watching.reads.read(followed, followed.group, path, probe=probe, is_guess=False):
+            if not watching.reads.read(
+                followed, followed.group, path, probe=probe, is_guess=False, on=followed.on
+            ):
                 if key:
                     watching.opens.unexpect(key, name)
                 followed.wanted.appendleft(path)

@@ -60,7 +60,7 @@ class _WatchedFolder:
         """See NamesAhead."""
         tree, watching = self.tree, self.tree.watching
         if done.probe is not None:
-            watching.mounts.note(tree.device, done.probe.keeping, tree.full_path(self.path))
+            watching.mounts.note(tree.device, done.probe, tree.full_path(self.path))
         elif name == self.probed:
             self.probed = ""
             watching.mounts.unanswered(tree.device)
@@ -290,7 +290,8 @@ class SmallFiles:
         if not self._wants(os.path.join(folder.tree.full_path(folder.path), name)):
             return
         self._opens.expect(folder.key, name)
-        if not self._reads.read(folder, folder.key, name):
+        on = self._mounts.file_system(folder.tree.device)
+        if not self._reads.read(folder, folder.key, name, on=on):
             self._opens.unexpect(folder.key, name)
 
     # -------------------------------------------------------------- they are left

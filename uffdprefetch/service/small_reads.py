@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.base.file_systems import PREAD, READAHEAD, FileSystem
 from uffdprefetch.base.units import MIB
-from uffdprefetch.native.paths import Keeping, PathDone, PathReader, PathRequest, PathState
+from uffdprefetch.native.paths import (
+    Keeping,
+    PathDone,
+    PathProbe,
+    PathReader,
+    PathRequest,
+    PathState,
+)
 from uffdprefetch.predict.price import Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, Link
 from uffdprefetch.sense.opens import Opens
@@ -26,13 +34,19 @@ MEANS = 4
 #: Directories that are unmarked at a time, of OPENS_MAX that may wait for storage: a whole tree may
 #: be left at once, and files that are mapped are opened meanwhile.
 UNMARKING_MOST = OPENS_MAX // 8
+#: A file that is held for its job is held for so long after it was opened: a small file is read,
+#: and decoded, and closed by then. Who closes last asks the server.
+READ_NS = 100 * MS
+_UNKNOWN = FileSystem("unknown")
 
 
 class Mounts:
-    """By device, whether a mount's page cache keeps what is read, until another opens it."""
+    """By device, whether a mount's page cache keeps what is read, until another opens it; and which
+    file system it is."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._rows: dict[int, FileSystem] = {}
         self._keeps: dict[int, bool | None] = {}  # None: it is being found out
 
     def is_known(self, device: int) -> bool:
@@ -56,10 +70,15 @@ class Mounts:
         """Whether it does, as far as is known."""
         return bool(self._keeps.get(device))
 
-    def note(self, device: int, keeping: Keeping, path: str) -> None:
+    def file_system(self, device: int) -> FileSystem:
+        """Its row in the table, as a probe has found it."""
+        return self._rows.get(device, _UNKNOWN)
+
+    def note(self, device: int, probe: PathProbe, path: str) -> None:
         """What a probe of it says."""
+        keeping = probe.keeping
         keeps = keeping not in (Keeping.NOTHING, Keeping.WHILE_OPEN)
-        self._keeps[device] = keeps
+        self._keeps[device], self._rows[device] = keeps, probe.file_system
         if not keeps:
             self._ledger.leave_alone(
                 f"its small files are left to the kernel: its file system keeps {keeping.value}",
@@ -99,9 +118,12 @@ class _Request(NamedTuple):
 
 @dataclass
 class _AheadFile:
-    """A file that is ahead of the job. ``bytes``: read of it, 0: it is being read; ``is_lost``: it
-    is thought not to be opened any more."""
+    """A file that is ahead of the job, by the request ``id``. ``is_held``: it is, or will be, open
+    until its job has opened it; ``bytes``: read of it, 0: it is being read, or was there;
+    ``is_lost``: it is thought not to be opened any more."""
 
+    id: int
+    is_held: bool
     bytes: int = 0
     is_lost: bool = False
 
@@ -138,7 +160,7 @@ class SmallReads:
         self._account, self._measured, self._bounds = account, measured, bounds
         self._open_bytes = 0  # read, and neither opened nor left
         self._requests: dict[int, _Request] = {}
-        #: By group, files that were read, or are being read, and not opened since.
+        #: By group, files that are being read, were read, or are held open, and not opened since.
         self._ahead: dict[int, dict[str, _AheadFile]] = {}
         self._number = 0
         self.counts = SmallFileCounts()
@@ -155,10 +177,12 @@ class SmallReads:
         return self._account.room_bytes(self._measured()) > under_way_bytes
 
     def read(
-        self, by: NamesAhead, group: int, name: str, probe: bool = False, is_guess: bool = True
-    ) -> bool:
+        self, by: NamesAhead, group: int, name: str, probe: bool = False, is_guess: bool = True,
+        on: FileSystem = _UNKNOWN,
+    ) -> bool:  # fmt: skip
         """Have a file read. ``probe``: only to find out what its mount keeps (PathDone.probe);
-        ``is_guess``: it goes to the account. False: not now, too much is under way or ahead."""
+        ``is_guess``: it goes to the account; ``on``: where it lies. False: not now, too much is
+        under way or ahead."""
         mean_bytes = self.mean_bytes
         if not self._bounds.allow(self._open_bytes + len(self._requests) * mean_bytes):
             return False
@@ -168,13 +192,17 @@ class SmallReads:
             return False
         self._number += 1
         most_bytes = min(self._most_bytes, max(MIB, MEANS * mean_bytes))
-        request = PathRequest(self._number, path, group=group, most_bytes=most_bytes, probe=probe)
+        hold = on.opens_held and not probe
+        request = PathRequest(
+            self._number, path, group=group, most_bytes=most_bytes, probe=probe, hold=hold,
+            method=PREAD if on.call == PREAD else READAHEAD,
+        )  # fmt: skip
         if not self._reader.submit(request):
             return False
         self._bounds.take(mean_bytes)
         self._requests[self._number] = _Request(by, group, name, is_guess, mean_bytes)
         if not probe:
-            self._ahead.setdefault(group, {})[name] = _AheadFile()
+            self._ahead.setdefault(group, {})[name] = _AheadFile(self._number, hold)
         return True
 
     def reap(self) -> list[NamesAhead]:
@@ -188,7 +216,8 @@ class SmallReads:
                 self._book(request, done)
             else:
                 self.counts.there += done.state is PathState.DONE and done.probe is None
-                self._ahead.get(request.group, {}).pop(request.name, None)
+                if not done.held:
+                    self._ahead.get(request.group, {}).pop(request.name, None)
             request.by.came(request.name, done)
         return list(whose.values())
 
@@ -200,18 +229,22 @@ class SmallReads:
         group = self._ahead.get(request.group)
         file = group.get(request.name) if group is not None else None
         if file is not None:
-            file.bytes = done.bytes
+            file.bytes, file.is_held = done.bytes, done.held
             self._open_bytes += done.bytes
         is_lost = file.is_lost if file is not None else group is None  # left meanwhile
         if is_lost and request.is_guess:
             self._account.lost += done.bytes
         if group is not None and file is None:
-            self._used(_AheadFile(done.bytes), request.is_guess)
+            self._used(_AheadFile(done.id, False, done.bytes), request.is_guess)
 
     def opened(self, group: int, name: str, is_guess: bool = True) -> None:
         """The job has opened a file."""
         file = self._ahead.get(group, {}).pop(name, None)
-        if file is not None and file.bytes:
+        if file is None:
+            return
+        if file.is_held:
+            self._reader.release(file.id, READ_NS)
+        if file.bytes:
             self._open_bytes -= file.bytes
             self._used(file, is_guess)
 
@@ -237,6 +270,8 @@ class SmallReads:
         """Nobody wants files of a group any more: what was not opened is lost."""
         self._reader.withdraw(group)
         files = self._ahead.pop(group, {}).values()
+        if any(file.is_held for file in files):
+            self._reader.release_group(group)
         self._open_bytes -= sum(file.bytes for file in files)
         if is_guess:
             self._account.lost += sum(file.bytes for file in files if not file.is_lost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.native.paths import Keeping, Look, PathProbe
 
 #: Waits of the first page, by one open and by another, and of fstat(2); whether it is mappable.
@@ -30,6 +31,7 @@ SEEN = [
 def test_what_a_mount_keeps(
     waits: tuple[int, int, int, int, int], is_mappable: bool, keeping: Keeping
 ) -> None:
-    probe = PathProbe(*(Look(one, 1000) for one in waits), is_mappable=is_mappable)
+    looks = (Look(one, 1000) for one in waits)
+    probe = PathProbe(*looks, is_mappable=is_mappable, file_system=FileSystem("any"))
     assert probe.keeping is keeping
     assert probe.cached_waits == waits[3]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small_reading import SmallReading
 
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.job.channel import packed
 from uffdprefetch.native.paths import Keeping
 from uffdprefetch.orders.file_order import FileOrder, PathColumn, PathOrder, of_items
@@ -82,6 +83,17 @@ def test_so_many_files_are_read_ahead_and_more_as_they_are_opened(bed: Following
     assert bed.step(*map(bed.opens, range(3))) == names(AHEAD_FILES, AHEAD_FILES + 3)
     assert order.position == 3
     assert bed.watching.reads.counts.used == 3
+
+
+def test_files_are_held_open_where_the_mount_is_one_on_which_that_helps(bed: Following) -> None:
+    bed.reader.file_system = FileSystem("held", opens_held=True)
+    bed.order(range(FILES))
+    bed.begin()
+    assert [one.hold for one in bed.reader.asked] == [False, *[True] * AHEAD_FILES]
+    bed.reader.end()
+    bed.step(bed.opens(0))
+    (first,) = (one.id for one in bed.reader.asked[1:] if one.name.endswith("/0"))
+    assert [number for number, _ in bed.reader.released] == [first]
 
 
 def test_what_we_open_ourselves_moves_nothing(bed: Following) -> None:

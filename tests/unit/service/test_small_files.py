@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from listed_names import GivenNames
 
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.native.paths import Keeping, PathDone, PathState
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.name_orders import NameOrder
@@ -44,6 +45,7 @@ class Scene:
         self.expected: list[str] = []
         self.has_room, self.is_full, self.in_memory = True, False, False
         self.used, self.given_up, self.refused = list[str](), list[str](), set[str]()
+        self.file_system, self.read_on = FileSystem("any"), set[FileSystem]()
         self.works: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.said: list[str] = []
         monkeypatch.setattr(module, "watch", self._watch)
@@ -94,8 +96,12 @@ class Scene:
                 result = error
             then(result)
 
-    def read(self, by: Any, group: int, name: str, probe: bool = False) -> bool:
+    def read(
+        self, by: Any, group: int, name: str, probe: bool = False, on: FileSystem | None = None
+    ) -> bool:
         """SmallReads's, as what follows."""
+        if on is not None:
+            self.read_on.add(on)
         if self.is_full:
             return False
         self.by = by
@@ -147,7 +153,9 @@ class Scene:
         self, name: str, keeping: Keeping | None = None, waited: bool = True,
         state: PathState = PathState.DONE,
     ) -> None:  # fmt: skip
-        probe: Any = None if keeping is None else SimpleNamespace(keeping=keeping)
+        probe: Any = None
+        if keeping is not None:
+            probe = SimpleNamespace(keeping=keeping, file_system=self.file_system)
         waited_bytes = 100 if waited else 0
         self.by.came(name, PathDone(1, 1, state, 0, None, 100, waited_bytes, False, 0, 0, 0, probe))
         self.step(came=(self.by,))
@@ -183,6 +191,7 @@ def test_the_next_files_of_an_order_are_read(scene: Scene) -> None:
     assert scene.ahead == [f"split/a/{name}" for name in scene.names[first:][: len(scene.asked)]]
     assert [os.path.basename(path) for path in scene.ahead] == scene.expected
     assert scene.used == scene.names[:20]
+    assert scene.read_on == {scene.file_system}, "as the probe has found it"
 
 
 def test_how_far_ahead_is_told_of_who_went_on(scene: Scene) -> None:

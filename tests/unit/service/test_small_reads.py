@@ -5,17 +5,20 @@ nothing; and what is known of a mount."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from small_reading import DEVICE, FILE_BYTES, MOST_BYTES, SmallReading
 
+from uffdprefetch.base.file_systems import PREAD, READAHEAD, FileSystem
 from uffdprefetch.native.paths import Keeping, PathDone
-from uffdprefetch.service.small_reads import MEANS, UNMARKING_MOST, Mounts
+from uffdprefetch.service.small_reads import MEANS, READ_NS, UNMARKING_MOST, Mounts
 from uffdprefetch.state.ledger import Ledger
 
 MIB = 1 << 20
 GROUP = 5
+HELD = FileSystem("held", call=PREAD, opens_held=True)
 
 
 class Wanting:
@@ -166,6 +169,42 @@ def test_a_probe_is_no_file(bed: SmallReading, reads: Any, by: Wanting) -> None:
     assert done.probe is not None and done.probe.keeping is Keeping.PAGES
 
 
+def test_where_it_helps_a_file_is_held_until_its_job_has_opened_it(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    for name in ("a", "b", "c", "late"):
+        reads.read(by, GROUP, name, on=HELD)
+    reads.read(by, GROUP, "probed", probe=True, on=HELD)
+    reads.read(by, GROUP, "other", on=FileSystem("other", call=READAHEAD))
+    asked = [(one.hold, one.method) for one in bed.reader.asked]
+    assert asked == [(True, PREAD)] * 4 + [(False, PREAD), (False, READAHEAD)]
+    reads.opened(GROUP, "late")
+    number = {one.name: one.id for one in bed.reader.asked}
+    assert bed.reader.released == [(number["/data/late"], READ_NS)], "so it is not held at all"
+    bed.reader.end(Keeping.PAGES)
+    reads.reap()
+    for _ in range(2):
+        reads.opened(GROUP, "a")
+        reads.opened(GROUP, "other")
+    assert bed.reader.released[1:] == [(number["/data/a"], READ_NS)]
+    assert not bed.reader.released_groups
+    reads.leave(GROUP)
+    assert bed.reader.released_groups == [GROUP], "nobody opens b and c any more"
+
+
+def test_a_file_that_was_in_memory_is_held_too(bed: SmallReading, reads: Any, by: Wanting) -> None:
+    """Its bytes are, and the server is asked for an open all the same."""
+    for name in ("a", "b"):
+        reads.read(by, GROUP, name, on=HELD)
+    bed.reader.end(waited=False)
+    reads.reap()
+    reads.opened(GROUP, "a")
+    assert bed.reader.released == [(bed.reader.asked[0].id, READ_NS)]
+    assert (reads.counts.there, reads.counts.used, bed.account.asked) == (2, 0, 0)
+    reads.leave(GROUP)
+    assert bed.reader.released_groups == [GROUP] and bed.account.lost == 0
+
+
 def test_nothing_is_asked_for_of_who_has_ended_or_where_too_much_is(
     bed: SmallReading, reads: Any, by: Wanting
 ) -> None:
@@ -213,7 +252,9 @@ def test_what_a_mount_keeps_is_noted_and_told(keeping: Keeping, keeps: bool) -> 
     assert not (mounts.is_known(DEVICE) or mounts.keeps(DEVICE) or mounts.drops(DEVICE))
     mounts.asked(DEVICE)
     assert mounts.is_known(DEVICE) and not (mounts.keeps(DEVICE) or mounts.drops(DEVICE))
-    mounts.note(DEVICE, keeping, "/data")
+    probe: Any = SimpleNamespace(keeping=keeping, file_system=HELD)
+    mounts.note(DEVICE, probe, "/data")
+    assert (mounts.file_system(DEVICE), mounts.file_system(DEVICE + 1).opens_held) == (HELD, False)
     assert (mounts.keeps(DEVICE), mounts.drops(DEVICE)) == (keeps, not keeps)
     told = [note.line for note in ledger.noted.left_alone]
     assert len(told) == (not keeps) and all(keeping.value in line for line in told)
