@@ -23,6 +23,17 @@ uint64_t up_now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
+void up_lock_path(char *path)
+{
+	const char *from = up_job.socket_path;
+
+	while (*from)
+		*path++ = *from++;
+	for (from = UP_LOCK_SUFFIX; *from;)
+		*path++ = *from++;
+	*path = 0;
+}
+
 void up_futex_wake(_Atomic uint32_t *word)
 {
 	up_sys3(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff);

@@ -185,6 +185,10 @@ struct up_job {
 
 /* base.c */
 extern struct up_job up_job __attribute__((visibility("hidden")));
+/* The service's lock file (protocol/leftovers.py). */
+#define UP_LOCK_SUFFIX ".lock"
+#define UP_LOCK_PATH_MAX (UP_PATH_MAX + sizeof(UP_LOCK_SUFFIX))
+void up_lock_path(char *path) __attribute__((visibility("hidden")));
 int up_agent_alive(void) __attribute__((visibility("hidden")));
 /* 0 or -errno: nobody hears it. */
 long up_agent_ring_bell(void) __attribute__((visibility("hidden")));

@@ -251,17 +251,10 @@ static void say_hello(struct agent *a)
  * empty (protocol/leftovers.py). */
 static int is_starting(void)
 {
-	static const char suffix[] = ".lock";
-	char path[UP_PATH_MAX + sizeof(suffix)];
-	unsigned int bytes = 0;
+	char path[UP_LOCK_PATH_MAX];
 	struct stat st;
 
-	while (up_job.socket_path[bytes]) {
-		path[bytes] = up_job.socket_path[bytes];
-		bytes++;
-	}
-	for (unsigned int i = 0; i < sizeof(suffix); i++)
-		path[bytes + i] = suffix[i];
+	up_lock_path(path);
 	return !up_failed(up_sys4(SYS_newfstatat, AT_FDCWD, path, &st, 0)) && !st.st_size;
 }
 

@@ -282,6 +282,9 @@ static void after_fork_in_child(void)
 		}
 	}
 	atomic_store(&up_job.live, inherited);
+	/* A filter that it has put on itself (identity.c) may not know the call. */
+	if (!atomic_load(&up_job.disabled))
+		up_name_ptracer_again();
 	/* Nothing of it comes by us, so now is when the service can be told. */
 	if ((inherited || atomic_load(&up_job.bypassed)) && up_agent_ready())
 		await_swaps();
@@ -416,6 +419,15 @@ static void read_options(void)
 		up_job.test_exit_after = 0;
 }
 
+/* Of a program that is left alone, too: what it reads is seen from outside. */
+static void let_service_look(void)
+{
+	const char *path = variable("UFFDPREFETCH_TEST_PTRACE_SCOPE");
+
+	if (!is_set_to("UFFDPREFETCH_READS", "off"))
+		up_name_ptracer(path ? path : "/proc/sys/kernel/yama/ptrace_scope");
+}
+
 static enum up_left_alone why_alone(void)
 {
 	if (!gnu_get_libc_version || !__register_atfork)
@@ -476,6 +488,7 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 		return;
 	read_options();
 	read_command();
+	let_service_look();
 	up_alone = why_alone();
 	if (up_alone)
 		return;

@@ -100,6 +100,12 @@ extern enum up_left_alone up_alone; /* 0, or why this program is left alone */
 /* Tell the service, the first time. */
 void up_say_alone(void);
 
+/* ptracer.c */
+/* As a program begins. scope_path: of kernel.yama.ptrace_scope. */
+void up_name_ptracer(const char *scope_path);
+/* In a forked child. */
+void up_name_ptracer_again(void);
+
 /* syscall.c */
 extern void *up_next_syscall;
 

@@ -298,7 +298,8 @@ def page_tables() -> Check:
 
 
 def ptrace_scope() -> Check:
-    """Yama: who may attach to whom. The service only reads page tables, which it does not limit."""
+    """Yama: who may attach to whom. It does not limit who reads page tables, as the service does;
+    what it does to the system calls of a job says reads.py."""
     name = "kernel.yama.ptrace_scope"
     try:
         value = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()

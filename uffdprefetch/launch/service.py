@@ -220,6 +220,7 @@ def start_service(
                 if int(name) > 2 and int(name) != error_fd:
                     _set_inheritable(int(name), int(name) in (listener_fd, lock_fd))
             os.chdir(address.directory)
+            leftovers.show_holder(lock_fd)
             # Here, and not before: SO_PEERCRED of who connects says who has called it.
             listener.listen(BACKLOG)
 
