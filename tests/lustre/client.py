@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,10 @@ def instance(at: Path) -> str:
 
 
 def make_cold(at: Path | None = None) -> None:
-    """Drop a mount's locks, and with them every cached page."""
-    for one in [at or mount()]:
-        lctl("set_param", "-n", f"ldlm.namespaces.*osc-{instance(one)}.lru_size=clear")
+    """Drop a mount's locks, and with them every cached page and name."""
+    own = instance(at or mount())
+    for kind in ("osc", "mdc"):
+        lctl("set_param", "-n", f"ldlm.namespaces.*{kind}-{own}.lru_size=clear")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,52 @@ def rpcs(at: Path | None = None) -> Rpcs:
         if line.startswith("read_bytes"):
             brought += int(line.split()[6])
     return Rpcs({pages: n for pages, n in by_pages.items() if n}, brought)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """All RPCs of a client since the last reset, by their names in its own counts; and those that
+    the servers have counted, by the names of the programs that made them (not those of locks)."""
+
+    by_kind: dict[str, int]
+    by_program: dict[str, dict[str, int]]
+
+    @property
+    def count(self) -> int:
+        return self.by_kind["req_waittime"]
+
+    def of(self, program: str) -> int:
+        """That a program of this name made itself."""
+        made = self.by_program.get(program, {})
+        return sum(count for kind, count in made.items() if not kind.endswith("_bytes"))
+
+
+def reset_requests() -> None:
+    """Forget the counts, and have servers count by programs."""
+    own = instance(mount())
+    lctl("set_param", "-n", "jobid_var=procname_uid", f"mdc.*-mdc-{own}.stats=0")
+    lctl("set_param", "-n", "mdt.*.job_stats=clear", "obdfilter.*.job_stats=clear")
+    reset_rpcs()
+
+
+def requests() -> Requests:
+    """The counts of the first mount."""
+    own = instance(mount())
+    by_kind = Counter[str]()
+    for line in lctl(
+        "get_param", "-n", f"mdc.*-mdc-{own}.stats", f"osc.*-osc-{own}.stats"
+    ).splitlines():
+        if found := re.match(r"(\w+) +(\d+) samples", line):
+            by_kind[found[1]] += int(found[2])
+    by_program: dict[str, Counter[str]] = {}
+    program = Counter[str]()
+    told = lctl("get_param", "-n", "mdt.*.job_stats", "obdfilter.*.job_stats")
+    for line in told.splitlines():
+        if found := re.match(r"- job_id: +(\S+)\.\d+$", line):
+            program = by_program.setdefault(found[1], Counter())
+        elif found := re.match(r" +(\w+): +\{ samples: +([1-9]\d*)", line):
+            program[found[1]] += int(found[2])
+    return Requests(dict(by_kind), {name: dict(made) for name, made in by_program.items()})
 
 
 def write_file(path: Path, size_bytes: int) -> None:
@@ -167,6 +215,7 @@ class Ran:
 
     said: dict[str, Any]
     rpcs: Rpcs
+    requests: Requests
     summary: dict[str, Any] | None
     stderr: str
 
@@ -187,19 +236,19 @@ def run(
         words = [*wrapped(*options), "--", *words]
     if cold:
         make_cold()
-    reset_rpcs()
+    reset_requests()
     ended = subprocess.run(
         [*before, *words], cwd=directory, env=environment(directory, **variables),
         capture_output=True, text=True, timeout=timeout_seconds,
     )  # fmt: skip
-    counted = rpcs()
+    counted, made = rpcs(), requests()
     if ended.returncode:
         raise RuntimeError(f"{words}: status {ended.returncode}\n{ended.stderr}")
     summary = directory / "run.summary.json"
     if options is not None and not summary.exists():
         raise RuntimeError(f"{words}: no summary\n{ended.stderr}")
     return Ran(
-        json.loads(ended.stdout.splitlines()[-1]), counted,
+        json.loads(ended.stdout.splitlines()[-1]), counted, made,
         json.loads(summary.read_text()) if options is not None else None, ended.stderr,
     )  # fmt: skip
 
