@@ -16,12 +16,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, process_state, require, wait_until
 from nobody import Nobody
 
 from uffdprefetch.base import file_systems
+from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes, warm_fully, why_no_bed
 from uffdprefetch.native import paths, uffd
 from uffdprefetch.native.crews import DEVICES_MOST
@@ -32,6 +35,10 @@ from uffdprefetch.native.paths import (
     PathRequest,
     PathState,
 )
+from uffdprefetch.predict.price import Account
+from uffdprefetch.predict.storage import Link
+from uffdprefetch.service.small_reads import ReadBounds, SmallReads
+from uffdprefetch.warm.token_bucket import TokenBucket
 
 KIB, MIB = 1 << 10, 1 << 20
 #: csrc/service/paths.c, QUEUE: requests of one device that are not reaped.
@@ -580,6 +587,30 @@ def test_no_more_are_held_than_there_are_descriptors_for(
     assert held == list(range(15, 25))
     assert reader.close()
     assert descriptors() == before
+
+
+def test_small_files_are_held_for_their_job_where_the_file_system_is_one_on_which_that_helps(
+    tmp_path: Path, reader: Reader
+) -> None:
+    def want(name: str, on: FileSystem) -> Path:
+        (tmp_path / name).write_bytes(b"x" * 100)
+        assert reads.read(by, 5, name, on=on)
+        return tmp_path / name
+
+    bounds = ReadBounds(TokenBucket(None, 0), lambda: 1 << 40)
+    link = Link(300e6, 1e-3)
+    reads = SmallReads(reader.reader, MIB, Account(), lambda: link, bounds)
+    by: Any = SimpleNamespace(path_of=lambda name: f"{tmp_path}/{name}", came=lambda *_: None)
+    before = descriptors()
+    other = want("other", FileSystem("other"))
+    files = [want(f"f{i}", FileSystem("held", opens_held=True)) for i in range(12)]
+    wait_until(lambda: not reads.reap() and all(map(held_open, files)), "the files")
+    assert not held_open(other)
+    reads.opened(5, "f3")
+    wait_until(lambda: not held_open(files[3]), "the end of a job's read")
+    assert sum(map(held_open, files)) == 11
+    reads.leave(5)
+    wait_until(lambda: descriptors() == before, "the end of all that was held")
 
 
 # ---- what the page cache keeps ------------------------------------------------------------------
