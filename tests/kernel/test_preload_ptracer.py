@@ -26,6 +26,12 @@ if os.fork() == 0:
 os.wait()
 subprocess.run([sys.executable, "-Sc", ""], check=True)
 """
+#: It begins when its service is up (protocol/leftovers.py).
+UP = """
+import os, time
+while not os.path.getsize(os.environ["UFFDPREFETCH_SOCKET"] + ".lock"):
+    time.sleep(0.02)
+"""
 #: A program that says who holds its service's lock, and what that process is.
 ASK = """
 import fcntl, struct
@@ -65,7 +71,7 @@ def named(lines: list[str]) -> list[tuple[int, int]]:
 
 
 def test_each_program_and_each_forked_child_names_the_service(runner: Runner) -> None:
-    *lines, said = calls(runner, code=JOB + ASK)
+    *lines, said = calls(runner, code=UP + JOB + ASK)
     service, is_one = said.split()
     processes = {int(line.split()[0]) for line in lines}
     assert is_one == "serve" and len(processes) >= 3

@@ -365,7 +365,8 @@ def serve(
                 return 0
             lock_fd, listener = elected
         listener.setblocking(False)
-        _reserve_descriptors(lock_fd)
+        leftovers.show_holder(lock_fd)
+        _reserve_descriptors(listener.fileno())
     except OSError as error:
         raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
     try:
