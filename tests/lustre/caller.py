@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that reads by calls on a Lustre client.
 
-    caller.py files LIST MILLISECONDS   open, look at, read and close each file of a list, as a data
-                                        set does, and sleep so long after each
-    caller.py gaps FILE BYTES EVERY     pread so many bytes of each EVERY
+    caller.py files LIST              open, look at, read and close each file of a list
+    caller.py gaps FILE BYTES EVERY   pread so many bytes of each EVERY
 
 It begins when its service is up, if it has one, and when there is the file that GO names, if it
 names one. One line of JSON: how many bytes it has read, and their SHA-256. Servers know it by its
@@ -24,12 +23,11 @@ from pathlib import Path
 PATIENCE_SECONDS = 200
 
 
-def of_files(paths: list[str], pause_seconds: float) -> Iterator[bytes]:
+def of_files(paths: list[str]) -> Iterator[bytes]:
     """Each one's bytes."""
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             yield file.read()
-        time.sleep(pause_seconds)
 
 
 def of_gaps(path: str, length: int, every: int) -> Iterator[bytes]:
@@ -57,7 +55,7 @@ def main() -> None:
     Path("/proc/self/comm").write_text("caller")
     what, *words = sys.argv[1:]
     pieces = (
-        of_files(Path(words[0]).read_text().splitlines(), float(words[1]) / 1000)
+        of_files(Path(words[0]).read_text().splitlines())
         if what == "files"
         else of_gaps(words[0], int(words[1]), int(words[2]))
     )
