@@ -59,6 +59,7 @@ def test_of_an_unknown_type_nothing_is_taken_for_granted() -> None:
     unknown = fs.known(0x12345678)
     assert unknown.name == "unknown (0x12345678)"
     assert not (unknown.in_memory or unknown.one_machine or unknown.is_coherent)
+    assert not unknown.opens_held
     assert (unknown.medium, unknown.call, unknown.counts_reads) == (Medium.UNKNOWN, PROBE, None)
 
 
@@ -67,3 +68,8 @@ def test_a_network_is_coherent_only_where_its_server_is_asked() -> None:
     assert {one.name for one in FILE_SYSTEMS.values() if one.is_coherent} & network == {
         "Lustre", "GPFS",
     }  # fmt: skip
+
+
+def test_files_are_held_open_only_where_that_was_seen_to_help() -> None:
+    """And never where the removal of an open file leaves a name behind (NFS, FUSE)."""
+    assert {one.name for one in FILE_SYSTEMS.values() if one.opens_held} == {"Lustre"}
