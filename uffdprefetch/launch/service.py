@@ -41,9 +41,11 @@ START_TIMEOUT_SECONDS = 10.0
 BACKLOG = 4096
 #: Interval of looks for a service that is waited for.
 _POLL_SECONDS = 0.002
-#: Time limit for a service to end after its connections have: the kernel closes what it had open
-#: together, of which marks of directories (fanotify) take milliseconds.
+#: Time limit for a service to end after its connections have: the kernel ends them together.
 _ENDING_SECONDS = 0.5
+#: Time limit for the kernel to close what a killed service had open, its locks after marks of
+#: directories (fanotify, inotify), which take 10 to 50 ms. Beside busy processes 0.8 s was seen.
+_CLOSING_SECONDS = 5.0
 #: Variable that replaces the control group in a socket's name.
 GROUP_VARIABLE = "UFFDPREFETCH_GROUP"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -402,7 +404,7 @@ class JobService:
 def tidy(socket: str) -> None:
     """Remove what the service of a socket has left. One that was killed has its lock until the
     kernel has closed all that it had open, its connections among the first."""
-    deadline = time.monotonic() + _ENDING_SECONDS
+    deadline = time.monotonic() + _CLOSING_SECONDS
     while not leftovers.tidy(socket) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
