@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,34 @@ def test_what_is_opened_is_told_to_the_orders(made: Names, tmp_path: Path) -> No
     assert described is not None and described["read"] == 0
     made.names.ordered.forget(PID, [])
     assert made.names.due_ns is None
+
+
+def test_small_files_that_are_waited_for_and_opened_in_order_are_read_ahead(
+    made: Names, tmp_path: Path
+) -> None:
+    require(not on_memory(tmp_path), "files in memory are not read; set TMPDIR")
+    data = tmp_path / "data"
+    data.mkdir()
+    files = [data / f"{number:02}" for number in range(60)]
+    for file in files:
+        file.write_bytes(b"x" * 5000)
+
+    def waits(file: Path) -> Any:
+        status = file.stat()
+        key = status.st_dev, status.st_ino
+        return SimpleNamespace(path=str(file), pid=PID, key=key)
+
+    def counts(name: str) -> int:
+        made.opener.step()
+        made.names.step(made.names.due_ns or 0, [])
+        described = made.names.describe()
+        assert described is not None
+        return int(described[name])
+
+    made.names.step(0, [waits(file) for file in files[:2]])
+    wait_until(lambda: counts("directories"), "the directory to be watched")
+    os.spawnlp(os.P_WAIT, "cat", "cat", *(os.devnull, *map(str, files[2:10])))
+    wait_until(lambda: counts("there") + counts("read"), "the next ones")
 
 
 @pytest.mark.parametrize("sensor", ["fanotify", "inotify"])

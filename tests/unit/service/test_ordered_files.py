@@ -18,6 +18,7 @@ from uffdprefetch.job.channel import packed
 from uffdprefetch.native.paths import Keeping
 from uffdprefetch.orders.file_order import FileOrder, PathColumn, PathOrder, of_items
 from uffdprefetch.orders.key_lists import KeyList
+from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
 from uffdprefetch.service.ordered_files import AHEAD_FILES, OrderedFiles
 
@@ -199,7 +200,37 @@ def test_a_queue_that_is_full_is_tried_again(bed: Following) -> None:
     expected = len(bed.expected)
     assert bed.step() == [] and len(bed.expected) == expected, "nothing is opened"
     bed.reader.end()
-    assert len(bed.step()) == 11
+    assert bed.step() == names(11, 22), "none is left out, and the next one first"
+
+
+def test_who_has_overtaken_what_waits_for_room_does_not_get_it(bed: Following) -> None:
+    order = bed.order(range(FILES))
+    bed.reader.room = 11
+    bed.begin()
+    order.said(2 * AHEAD_FILES)
+    bed.reader.end()
+    assert bed.step() == names(2 * AHEAD_FILES, 2 * AHEAD_FILES + 11)
+
+
+def test_a_subdirectory_that_is_opened_is_no_file(bed: Following) -> None:
+    order = bed.order(range(FILES))
+    bed.begin()
+    assert bed.step(bed.opens(0)._replace(is_dir=True)) == [] and order.position == 0
+
+
+def test_of_an_order_that_is_forgotten_nothing_more_is_read_nor_remembered(bed: Following) -> None:
+    first, second = bed.order(range(FILES), "a"), bed.order(range(FILES), "b")
+    bed.step()
+    bed.step()
+    bed.reader.end(Keeping.PAGES)
+    bed.step(bed.opens(0, "a"))
+    group = bed.reader.asked[-1].group
+    bed.files.forget(PID, [second])
+    assert bed.reader.withdrawn == [group] and bed.files.opened(PID) == []
+    before = len(bed.reader.asked)
+    bed.step(bed.opens(0, "b"), bed.opens(1, "a"))
+    assert first.position == 2 and second.position == 0
+    assert {one.group for one in bed.reader.asked[before:]} == {group - 1}
 
 
 def test_after_an_overflow_what_was_opened_is_seen_anew(bed: Following) -> None:
@@ -219,8 +250,29 @@ def test_a_directory_that_is_gone_is_not_watched(bed: Following) -> None:
     bed.files.watch(PID, [bed.directory])
     bed.opener.end()
     assert bed.files.watch(PID, [bed.directory])
-    bed.step(DirectoryGone(bed.opens_of[bed.directory]))
+    key = bed.opens_of[bed.directory]
+    bed.step(DirectoryGone(key))
+    assert bed.unmarked == [key]
     assert not bed.files.watch(PID, [bed.directory])
+
+
+def test_a_directory_that_is_named_in_two_ways_is_marked_for_one(bed: Following) -> None:
+    other = f"{bed.directory}/link"
+    bed.opens_of[bed.directory] = bed.opens_of[other] = 1
+    bed.files.watch(PID, [bed.directory, other])
+    bed.opener.end()
+    bed.opener.end()
+    assert bed.unmarked == [1] and bed.files.watch(PID, [bed.directory, other])
+    bed.files.forget(PID, [])
+    bed.opener.end()
+    assert bed.unmarked == [1, 1]
+
+
+def test_no_more_directories_are_watched_for_a_process_than_a_service_may(bed: Following) -> None:
+    directories = [f"{bed.directory}/{number}" for number in range(ENTRIES_MAX + 10)]
+    bed.files.watch(PID, directories)
+    bed.opener.end()
+    assert len(bed.opens_of) == ENTRIES_MAX
 
 
 def test_a_directory_is_unmarked_when_nobody_wants_it(bed: Following) -> None:

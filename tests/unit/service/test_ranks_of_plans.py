@@ -8,10 +8,12 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from conftest import wait_until
 
 from uffdprefetch.base.procfs import environment, parent
 from uffdprefetch.predict.bounds import LATELY_NS
+from uffdprefetch.service import planned_readers
 from uffdprefetch.service.planned_readers import PlannedReaders, RankedProcess, readers_of
 
 PID = os.getpid()
@@ -35,6 +37,8 @@ def test_each_ranks_first_process_stands_for_it() -> None:
 def test_who_has_started_another_rank_is_a_launcher_be_it_one_itself() -> None:
     ranks = tree((5, 1, 0), (6, 5, 4), (7, 5, 0), (8, 7, 0))
     assert readers_of(ranks) == {6: 4, 7: 0}, "torchrun in a task of Slurm's"
+    by_shell = tree((5, 1, 0), (6, 5, 0), (7, 6, 1))
+    assert readers_of(by_shell) == {7: 1}, "and whatever is between it and its rank"
 
 
 def test_a_rank_may_start_who_has_none() -> None:
@@ -87,6 +91,24 @@ def test_ranks_are_those_of_the_processes_environments() -> None:
             each.communicate(b"\n")
     wait_until(lambda: not environment(one.pid), "its end")
     assert parent(one.pid) == 0
+
+
+def test_processes_that_nobody_has_looked_for_again_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned: Any = Planned()
+    readers, looked, pids = PlannedReaders(planned), list[int](), frozenset({PID})
+
+    def read(pid: int) -> dict[str, str]:
+        looked.append(pid)
+        return {}
+
+    monkeypatch.setattr(planned_readers, "environment", read)
+    for now_ns in range(3):
+        readers.step(pids, now_ns)
+    assert looked == [PID] and planned.steps == 3
+    readers.step(frozenset([PID]), 3)
+    assert looked == [PID, PID], "it may have become another program"
 
 
 def test_a_rank_is_looked_for_again_until_a_process_is_no_copy_of_its_launcher() -> None:

@@ -183,6 +183,40 @@ def test_a_directory_is_watched_when_two_of_its_files_are_waited_for(scene: Scen
     assert not scene.works, "it is watched already"
 
 
+def test_files_that_may_not_be_read_are_not_waited_for(scene: Scene) -> None:
+    scene.refused = {str(scene.root / "split/a" / name) for name in scene.names[:2]}
+    scene.waits(*scene.names[:2])
+    assert not scene.works
+
+
+def test_what_was_waited_for_tells_of_the_order_too(scene: Scene) -> None:
+    scene.begins()
+    scene.opens(scene.names[2:3])
+    assert scene.ahead, "three in a row are an order"
+
+
+def test_nothing_is_read_where_the_account_has_no_room(scene: Scene) -> None:
+    scene.begins()
+    scene.has_room = False
+    scene.opens(scene.names[:20])
+    assert not scene.asked
+    scene.has_room = True
+    scene.opens(scene.names[20:21])
+    assert f"split/a/{scene.names[21]}" in scene.ahead
+
+
+def test_the_directory_that_was_listed_comes_next_where_nothing_else_is_known(
+    scene: Scene,
+) -> None:
+    scene.waits(*scene.names[:2], directory="split/g")
+    scene.done()
+    scene.came(scene.names[0], keeping=Keeping.PAGES)
+    scene.step(NameOpened(scene.key("split"), "k", True, False, 0, scene.now_ns))
+    scene.opens(scene.names, directory="split/g")
+    assert f"split/k/{scene.names[0]}" in scene.ahead
+    assert {os.path.dirname(path) for path in scene.ahead} == {"split/g", "split/k"}
+
+
 def test_the_next_files_of_an_order_are_read(scene: Scene) -> None:
     scene.begins()
     scene.opens(scene.names[:20])
@@ -258,6 +292,12 @@ def test_where_the_mount_keeps_nothing_the_tree_is_left_and_that_is_said(
     assert scene.said == [str(scene.root / "split/a")]
     scene.waits(*scene.names[2:4])
     assert not scene.works
+    (scene.root / "split/a/below").mkdir()  # of a tree of which nothing is known
+    for name in scene.names[:2]:
+        (scene.root / "split/a/below" / name).touch()
+    scene.waits(*scene.names[:2], directory="split/a/below")
+    scene.done()
+    assert not scene.small.active and scene.key("split/a/below") in scene.unmarked
 
 
 def test_what_a_file_did_not_tell_of_its_mount_the_next_one_does(scene: Scene) -> None:
@@ -428,9 +468,17 @@ def test_a_directory_that_is_gone_or_quiet_is_left(scene: Scene) -> None:
     scene.begins()
     scene.step(DirectoryGone(scene.key("split")))
     assert scene.small.active
-    scene.now_ns = QUIET_NS + 1
+    (tree,) = scene.small._trees
+    assert not tree.order.is_listed("split") and tree.order.is_listed("split/a")
+    scene.now_ns = QUIET_NS
+    scene.opens(scene.names[:1])
+    scene.now_ns = QUIET_NS + LATELY_NS
+    scene.step()
+    assert scene.small.active and scene.left == [scene.key("split"), scene.key("")]
+    scene.now_ns = 2 * QUIET_NS + LATELY_NS
     scene.step()
     assert not scene.small.active and scene.key() in scene.left
+    assert not scene.small._trees, "nothing of it is kept"
 
 
 def test_what_comes_for_a_directory_that_was_left_is_no_error(scene: Scene) -> None:
@@ -471,6 +519,9 @@ def test_a_listing_that_comes_late_leaves_no_mark(scene: Scene) -> None:
     scene.step(Overflow(0))
     parent[1](parent[0]())
     assert sorted(scene.unmarked) == sorted(scene.marked) and not scene.small.active
+    scene.waits(*scene.names[:2])
+    scene.done()
+    assert scene.counts.directories == 4, "the first, and all three anew"
 
 
 @pytest.mark.parametrize("order", list(NameOrder))
