@@ -51,7 +51,7 @@ def read(number):
 threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-print(hashlib.sha256(b"".join(found)).hexdigest())
+print(hashlib.sha256(b"".join(found)).hexdigest(), os.listdir("/proc/self/fd"))
 """
 LISTED = """
 import hashlib, os, stat, sys, time
@@ -203,7 +203,9 @@ class Trial:
         assert out == self._scene.plain, self.work.errors()
         assert status is None or ended == status, self.work.errors()
         wait_until(lambda: process_gone(self.service), "the service's end")
-        wait_until(lambda: not self.left(), lambda: f"the end of {self.left()}")
+        wait_until(
+            lambda: not self.left(), lambda: f"the end of {self.left()} {self.work.errors()}"
+        )
 
     def left(self) -> list[str]:
         """Of the run, in the runtime directory: but indices of files, which are kept."""
@@ -406,8 +408,10 @@ def test_of_names_that_become_something_else_only_regular_files_are_opened(
         drop_cache(path)
     options = ("--strict", "--policy", "auto", "--plan", str(plan))
     with nobody_opens(pipes), Swapper(odd, aside, pipes) as swapper:
-        work = job([sys.executable, "-S", "-c", LISTED, str(plan), "0.002"], options=options)
+        work = job(python(f"hear(){LISTED}", plan, "0.002"), options=options)
         service = work.service()
+        wait_until(lambda: resident_bytes(steady[60]), "the first files to be read ahead")
+        work.tell()
         out = said(work)
         assert work.process.wait(HANG_SECONDS) == 0, work.errors()
     assert out.decode().strip() == sha.hexdigest()
