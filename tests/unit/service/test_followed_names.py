@@ -28,7 +28,7 @@ from uffdprefetch.service.ordered_files import AHEAD_FILES
 from uffdprefetch.service.small_files import SmallFiles
 from uffdprefetch.state.opening import Opener
 
-PID = os.getpid()
+PID, SMALL_BYTES = os.getpid(), 16 << 20
 
 
 class Names:
@@ -37,7 +37,7 @@ class Names:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rundir: str) -> None:
         self.bed, self.opener = Bed(monkeypatch), Opener(-1)
         core = self.bed.core
-        self.names = FollowedNames(rundir, 16 << 20, core, self.opener, self.bed.ledger)
+        self.names = FollowedNames(rundir, SMALL_BYTES, core, self.opener, self.bed.ledger)
 
     def watch(self, directory: Path) -> bool:
         """Whether a directory is watched by now."""
@@ -150,6 +150,47 @@ def test_our_own_opens_move_no_order(
     made.names.ordered.forget(PID, [order])
 
 
+def test_what_reads_small_files_keeps_to_the_bounds_of_the_run(made: Names, tmp_path: Path) -> None:
+    core = made.bed.core
+    made.watch(tmp_path)
+    small, watching = made.names._small, made.names._watching
+    assert small is not None and watching is not None
+    reads = watching.reads
+    assert small._wants == core.table.wants and reads._most_bytes == SMALL_BYTES
+    assert reads._account is core.ahead.account and reads._measured == core.ahead.measured
+    assert reads._bounds._bucket is core.scheduler.bucket
+    assert reads._bounds._allowed_bytes() == core.windows.allowed_bytes
+
+
+def test_a_directory_is_unmarked_though_all_threads_were_busy_when_it_was_left(
+    made: Names, tmp_path: Path
+) -> None:
+    wait_until(lambda: made.watch(tmp_path), "the mark")
+    watching, opener = made.names._watching, made.opener
+    assert watching is not None
+    run, opener.run = opener.run, lambda work, then: False  # type: ignore[method-assign]
+    made.names.ordered.forget(PID, [])
+    opener.run = run  # type: ignore[method-assign]
+    assert not made.names.ordered.active and made.names.due_ns is not None
+
+    def unmarked() -> bool:
+        made.names.step(made.names.due_ns or 0, [])
+        opener.step()
+        return not watching.opens._marks
+
+    wait_until(unmarked, "the end of the mark")
+    assert made.names.due_ns is None
+
+
+def test_nothing_is_left_open_in_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = Names(monkeypatch, str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    wait_until(lambda: names.watch(tmp_path), "the mark")
+    assert os.listdir("/proc/self/fd") != before
+    names.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_it_is_not_asked_more_often_than_it_is_due(made: Names, tmp_path: Path) -> None:
     wait_until(lambda: made.watch(tmp_path), "the mark")
     made.names.step(5, [])
@@ -182,6 +223,7 @@ def test_what_cannot_be_had_is_said_once(
         raise OSError(24, "too many open files")
 
     monkeypatch.setattr(opens if part == "Opens" else paths, part, refuse)
+    before = os.listdir("/proc/self/fd")
     for _ in range(2):
         assert not made.watch(tmp_path)
         waiting: Any = ReadSeen
@@ -189,6 +231,7 @@ def test_what_cannot_be_had_is_said_once(
     (line,) = made.bed.ledger.degradations
     assert line.startswith("small files are not read ahead: ") and "too many open files" in line
     assert made.names.describe() is None
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_without_a_run_directory_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:

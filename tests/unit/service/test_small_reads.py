@@ -302,3 +302,20 @@ def test_no_more_is_read_than_max_rate_allows(bed: SmallReading, reads: Any, by:
     assert not reads.read(by, GROUP, "a")
     bed.bucket.rate = None
     assert reads.read(by, GROUP, "a")
+
+
+def test_what_is_asked_for_counts_by_the_mean_and_what_comes_by_its_bytes(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    """Of what was in memory, or is not there, nothing was read."""
+    taken: list[int] = []
+    bed.bucket.take = taken.append  # type: ignore[method-assign]
+    reads.counts.read, reads.counts.read_bytes = 2, 600
+    for how, bytes_read in (({}, FILE_BYTES), ({"waited": False}, 0), ({"missing": True}, 0)):
+        mean_bytes = reads.mean_bytes
+        assert reads.read(by, GROUP, "a")
+        assert taken == [mean_bytes]
+        bed.reader.end(**how)  # type: ignore[arg-type]
+        reads.reap()
+        assert sum(taken) == bytes_read
+        taken.clear()
