@@ -33,7 +33,8 @@ WRONG_MOST = 2
 @dataclass(eq=False)
 class FileCursor:
     """One stream through a directory, by places in its order. ``end``: of what it has wanted;
-    ``before``: where it comes from, another directory, until it is here."""
+    ``before``: where it comes from, another directory, until it is here; ``has_left``: it has come
+    to another one since."""
 
     front: int
     window: int = WINDOW_FILES
@@ -44,6 +45,7 @@ class FileCursor:
     outstanding: int = 0
     pending: deque[int] = field(default_factory=deque)  # places, of which some were opened
     before: FileCursor | None = None
+    has_left: bool = False
 
     @property
     def short(self) -> int:
@@ -62,6 +64,7 @@ class FileCursor:
         before, self.before = self.before, None
         if before is not None:
             self.window, self.right = max(self.window, before.window), self.right + before.right
+            before.has_left = True
 
 
 class DirectoryOrder:
@@ -131,8 +134,8 @@ class DirectoryOrder:
         # the stream that comes goes on with its window, of which this is the rest
         cursor = self.cursors[0]
         cursor.window = max(cursor.window, min(files, WINDOW_MOST_FILES))
-        cursor.before = before
-        self._trust = max(self._trust, cursor.window, before.window if before else 0)
+        cursor.before = before or cursor.before
+        self._trust = max(self._trust, cursor.window)
 
     def _begin_streams(self, order: NameOrder, last: int) -> None:
         """Of what was opened lately, the names from which the order went on."""
@@ -207,7 +210,10 @@ class DirectoryOrder:
         cursor.end = max(cursor.end, cursor.front + 1)
         cursor.last = self.opens.total
         cursor.opens += 1
-        cursor.has_come()
+        cursor.has_left = False
+        if cursor.before is not None:
+            cursor.has_come()
+            self._trust = max(self._trust, cursor.window)
         passed = []
         while cursor.pending and cursor.pending[0] < cursor.front - 2 * cursor.window:
             index = self.names.index(self.order, cursor.pending.popleft())
@@ -253,19 +259,20 @@ class DirectoryOrder:
         self.order = None
         self.cursors.clear()
 
-    def ahead(self, most: int = STEP_NAMES) -> list[str]:
-        """What is wanted that was not before, the next first. ``most``: names that are wanted at a
-        time, by all streams together."""
+    def ahead(self, most: int = STEP_NAMES, more: int = STEP_NAMES) -> list[str]:
+        """What is wanted that was not before, the next first, ``more`` of it at most. ``most``:
+        names that are wanted at a time, by all streams together."""
         found: list[str] = []
         used, _ = self._began
         room = min(most, self._trust + 2 * (self.used - used)) - len(self._wanted)
+        room = min(room, more)
         each = max(1, most // max(1, len(self.cursors)))
         for cursor in sorted(self.cursors, key=lambda c: -c.last):
             if room <= 0:
                 break
-            more = self._extend(cursor, min(room, min(cursor.window, each) - cursor.outstanding))
-            room -= len(more)
-            found += more
+            names = self._extend(cursor, min(room, min(cursor.window, each) - cursor.outstanding))
+            room -= len(names)
+            found += names
         return found
 
     def _extend(self, cursor: FileCursor, room: int) -> list[str]:
@@ -290,7 +297,8 @@ class DirectoryOrder:
     def leaving(self) -> FileCursor | None:
         """Of the streams that have wanted the last name, the one that would want most names more if
         the directory had them; None: none would."""
-        ends = [c for c in self.cursors if c.end >= len(self.names) and c.short > 0]
+        here = [c for c in self.cursors if c.short > 0 and not c.has_left]
+        ends = [c for c in here if c.end >= len(self.names)]
         return max(ends, key=lambda c: c.short, default=None)
 
     def leave(self) -> None:

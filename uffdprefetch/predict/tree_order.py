@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES, DirectoryOrder, FileCursor
+from uffdprefetch.predict.file_orders import (
+    STEP_NAMES,
+    WINDOW_MOST_FILES,
+    DirectoryOrder,
+    FileCursor,
+)
 from uffdprefetch.predict.name_orders import DirectoryPass, NameOrder, Names, OrderEvidence
 
 #: Directories that are asked for at a time, where a window holds the files of several: each takes a
@@ -41,6 +46,7 @@ class TreeOrder:
         self._to_list: dict[str, None] = {}
         self._seen: dict[str, None] = {}  # directories that were listed by the job
         self._is_believed = False  # that directories are gone over as their files are
+        self._stream: FileCursor | None = None  # the last one that was about to leave a directory
 
     def listed(self, path: str, files: Names, directories: Names) -> None:
         """What lies in a directory. Of more than ENTRIES_MAX the first are forgotten."""
@@ -76,7 +82,11 @@ class TreeOrder:
         """A file was opened in a directory that is listed."""
         self._entered(path)
         listed = self._listed.get(path)
-        if listed is not None and listed.files.opened(name):
+        if listed is None:
+            return
+        if self._stream is not None:  # though nothing was wanted there in time
+            listed.files.begin(0, self._stream)
+        if listed.files.opened(name):
             self._changed[path] = None
 
     def opened_directory(self, path: str) -> None:
@@ -149,21 +159,25 @@ class TreeOrder:
             (path, name) for path in self._changed for name in self._listed[path].files.given_up()
         ]
 
-    def ahead(self) -> list[tuple[str, str]]:
-        """The files that are wanted and were not before: (directory, name)."""
+    def ahead(self, most: int = STEP_NAMES) -> list[tuple[str, str]]:
+        """The files that are wanted and were not before: (directory, name), ``most`` of them now,
+        and the others the next time."""
         found: list[tuple[str, str]] = []
         changed, self._changed = self._changed, {}
         for path in changed:
             listed = self._listed[path]
-            found += [(path, name) for name in listed.files.ahead()]
+            found += [(path, name) for name in listed.files.ahead(more=most - len(found))]
             if (stream := listed.files.leaving) is not None:
-                found += self._beyond(path, stream)
+                found += self._beyond(path, stream, most - len(found))
+            if len(found) >= most:
+                self._changed[path] = None
         return found
 
-    def _beyond(self, path: str, stream: FileCursor) -> list[tuple[str, str]]:
+    def _beyond(self, path: str, stream: FileCursor, most: int) -> list[tuple[str, str]]:
         """The first files of the directories that come next, for a stream that leaves one. From the
         first on that is not listed, they are thought to have as many files as that one."""
         found: list[tuple[str, str]] = []
+        self._stream = stream
         short, unlisted = stream.short, 0
         files = max(1, len(self._listed[path].files.names))
         for number, after in enumerate(self._following(path)):
@@ -174,7 +188,8 @@ class TreeOrder:
                 unlisted += 1
             elif not unlisted:
                 listed.files.begin(short, stream)
-                found += [(after, name) for name in listed.files.ahead()]
+                names = listed.files.ahead(more=most - len(found))
+                found += [(after, name) for name in names]
                 short -= sum(cursor.outstanding for cursor in listed.files.cursors)
             short -= files if unlisted else 0
             if short <= 0 or unlisted >= LISTINGS_MOST or number >= WINDOW_MOST_FILES:

@@ -276,9 +276,9 @@ class SmallFiles:
             folder = tree.watched.get(path)
             if folder is not None:
                 self._reads.lost(folder.key, name)
-        if not self._reads.has_room or not self._mounts.keeps(tree.device):
+        if not self._mounts.keeps(tree.device):
             return
-        for path, name in tree.order.ahead():
+        for path, name in tree.order.ahead(self._reads.room_files):
             tree.went_on_ns = self._clock.now_ns()
             folder = tree.watched.get(path)
             if folder is not None:

@@ -37,6 +37,10 @@ UNMARKING_MOST = OPENS_MAX // 8
 #: A file that is held for its job is held for so long after it was opened: a small file is read,
 #: and decoded, and closed by then. Who closes last asks the server.
 READ_NS = 100 * MS
+#: Guessed files are ahead of their readers by no more than so many bytes, and so large a part of
+#: what was used: they may stop there. Storage of a GB/s needs 4 ms for that.
+AHEAD_BYTES = 4 * MIB
+AHEAD_PART = 20
 _UNKNOWN = FileSystem("unknown")
 
 
@@ -158,7 +162,8 @@ class SmallReads:
         ``measured``: the link."""
         self._reader, self._most_bytes = reader, most_bytes
         self._account, self._measured, self._bounds = account, measured, bounds
-        self._open_bytes = 0  # read, and neither opened nor left
+        self._open_bytes = 0  # read, and neither opened nor left ...
+        self._guessed_bytes = 0  # ... and on a guess
         self._requests: dict[int, _Request] = {}
         #: By group, files that are being read, were read, or are held open, and not opened since.
         self._ahead: dict[int, dict[str, _AheadFile]] = {}
@@ -171,10 +176,16 @@ class SmallReads:
         return self.counts.read_bytes // self.counts.read if self.counts.read else BLOCK_BYTES
 
     @property
-    def has_room(self) -> bool:
-        """Whether the account allows more to be guessed than is under way."""
-        under_way_bytes = len(self._requests) * self.mean_bytes
-        return self._account.room_bytes(self._measured()) > under_way_bytes
+    def room_files(self) -> int:
+        """How many files more may be guessed, by the account and by what is ahead; one, where
+        nothing is, however large it may be."""
+        mean_bytes = self.mean_bytes
+        under_way_bytes = len(self._requests) * mean_bytes
+        if self._account.room_bytes(self._measured()) <= under_way_bytes:
+            return 0
+        ahead_bytes = self._guessed_bytes + under_way_bytes
+        room_bytes = AHEAD_BYTES + self.counts.used_bytes // AHEAD_PART - ahead_bytes
+        return max(room_bytes // mean_bytes, int(not ahead_bytes))
 
     def read(
         self, by: NamesAhead, group: int, name: str, probe: bool = False, is_guess: bool = True,
@@ -230,7 +241,7 @@ class SmallReads:
         file = group.get(request.name) if group is not None else None
         if file is not None:
             file.bytes, file.is_held = done.bytes, done.held
-            self._open_bytes += done.bytes
+            self._lie_ahead(done.bytes, request.is_guess and not file.is_lost)
         is_lost = file.is_lost if file is not None else group is None  # left meanwhile
         if is_lost and request.is_guess:
             self._account.lost += done.bytes
@@ -245,8 +256,12 @@ class SmallReads:
         if file.is_held:
             self._reader.release(file.id, READ_NS)
         if file.bytes:
-            self._open_bytes -= file.bytes
+            self._lie_ahead(-file.bytes, is_guess and not file.is_lost)
             self._used(file, is_guess)
+
+    def _lie_ahead(self, more_bytes: int, is_guess: bool) -> None:
+        self._open_bytes += more_bytes
+        self._guessed_bytes += more_bytes if is_guess else 0
 
     def _used(self, file: _AheadFile, is_guess: bool) -> None:
         self.counts.used += 1
@@ -261,6 +276,7 @@ class SmallReads:
         if file is not None and not file.is_lost:
             file.is_lost = True
             self._account.lost += file.bytes
+            self._guessed_bytes -= file.bytes
 
     def withdraw(self, group: int) -> None:
         """What was not begun is not read."""
@@ -272,9 +288,9 @@ class SmallReads:
         files = self._ahead.pop(group, {}).values()
         if any(file.is_held for file in files):
             self._reader.release_group(group)
-        self._open_bytes -= sum(file.bytes for file in files)
-        if is_guess:
-            self._account.lost += sum(file.bytes for file in files if not file.is_lost)
+        for file in files:
+            self._lie_ahead(-file.bytes, is_guess and not file.is_lost)
+            self._account.lost += file.bytes if is_guess and not file.is_lost else 0
 
     def close(self) -> None:
         """End it."""

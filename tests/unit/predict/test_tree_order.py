@@ -101,6 +101,65 @@ def test_a_window_grows_over_directories_that_are_smaller(files: int) -> None:
     assert not followed.wanted - followed.opened
 
 
+def test_who_comes_into_a_directory_before_it_is_wanted_there_goes_on_with_its_window() -> None:
+    """Its listing may have taken long."""
+    tree = flat(20, 200)
+    order, asked = TreeOrder(), list[str]()
+    first, second, *_ = tree[""][1].ordered(NameOrder.SORTED)
+    order.listed("", *tree[""])
+    order.listed(first, *tree[first])
+    for name in tree[first][0].ordered(NameOrder.SORTED):
+        order.opened(first, name)
+        order.ahead()
+        asked += [each for each in order.to_list() if each not in asked]
+    assert asked == [second]
+    order.listed(second, *tree[second])
+    names = tree[second][0].ordered(NameOrder.SORTED)
+    order.opened(second, names[0])
+    assert order.ahead() == [(second, name) for name in names[1:][:WINDOW_MOST_FILES]]
+
+
+@pytest.mark.parametrize("room", [1, 40, 1000])
+def test_where_there_is_little_room_the_files_that_come_first_have_it(room: int) -> None:
+    """Who has left a directory wants nothing more beyond it."""
+    tree = flat(12, 100)
+    order, todo = TreeOrder(), list[tuple[str, str]]()
+    for directory in ("", *tree[""][1].names):
+        order.listed(directory, *tree[directory])
+    for directory in tree[""][1].ordered(NameOrder.SORTED):
+        todo += [(directory, name) for name in tree[directory][0].ordered(NameOrder.SORTED)]
+    ahead, unforeseen = set[tuple[str, str]](), 0
+    for number, (directory, name) in enumerate(todo):
+        unforeseen += (directory, name) not in ahead
+        ahead.discard((directory, name))
+        order.opened(directory, name)
+        ahead.update(order.ahead(max(0, room - len(ahead))))
+        assert ahead <= set(todo[number + 1 :][: 2 * WINDOW_MOST_FILES])
+        assert len(ahead) <= WINDOW_MOST_FILES
+    assert unforeseen <= 6
+
+
+def test_what_there_is_no_room_for_is_wanted_the_next_time() -> None:
+    tree = flat(20, 10)
+    walk = tree[""][1].ordered(NameOrder.SORTED)
+    one, other = Followed(tree), Followed(tree)
+    for directory in walk[:8]:
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            one.open(directory, name)
+    for directory in walk:
+        other.list(directory)
+    other.list("")
+    for directory in walk[:8]:
+        for name in tree[directory][0].ordered(NameOrder.SORTED):
+            other.order.opened(directory, name)
+            other.wanted.update(found := other.order.ahead(1))
+            assert len(found) <= 1
+    while found := other.order.ahead(3):
+        assert len(found) <= 3
+        other.wanted.update(found)
+    assert len(one.wanted) > 130 and other.wanted >= one.wanted - one.opened
+
+
 @pytest.mark.parametrize(("files", "listings"), [(4, LISTINGS_MOST), (16, 4), (100, 1)])
 def test_so_many_directories_are_listed_at_a_time_as_a_window_holds(
     files: int, listings: int

@@ -43,7 +43,7 @@ class Scene:
         self.asked: list[tuple[str, bool]] = []  # paths, and whether to see what is kept
         self.by: Any = None  # the last who asked
         self.expected: list[str] = []
-        self.has_room, self.is_full, self.in_memory = True, False, False
+        self.room_files, self.is_full, self.in_memory = FILES, False, False
         self.used, self.given_up, self.refused = list[str](), list[str](), set[str]()
         self.file_system, self.read_on = FileSystem("any"), set[FileSystem]()
         self.works: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -240,7 +240,7 @@ def test_how_far_ahead_is_told_of_who_went_on(scene: Scene) -> None:
     scene.came(scene.names[20])
     assert scene.small.fewest_ahead(10**9 + 1) == len(left), "what has come may be used up soon"
     scene.now_ns += 1
-    scene.has_room = False
+    scene.room_files = 0
     scene.opens(scene.names[300:301])
     assert scene.small.fewest_ahead(10**9 + 2) == 0, "who is elsewhere uses nothing up"
     scene.opens(scene.names[20:21])

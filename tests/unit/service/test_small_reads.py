@@ -13,7 +13,14 @@ from small_reading import DEVICE, FILE_BYTES, MOST_BYTES, SmallReading
 
 from uffdprefetch.base.file_systems import PREAD, READAHEAD, FileSystem
 from uffdprefetch.native.paths import Keeping, PathDone
-from uffdprefetch.service.small_reads import MEANS, READ_NS, UNMARKING_MOST, Mounts
+from uffdprefetch.service.small_reads import (
+    AHEAD_BYTES,
+    AHEAD_PART,
+    MEANS,
+    READ_NS,
+    UNMARKING_MOST,
+    Mounts,
+)
 from uffdprefetch.state.ledger import Ledger
 
 MIB = 1 << 20
@@ -232,13 +239,43 @@ def test_no_file_is_read_much_further_than_those_before_it(
 def test_what_is_under_way_takes_of_the_accounts_room(
     bed: SmallReading, reads: Any, by: Wanting
 ) -> None:
-    assert reads.has_room
+    assert reads.room_files
     reads.counts.read, reads.counts.read_bytes = 1, 1 << 40
     reads.read(by, GROUP, "a")
-    assert not reads.has_room
+    assert not reads.room_files
     bed.reader.end()
     reads.reap()
-    assert reads.has_room
+    reads.opened(GROUP, "a")
+    assert reads.room_files
+
+
+def test_what_lies_ahead_and_may_be_lost_is_bounded(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    reads.counts.read, reads.counts.read_bytes = 100, 100 * FILE_BYTES
+    most = AHEAD_BYTES // FILE_BYTES
+    assert reads.room_files == most > 2
+    reads.read(by, GROUP + 1, "known", is_guess=False)
+    for name in ("a", "b"):
+        reads.read(by, GROUP, name)
+    bed.reader.end()
+    reads.reap()
+    assert reads.room_files == most - 2, "what is told by the job is no guess"
+    reads.read(by, GROUP, "c")
+    assert reads.room_files == most - 3
+    reads.opened(GROUP, "a")
+    assert reads.room_files == most - 2
+    reads.counts.used_bytes = 4 * AHEAD_PART * FILE_BYTES
+    assert reads.room_files == most + 2, "more than would be lost has been used"
+    reads.lost(GROUP, "b")
+    assert reads.room_files == most + 3, "it is not ahead of anybody"
+    reads.leave(GROUP)
+    bed.reader.end()
+    reads.reap()
+    reads.counts.used_bytes, reads.counts.read_bytes = 0, reads.counts.read * 2 * AHEAD_BYTES
+    assert reads.room_files == 1, "a large one, while the one before is read"
+    reads.read(by, GROUP, "d")
+    assert reads.room_files == 0
 
 
 @pytest.mark.parametrize(
