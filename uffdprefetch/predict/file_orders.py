@@ -60,11 +60,13 @@ class FileCursor:
             self.window, self.right = min(2 * self.window, WINDOW_MOST_FILES), 0
 
     def has_come(self) -> None:
-        """It goes on here as it went there."""
+        """It goes on here as it went there, if it has opened what it wanted there."""
         before, self.before = self.before, None
         if before is not None:
-            self.window, self.right = max(self.window, before.window), self.right + before.right
             before.has_left = True
+            if before.outstanding <= GAP_NAMES:
+                self.window = max(self.window, before.window)
+                self.right += before.right
 
 
 class DirectoryOrder:

@@ -139,6 +139,23 @@ def test_where_there_is_little_room_the_files_that_come_first_have_it(room: int)
     assert unforeseen <= 6
 
 
+@pytest.mark.parametrize(
+    ("files", "opened"),
+    [(10, slice(0, 3)), (10, slice(0, 5)), (30, slice(0, 30, 2))],
+    ids=["3-of-10", "5-of-10", "each-second"],
+)
+def test_who_leaves_out_what_was_wanted_does_not_take_its_window_along(
+    files: int, opened: slice
+) -> None:
+    """In a directory that is smaller than a window it shows nowhere else."""
+    tree = flat(2000 // files, files)
+    followed = Followed(tree)
+    for directory in tree[""][1].ordered(NameOrder.SORTED):
+        for name in tree[directory][0].ordered(NameOrder.SORTED)[opened]:
+            followed.open(directory, name)
+    assert len(followed.wanted - followed.opened) <= 0.1 * len(followed.opened)
+
+
 def test_what_there_is_no_room_for_is_wanted_the_next_time() -> None:
     tree = flat(20, 10)
     walk = tree[""][1].ordered(NameOrder.SORTED)
