@@ -17,11 +17,13 @@ from uffdprefetch.predict.file_orders import (
     DirectoryOrder,
     FileCursor,
 )
-from uffdprefetch.predict.name_orders import DirectoryPass, NameOrder, Names, OrderEvidence
-
-#: Directories that are asked for at a time, where a window holds the files of several: each takes a
-#: few requests of storage, one after the other.
-LISTINGS_MOST = 8
+from uffdprefetch.predict.name_orders import (
+    WINDOW_FILES,
+    DirectoryPass,
+    NameOrder,
+    Names,
+    OrderEvidence,
+)
 
 
 @dataclass(eq=False)
@@ -175,7 +177,8 @@ class TreeOrder:
 
     def _beyond(self, path: str, stream: FileCursor, most: int) -> list[tuple[str, str]]:
         """The first files of the directories that come next, for a stream that leaves one. From the
-        first on that is not listed, they are thought to have as many files as that one."""
+        first on that is not listed, they are thought to have as many files as that one; so many are
+        asked for at a time as files at first, as each takes a few requests, one after the other."""
         found: list[tuple[str, str]] = []
         self._stream = stream
         short, unlisted = stream.short, 0
@@ -192,7 +195,7 @@ class TreeOrder:
                 found += [(after, name) for name in names]
                 short -= sum(cursor.outstanding for cursor in listed.files.cursors)
             short -= files if unlisted else 0
-            if short <= 0 or unlisted >= LISTINGS_MOST or number >= WINDOW_MOST_FILES:
+            if short <= 0 or unlisted >= WINDOW_FILES or number >= WINDOW_MOST_FILES:
                 break
         return found
 

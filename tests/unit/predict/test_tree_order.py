@@ -10,8 +10,8 @@ from listed_names import GivenNames
 
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.file_orders import WINDOW_MOST_FILES
-from uffdprefetch.predict.name_orders import NameOrder
-from uffdprefetch.predict.tree_order import LISTINGS_MOST, TreeOrder
+from uffdprefetch.predict.name_orders import WINDOW_FILES, NameOrder
+from uffdprefetch.predict.tree_order import TreeOrder
 
 NOTHING = GivenNames([])
 
@@ -177,7 +177,7 @@ def test_what_there_is_no_room_for_is_wanted_the_next_time() -> None:
     assert len(one.wanted) > 130 and other.wanted >= one.wanted - one.opened
 
 
-@pytest.mark.parametrize(("files", "listings"), [(4, LISTINGS_MOST), (16, 4), (100, 1)])
+@pytest.mark.parametrize(("files", "listings"), [(4, WINDOW_FILES), (16, 4), (100, 1)])
 def test_so_many_directories_are_listed_at_a_time_as_a_window_holds(
     files: int, listings: int
 ) -> None:
