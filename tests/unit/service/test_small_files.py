@@ -197,10 +197,10 @@ def test_what_was_waited_for_tells_of_the_order_too(scene: Scene) -> None:
 
 def test_nothing_is_read_where_the_account_has_no_room(scene: Scene) -> None:
     scene.begins()
-    scene.has_room = False
+    scene.room_files = 0
     scene.opens(scene.names[:20])
     assert not scene.asked
-    scene.has_room = True
+    scene.room_files = FILES
     scene.opens(scene.names[20:21])
     assert f"split/a/{scene.names[21]}" in scene.ahead
 
