@@ -144,6 +144,23 @@ def test_what_is_read_in_order_is_read_ahead(
     check_followed(run, bed, came)
 
 
+def test_who_stops_on_the_way_has_drawn_little_that_it_does_not_read(
+    runner: Runner, source: Source
+) -> None:
+    """It stays, so what was asked for is read to its end; a long latency is worth much to it."""
+    stops = 64 * MIB
+    code = (
+        f"for at in range(0, {stops}, 65536): sha.update(os.pread(file, 65536, at))\n"
+        "time.sleep(0.3)"
+    )
+    with SlowBed(source.directory, latency_us=5000) as far:
+        plain, plain_link = plainly(runner, far, *reader(code, far))
+        run, came = wrapped(runner, far, *reader(code, far))
+    assert run.stdout == plain
+    assert run.summary["totals"]["prefetched_bytes"] > stops // 8
+    assert came.bytes <= 1.05 * plain_link.bytes + 4 * MIB
+
+
 def test_a_program_without_python_is_read_ahead_of(
     runner: Runner, bed: SlowBed, source: Source
 ) -> None:

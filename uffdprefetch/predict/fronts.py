@@ -16,7 +16,7 @@ from heapq import nsmallest
 from itertools import takewhile
 from operator import attrgetter
 
-from uffdprefetch.predict.price import Account
+from uffdprefetch.predict.price import FREE_SECONDS, Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, Link
 from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
@@ -70,6 +70,29 @@ class State(Enum):
     ENDED = "ended"  # at the file's end, or where another has been
 
 
+@dataclass
+class Rests:
+    """Of a walk: its reader does not come on for longer than what may be under way ahead of it
+    lasts (FREE_SECONDS). Once or twice that is a busy node; who computes in between does so again.
+    """
+
+    last_ns: int  # when it came on last
+    length: int = 0  # how far it had come when it last rested
+    bursts: tuple[int, int, int] = 0, 0, 0  # what it came over before each of the last ones
+
+    @property
+    def burst(self) -> int:
+        """What it comes over between two rests, if it rests time and again."""
+        return min(self.bursts)
+
+    def goes_on(self, length: int, now_ns: int) -> None:
+        """From a length."""
+        if now_ns - self.last_ns > FREE_SECONDS * 1e9:
+            self.bursts = length - self.length, *self.bursts[:2]
+            self.length = length
+        self.last_ns = now_ns
+
+
 @dataclass(eq=False)
 class Front:
     """[start, position) where it goes on, [position, start) backward; ``wanted``: asked for up to
@@ -79,13 +102,13 @@ class Front:
     position: int
     pid: int
     born_ns: int
+    rests: Rests
     direction: int = 1
     #: Of late: blocks that it came over, of them touched, and runs of touches, after gaps.
     over: float = 0.0
     touched: float = 0.0
     runs: float = 0.0
     wanted: int = 0
-    last_ns: int = 0
     number: int = 0  # of its file's
     elsewhere: int = 0  # looks
     patience: int = 1
@@ -105,6 +128,11 @@ class Front:
     def gaps(self) -> float:
         """How many it has a block."""
         return self.runs / max(1.0, self.over)
+
+    @property
+    def last_ns(self) -> int:
+        """When it came on last."""
+        return self.rests.last_ns
 
     def gone_since(self, then_ns: int) -> int:
         """About how far it has come since."""
@@ -260,8 +288,8 @@ class FileFronts:
 
     def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
         front = Front(
-            start, end, pid, now_ns, over=end - start, touched=end - start, wanted=end,
-            last_ns=now_ns, number=self._begun, patience=LOOKS_ELSEWHERE,
+            start, end, pid, now_ns, Rests(now_ns), over=end - start, touched=end - start,
+            wanted=end, number=self._begun, patience=LOOKS_ELSEWHERE,
         )  # fmt: skip
         self._begun += 1
         if len(self.fronts) >= FRONTS_MAX:
@@ -299,6 +327,7 @@ class FileFronts:
         gone = front.length - before
         if gone <= 0:
             return
+        front.rests.goes_on(before, now_ns)
         share = 0.5 ** (gone / RECENT_BLOCKS)
         front.over = front.over * share + gone
         front.touched = front.touched * share + end - start
@@ -309,7 +338,7 @@ class FileFronts:
             front.wanted = front.position
         self.walks.passed(max(1, before), front.length)
         front.state, front.elsewhere = State.ALIVE, 0
-        front.pid, front.last_ns = pid, now_ns
+        front.pid = pid
 
     def _move(self, front: Front, position: int, start: int) -> None:
         front.start = start

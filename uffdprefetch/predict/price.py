@@ -71,6 +71,13 @@ class Account:
         """Bytes of which it is not known yet."""
         return self.asked - self.used - self.lost
 
+    def spare_bytes(self, own_bytes: int, free_bytes: int, share: float) -> int:
+        """So many may be asked for ahead of a reader that needs none of them yet, ``own_bytes`` of
+        which are already: that all of them are lost costs ``free_bytes``, and a ``share`` of what
+        was used."""
+        others = max(0, self.open - own_bytes)
+        return max(0, free_bytes + int(share * self.used) - self.lost - others)
+
     def room_bytes(
         self, storage: Storage, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
     ) -> int:

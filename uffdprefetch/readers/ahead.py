@@ -44,7 +44,13 @@ from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Confidence, Predictor
-from uffdprefetch.readers.whole_files import VisitedFile, WholeFiles, describe
+from uffdprefetch.readers.whole_files import (
+    FREE_SHARE,
+    WHOLE_FREE_BYTES,
+    VisitedFile,
+    WholeFiles,
+    describe,
+)
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.sense.pagetables import CLUSTER_BYTES
@@ -542,6 +548,16 @@ class Ahead(Predictor):
         )
         return max(least, long_bytes)
 
+    @staticmethod
+    def _lasting_blocks(reader: Reader, link: Link) -> int:
+        """What lasts a walk until it was looked at again and the next was sent."""
+        # requests of the largest size, one that is used up and one that is asked for meanwhile,
+        # and what a link needs that takes long for them
+        least = 2 * GUESSED_EXTENT_BYTES + link.busy_bytes()
+        lasts = PIECE_BYTES + link.busy_bytes(2 * LOOK_FIRST_NS / 1e9 + RESPONSE_SECONDS)
+        lasts = max(least, min(lasts, WHOLE_FREE_BYTES), 2 * reader.file.call.unit_bytes)
+        return lasts // BLOCK_BYTES
+
     def _depth_of_all_bytes(self, reader: Reader, front: Front | None = None) -> int:
         """How much of what is guessed may be under way in all where something of a reader, or a
         front of it, is to go with it: what is so ahead of the longest walk, of several the one that
@@ -580,12 +596,19 @@ class Ahead(Predictor):
             window = max(window, link.miss_bytes // BLOCK_BYTES)  # as the kernel would
         first = reader.span.start_bytes // BLOCK_BYTES
         last = min(fronts.blocks, -(-reader.span.end_bytes // BLOCK_BYTES))
-        target = max(first, min(last, front.position + front.direction * window))
+        # who goes on all the time needs what lasts, and who stops leaves it all for nothing
+        lasting = self._lasting_blocks(reader, link)
+        spare = self.account.spare_bytes(
+            front.ahead * BLOCK_BYTES, free_bytes=WHOLE_FREE_BYTES, share=FREE_SHARE
+        )
+        ahead = min(window, max(front.rests.burst, spare // BLOCK_BYTES, lasting))
+        target = max(first, min(last, front.position + front.direction * ahead))
         if not front.ahead:
             front.wanted = front.position
         more = (target - front.wanted) * front.direction
         at_end = target in (first, last)
-        if more <= 0 or (more * STEP_PART < window and not at_end):
+        window = window if at_end else ahead  # the file that follows comes after this one's end
+        if more <= 0 or (more * STEP_PART < ahead and not at_end):
             return window, least, None
         start, end = sorted((front.wanted, target))
         front.wanted = target

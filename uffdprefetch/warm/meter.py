@@ -166,6 +166,8 @@ class Meter:
         if len(rates) < SAMPLES_LEAST:
             bandwidth = max(bandwidth, SLOW_BYTES_PER_SECOND)
         latency = small[1] - small[0] / bandwidth if small[0] else pages
+        # a request takes no longer than a larger one: of few each may have met a busy node
+        latency = min(latency, min(took for _, took in self._large))
         return Storage(bandwidth, max(LATENCY_LEAST, latency))
 
     @property

@@ -106,3 +106,19 @@ def test_what_is_used_after_all_was_not_lost() -> None:
     account = Account(asked=2 * BLOCK, lost=BLOCK)
     account.note_use(BLOCK, BLOCK, False, LINK)
     assert account.lost == 0 and account.used == BLOCK and account.open == BLOCK
+
+
+def test_what_nobody_needs_yet_is_bounded_by_what_was_used() -> None:
+    account, free = Account(), 64 * BLOCK
+
+    def spare(own: int = 0) -> int:
+        return account.spare_bytes(own, free, 0.25)
+
+    assert spare() == free
+    account.asked = account.used = 4 * BLOCK
+    assert spare() == free + BLOCK
+    account.asked += 3 * BLOCK
+    assert spare(3 * BLOCK) == free + BLOCK, "its own is a part of that"
+    assert spare(2 * BLOCK) == free, "but not what others have"
+    account.lost = 2 * free
+    assert spare() == 0

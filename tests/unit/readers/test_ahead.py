@@ -14,6 +14,7 @@ from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.fronts import AROUND_BLOCKS, Front
 from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.readers import ahead as module
+from uffdprefetch.readers.whole_files import WHOLE_FREE_BYTES
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
@@ -169,6 +170,36 @@ def test_a_long_walk_may_have_more_under_way(bed: Bed, file: FileState) -> None:
     assert depth_at(bed, walker, head.front) == most
     bed.now += LATELY_NS
     assert depth_at(bed, walker, head.front) == young, "nobody goes on there"
+
+
+@pytest.mark.parametrize("stops", [10, 26, 52, 100, 150])
+def test_who_reads_on_and_stops_has_little_drawn_for_nothing(
+    bed: Bed, file: FileState, stops: int
+) -> None:
+    """At any part of a file of 256 MiB: beyond a twentieth of what it has read no more than 4 MiB,
+    though it does not end and the link has nothing else to do."""
+    region = bed.region(file)
+    bed.walk(region, 0, stops * MIB)
+    bed.rest()
+    drawn = max(end for _, end in bed.read())
+    assert stops * MIB < drawn <= int(1.05 * stops * MIB) + WHOLE_FREE_BYTES
+
+
+def test_who_rests_time_and_again_finds_as_much_as_it_reads_in_between(
+    bed: Bed, file: FileState
+) -> None:
+    """It computes between what it reads. Twice it may be a node that was busy."""
+    region = bed.region(file)
+    bed.walk(region, 0, 24 * MIB)
+    bed.rest()
+    bed.walk(region, 24 * MIB, 40 * MIB)
+    bed.rest()
+    bed.walk(region, 40 * MIB, 64 * MIB)
+    assert max(end for _, end in bed.read()) <= 72 * MIB
+    bed.rest()
+    bed.walk(region, 64 * MIB, 66 * MIB)
+    bed.rest()
+    assert 80 * MIB <= max(end for _, end in bed.read()) <= 83 * MIB
 
 
 def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(

@@ -106,6 +106,13 @@ def test_one_rate_in_many_that_no_other_comes_near_is_not_the_links() -> None:
     assert link.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.1)
 
 
+def test_a_small_read_that_took_longer_than_a_large_one_tells_no_latency() -> None:
+    """Beside fourteen others on two cores it was 72 and 174 ms of a link of 5."""
+    meter = met((MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, 0.174))
+    assert meter.link is not None
+    assert meter.link.latency_seconds <= LATENCY + MIB / BANDWIDTH
+
+
 def test_one_slow_read_makes_no_slow_link() -> None:
     """It stood behind others; who believes it reads so little ahead that no other is told."""
     slow, small = (MIB, 0.0192), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
