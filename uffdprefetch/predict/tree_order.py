@@ -193,6 +193,8 @@ class TreeOrder:
                 listed.files.begin(short, stream)
                 names = listed.files.ahead(more=most - len(found))
                 found += [(after, name) for name in names]
+                if len(found) >= most:
+                    break  # this one comes first
                 short -= sum(cursor.outstanding for cursor in listed.files.cursors)
             short -= files if unlisted else 0
             if short <= 0 or unlisted >= WINDOW_FILES or number >= WINDOW_MOST_FILES:

@@ -114,6 +114,7 @@ def test_who_comes_into_a_directory_before_it_is_wanted_there_goes_on_with_its_w
         asked += [each for each in order.to_list() if each not in asked]
     assert asked == [second]
     order.listed(second, *tree[second])
+    assert order.ahead(0) == order.to_list() == [], "where there is no room none is listed after it"
     names = tree[second][0].ordered(NameOrder.SORTED)
     order.opened(second, names[0])
     assert order.ahead() == [(second, name) for name in names[1:][:WINDOW_MOST_FILES]]
