@@ -111,6 +111,21 @@ def pooled(count: int = 4, /, **changes: Any) -> dict[str, Any]:
     return made
 
 
+def small_files() -> dict[str, Any]:
+    """The small files of one: an order that was told, a tree, and one without an order."""
+    tree = {
+        "path": "/data/train", "directories": 11, "latest": "/data/train/n02", "order": "sorted",
+        "read": 1583, "used": 1524, "lost": 0,
+    }  # fmt: skip
+    empty = {"path": "/data/val", "directories": 1, "order": None, "read": 0, "used": 0}
+    return {
+        "read": 2183, "read_bytes": 204 * MIB, "used": 2034, "used_bytes": 190 * MIB,
+        "already_resident": 7, "trees": [tree, {**tree, **empty}], "trees_not_listed": 3,
+        "orders": [{"pid": 77, "files": 600, "position": 510, "read": 600, "used": 510}],
+        "orders_not_listed": 0,
+    }  # fmt: skip
+
+
 def view(made: dict[str, Any]) -> View:
     """What is shown of a document."""
     return View(decode(made))

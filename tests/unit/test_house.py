@@ -316,7 +316,7 @@ WIDE = {
     "protocol.summary.Totals": 29,
     "pool.node_pool.NodePool": 28,
     "protocol.snapshot.Rank": 28,
-    "protocol.snapshot.Snapshot": 27,
+    "protocol.snapshot.Snapshot": 28,
     "protocol.summary.Summary": 28,
     "sim.execute._Staged": 26,
     "cluster.transport.Transport": 21,

@@ -50,6 +50,7 @@ class Snapshot:
     refused: dict[str, str]
     sensors: dict[str, str]
     cluster: dict[str, Any] | None = None  # as in the summary
+    small_files: SmallFilesAhead | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,47 @@ class File:
     wasted_bytes: int | None
     demand_bytes: int | None
     counted_seconds_ago: float | None
+
+
+@dataclass(frozen=True)
+class SmallFilesAhead:
+    """Small files that are read ahead by their names: of the whole run, by tree of directories, and
+    by order that was told. ``used``: opened since."""
+
+    read: int
+    read_bytes: int
+    used: int
+    used_bytes: int
+    already_resident: int
+    trees: tuple[FileTree, ...]
+    trees_not_listed: int
+    orders: tuple[FollowedFiles, ...]
+    orders_not_listed: int
+
+
+@dataclass(frozen=True)
+class FileTree:
+    """Directories below one, whose files are opened one after the other. ``order``: readdir,
+    sorted, inode or reversed; None: none is found."""
+
+    path: str
+    directories: int
+    latest: str
+    order: str | None
+    read: int
+    used: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class FollowedFiles:
+    """Files in an order that the job, or a plan, has told."""
+
+    pid: int
+    files: int
+    position: int
+    read: int
+    used: int
 
 
 @dataclass(frozen=True)

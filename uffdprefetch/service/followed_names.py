@@ -16,6 +16,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 
 if TYPE_CHECKING:
+    from uffdprefetch.protocol.snapshot import SmallFilesAhead
     from uffdprefetch.service.small_files import SmallFiles
     from uffdprefetch.service.small_reads import Watching
 
@@ -25,6 +26,8 @@ STEP_NS = 10 * MS
 #: A window that is only begun lasts less: it is looked the sooner whether it is used up, but not
 #: before storage can have brought something.
 STEP_LEAST_NS = 2 * MS
+#: Trees and orders that a watcher is told of, as many as files (live.py).
+LIVE_MOST = 64
 
 
 class FollowedNames:
@@ -98,9 +101,33 @@ class FollowedNames:
         """Of small files that were read ahead, and opened."""
         return self._watching.reads.counts.used_bytes if self._watching is not None else 0
 
+    def bytes_ahead(self) -> tuple[int, int]:
+        """Of small files, what was read ahead, and what of that was opened."""
+        counts = self._watching.reads.counts if self._watching is not None else None
+        return (counts.read_bytes, counts.used_bytes) if counts is not None else (0, 0)
+
     def describe(self) -> dict[str, Any] | None:
         """For the summary (docs/summary-schema.md, ``reads``)."""
         return vars(self._watching.reads.counts) if self._watching is not None else None
+
+    def live(self) -> SmallFilesAhead | None:
+        """For a watcher; None: no small files are looked at."""
+        if self._watching is None or self._small is None:
+            return None
+        from uffdprefetch.protocol.snapshot import SmallFilesAhead
+
+        counts, trees, orders = self._watching.reads.counts, self._small.live(), self.ordered.live()
+        return SmallFilesAhead(
+            read=counts.read,
+            read_bytes=counts.read_bytes,
+            used=counts.used,
+            used_bytes=counts.used_bytes,
+            already_resident=counts.there,
+            trees=tuple(trees[:LIVE_MOST]),
+            trees_not_listed=max(0, len(trees) - LIVE_MOST),
+            orders=tuple(orders[:LIVE_MOST]),
+            orders_not_listed=max(0, len(orders) - LIVE_MOST),
+        )
 
     def close(self) -> None:
         """End it."""

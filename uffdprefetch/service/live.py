@@ -29,7 +29,10 @@ if TYPE_CHECKING:  # it brings numpy, which a service without orders spares
 
 FILES_MAX = 64
 SENSORS = {
-    "hit.misses": f"exact: {MISS_SENSOR}; a wait for a page that is being read is none",
+    "hit.misses": (
+        f"exact: {MISS_SENSOR}; a wait for a page that is being read is none. Of what is read by "
+        "calls: blocks of 64 KiB that were read before they were read ahead"
+    ),
     "hit.blocks": (
         "sampled: blocks of 64 KiB in the stretch that the rank has walked over and in its page "
         "table (fault-around maps cached neighbours: an upper bound)"
@@ -61,11 +64,13 @@ class LiveNode:
         self, config: Config, ledger: Ledger, scheduler: Scheduler,
         allowed: Callable[[], tuple[int, Limit]], history: Sequence[HistoryTick],
         workers_cpu_seconds: Callable[[], float],
+        small_files: Callable[[], doc.SmallFilesAhead | None],
     ) -> None:  # fmt: skip
         """``allowed``: how much may lie ahead of the readers, and which limit binds it."""
         self._config, self._ledger, self._scheduler = config, ledger, scheduler
         self._allowed, self._history = allowed, history
         self._workers_cpu_seconds = workers_cpu_seconds
+        self.small_files = small_files
 
     def snapshot(self, ranks: list[doc.Rank]) -> doc.Node:
         """It, as it is now, with these ``ranks``."""
@@ -147,6 +152,7 @@ class Live:
             refused=dict(list(ledger.refused.items())[:FILES_MAX]),
             sensors=POOL_SENSORS if self._pool else SENSORS,
             cluster=self._cluster(),
+            small_files=self._node.small_files(),
         )
 
     def _file(self, file: FileState, now: int) -> doc.File:

@@ -19,6 +19,7 @@ from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
 
 if TYPE_CHECKING:  # one brings numpy, which a service without orders spares
     from uffdprefetch.orders.file_order import FileOrder
+    from uffdprefetch.protocol.snapshot import FollowedFiles
     from uffdprefetch.service.small_reads import Watching
 
 #: Files ahead of a reader: who reads by several workers opens some of each's next batch, and as
@@ -189,6 +190,22 @@ class OrderedFiles:
     def active(self) -> bool:
         """Whether step() is to be called."""
         return bool(self._processes)
+
+    def live(self) -> list[FollowedFiles]:
+        """For a watcher: orders that somebody has begun."""
+        from uffdprefetch.protocol.snapshot import FollowedFiles  # most runs are not watched
+
+        watching = self._make()
+        if watching is None:
+            return []
+        found = []
+        for process in self._processes.values():
+            for one in process.orders:
+                if one.order.position:
+                    counts = watching.reads.counts_of(one.group)
+                    files = len(one.order), one.order.position
+                    found.append(FollowedFiles(process.pid, *files, counts.read, counts.used))
+        return found
 
     # -------------------------------------------------------------- what is opened
 

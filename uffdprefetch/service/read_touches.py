@@ -59,6 +59,11 @@ class ReadTouches:
             if self._publisher.active:
                 tell_seen(self._publisher, region, low, high, at_ns)
 
+        missed = sum(  # who waits for what is being read is late, and no miss
+            region.file.blocks.untouched(low, high)
+            for low, high in region.file.cache.in_flight.missing(start, end)
+        )
+        self._ledger.jobs.missed(region.reader.rank, missed)
         region.scan.mapped.remove(start, end)
         clusters = pagetables.note_found(region, start, end, [(start, end - start)], tell)
         since_ns = region.scan.last_end_ns or region.scan.news_ns

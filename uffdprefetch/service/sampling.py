@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # a service without a pool does without numpy
 
 #: One a second: three minutes of it are kept.
 HISTORY_TICKS = 180
+#: A watcher's first question takes a sample, too: one that follows at once is no rate.
+TICK_LEAST_NS = 500 * MS
 #: Ticks over which counts of a rank or the pool are compared: a batch must not look like a phase.
 RANK_TICKS = 10
 RANKS_MAX = 256
@@ -248,9 +250,11 @@ class Sampling:
 
     def __init__(
         self, files: dict[Key, FileState], clients: dict[int, Client], scheduler: Scheduler,
-        ledger: Ledger,
+        ledger: Ledger, small_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:  # fmt: skip
+        """``small_bytes``: of small files, what was read ahead, and what of that was opened."""
         self._files, self._clients = files, clients
+        self._small_bytes = small_bytes
         self._scheduler = scheduler
         self._ledger = ledger
         self.ranks: dict[int, RankTrack] = {}
@@ -266,7 +270,7 @@ class Sampling:
     def tick(self, now: int) -> None:
         """Take a sample of everything that is counted in memory."""
         self._follow_streams()
-        faults: dict[int, int] = {}
+        faults = dict(self._ledger.jobs.missed_blocks)
         for process in self._ledger.processes.all():
             rank = process.rank
             faults[rank] = faults.get(rank, 0) + process.watched.misses
@@ -311,7 +315,10 @@ class Sampling:
 
     def _note_history(self, now: int, faults: int) -> None:
         touched = sum(track.touched_bytes for track in self.ranks.values())
-        totals = (self._scheduler.prefetched_bytes, touched, faults)
+        if now - self.ticked_ns < TICK_LEAST_NS:
+            return
+        small_read, small_used = self._small_bytes()
+        totals = (self._scheduler.prefetched_bytes + small_read, touched + small_used, faults)
         if self.ticked_ns:
             seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
             a, b, c = (max(0, n - o) / seconds for n, o in zip(totals, self._totals, strict=True))

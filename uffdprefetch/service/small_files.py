@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -23,7 +23,10 @@ from uffdprefetch.predict.tree_order import TreeOrder
 from uffdprefetch.sense.listing import WatchedDirectory, watch
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Opens, Overflow
 from uffdprefetch.sense.read_calls import Key, ReadSeen
-from uffdprefetch.service.small_reads import NamesAhead, Watching
+from uffdprefetch.service.small_reads import NamesAhead, SmallFileCounts, Watching
+
+if TYPE_CHECKING:
+    from uffdprefetch.protocol.snapshot import FileTree
 
 #: Files of a directory that the job was seen to wait for, before it is watched: one alone is an
 #: index, or a configuration.
@@ -77,7 +80,8 @@ class _Tree:
     """Directories of a device below ``root``, a path as the job has it. ``seen_by``: what stands
     before it here; ``used``: files of its order, by the last time; ``unexpected``: files that were
     opened in a row; ``there``: that were in memory; ``went_on_ns``: when one was asked for, had
-    come, or was used."""
+    come, or was used; ``lost``: files that were wanted in vain; ``ahead``: read ahead in directories
+    that are left."""
 
     root: str
     device: int
@@ -89,6 +93,17 @@ class _Tree:
     unexpected: int = 0
     there: int = 0
     went_on_ns: int = 0
+    lost: int = 0
+    ahead: SmallFileCounts = field(default_factory=SmallFileCounts)
+
+    def counts(self) -> SmallFileCounts:
+        """What was read ahead in its directories so far."""
+        now = [self.watching.reads.counts_of(folder.key) for folder in self.watched.values()]
+        return SmallFileCounts(
+            directories=len(self.watched),
+            read=self.ahead.read + sum(one.read for one in now),
+            used=self.ahead.used + sum(one.used for one in now),
+        )
 
     def below(self, directory: str) -> str | None:
         """The path of a directory from its root; None: it is not below it."""
@@ -276,6 +291,7 @@ class SmallFiles:
             folder = tree.watched.get(path)
             if folder is not None:
                 self._reads.lost(folder.key, name)
+                tree.lost += 1
         if not self._mounts.keeps(tree.device):
             return
         for path, name in tree.order.ahead(self._reads.room_files):
@@ -299,9 +315,12 @@ class SmallFiles:
     def _leave(self, folder: _WatchedFolder) -> None:
         tree = folder.tree
         tree.order.forget(folder.path)
-        tree.watched.pop(folder.path, None)
         self._asked.pop(tree.full_path(folder.path), None)
         self._by_key.pop(folder.key, None)
+        tree.watched.pop(folder.path, None)
+        counts = self._reads.counts_of(folder.key)
+        tree.ahead.read += counts.read
+        tree.ahead.used += counts.used
         self._reads.leave(folder.key)
         self._watching.leave(folder.key)
         if not tree.watched:
@@ -323,6 +342,38 @@ class SmallFiles:
     def active(self) -> bool:
         """Whether step() is to be called: something is watched."""
         return bool(self._by_key)
+
+    def live(self) -> list[FileTree]:
+        """For a watcher: the trees, what was opened in lately first."""
+        latest = {id(tree): _latest(tree) for tree in self._trees if tree.watched}
+        trees = sorted(
+            (tree for tree in self._trees if tree.watched),
+            key=lambda tree: -latest[id(tree)].opened_ns,
+        )
+        return [_live(tree, latest[id(tree)]) for tree in trees]
+
+
+def _latest(tree: _Tree) -> _WatchedFolder:
+    """The directory in which a file was opened last."""
+    return max(tree.watched.values(), key=lambda folder: folder.opened_ns)
+
+
+def _live(tree: _Tree, latest: _WatchedFolder) -> FileTree:
+    from uffdprefetch.protocol.snapshot import FileTree  # most runs are not watched
+
+    # those above are watched, too, for the directories that come next
+    read = [path for path, folder in tree.watched.items() if folder.last] or list(tree.watched)
+    paths = [tree.full_path(path) for path in read]
+    order, counts = tree.order.files.best(), tree.counts()
+    return FileTree(
+        path=os.path.commonpath(paths),
+        directories=len(paths),
+        latest=tree.full_path(latest.path),
+        order=order.name.lower() if order is not None else None,
+        read=counts.read,
+        used=counts.used,
+        lost=tree.lost,
+    )
 
 
 def root_of(directory: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -169,6 +169,7 @@ class SmallReads:
         self._ahead: dict[int, dict[str, _AheadFile]] = {}
         self._number = 0
         self.counts = SmallFileCounts()
+        self._group_counts: dict[int, SmallFileCounts] = {}
 
     @property
     def mean_bytes(self) -> int:
@@ -214,6 +215,7 @@ class SmallReads:
         self._requests[self._number] = _Request(by, group, name, is_guess, mean_bytes)
         if not probe:
             self._ahead.setdefault(group, {})[name] = _AheadFile(self._number, hold)
+            self._group_counts.setdefault(group, SmallFileCounts())
         return True
 
     def reap(self) -> list[NamesAhead]:
@@ -233,8 +235,9 @@ class SmallReads:
         return list(whose.values())
 
     def _book(self, request: _Request, done: PathDone) -> None:
-        self.counts.read += 1
-        self.counts.read_bytes += done.bytes
+        for counts in self._counts_with(request.group):
+            counts.read += 1
+            counts.read_bytes += done.bytes
         if request.is_guess:
             self._account.asked += done.bytes
         group = self._ahead.get(request.group)
@@ -246,7 +249,8 @@ class SmallReads:
         if is_lost and request.is_guess:
             self._account.lost += done.bytes
         if group is not None and file is None:
-            self._used(_AheadFile(done.id, False, done.bytes), request.is_guess)
+            came = _AheadFile(done.id, False, done.bytes)
+            self._used(request.group, came, request.is_guess)
 
     def opened(self, group: int, name: str, is_guess: bool = True) -> None:
         """The job has opened a file."""
@@ -257,18 +261,29 @@ class SmallReads:
             self._reader.release(file.id, READ_NS)
         if file.bytes:
             self._lie_ahead(-file.bytes, is_guess and not file.is_lost)
-            self._used(file, is_guess)
+            self._used(group, file, is_guess)
 
     def _lie_ahead(self, more_bytes: int, is_guess: bool) -> None:
         self._open_bytes += more_bytes
         self._guessed_bytes += more_bytes if is_guess else 0
 
-    def _used(self, file: _AheadFile, is_guess: bool) -> None:
-        self.counts.used += 1
-        self.counts.used_bytes += file.bytes
+    def _used(self, group: int, file: _AheadFile, is_guess: bool) -> None:
+        for counts in self._counts_with(group):
+            counts.used += 1
+            counts.used_bytes += file.bytes
         if is_guess:
             was_lost = file.bytes if file.is_lost else 0
             self._account.note_use(file.bytes, was_lost, True, self._measured())
+
+    def counts_of(self, group: int) -> SmallFileCounts:
+        """Of a group, until it is left."""
+        return self._group_counts.get(group) or SmallFileCounts()
+
+    def _counts_with(self, group: int) -> Iterator[SmallFileCounts]:
+        """The run's, and the group's."""
+        yield self.counts
+        if group in self._group_counts:
+            yield self._group_counts[group]
 
     def lost(self, group: int, name: str) -> None:
         """A file of a guess, read ahead or not, is thought not to be opened any more."""
@@ -288,6 +303,7 @@ class SmallReads:
         files = self._ahead.pop(group, {}).values()
         if any(file.is_held for file in files):
             self._reader.release_group(group)
+        self._group_counts.pop(group, None)
         for file in files:
             self._lie_ahead(-file.bytes, is_guess and not file.is_lost)
             self._account.lost += file.bytes if is_guess and not file.is_lost else 0

@@ -93,14 +93,18 @@ class Told:
             from uffdprefetch.service.sampling import PoolTrack, Sampling
 
             core, ledger, scheduler = self._core, self._core.ledger, self._core.scheduler
-            sampling = Sampling(core.table.files, core.mappings.clients, scheduler, ledger)
+            names = self._reads.names if self._reads is not None else None
+            sampling = Sampling(
+                core.table.files, core.mappings.clients, scheduler, ledger,
+                names.bytes_ahead if names is not None else lambda: (0, 0),
+            )  # fmt: skip
             ranks = LiveRanks(
                 ledger.processes, core.mappings.readers, core.windows, scheduler, sampling.ranks
             )
             node = LiveNode(
                 self._config, ledger, scheduler,
                 lambda: (core.windows.allowed_bytes, core.windows.allowed_by), sampling.history,
-                self._cpu_seconds,
+                self._cpu_seconds, names.live if names is not None else lambda: None,
             )  # fmt: skip
             self._live = Live(
                 self._config, self._run, ledger, scheduler, core.table, sampling, ranks, node,

@@ -38,6 +38,12 @@ class Blocks:
         """Whether the block at a file offset has been prefetched, or observed in use."""
         return at < self.size_bytes and bool(self.flags[at // BLOCK_BYTES])
 
+    def untouched(self, start: int, end: int) -> int:
+        """How many blocks of [start, end) bytes were neither prefetched nor observed in use."""
+        return self.flags.count(
+            0, start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
+        )
+
     def _mark(self, start: int, end: int, bit: int) -> None:
         a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
         if a < b:

@@ -14,16 +14,22 @@ READ_MAX = 4096
 @dataclass
 class JobReads:
     """Bytes by each launcher's job that has ended: by read(2), and from block devices; None: not
-    known."""
+    known. ``missed_blocks``: by rank, blocks of 64 KiB of followed files that were read by calls
+    and not read ahead."""
 
     read: list[int | None] = field(default_factory=list)
     storage: list[int | None] = field(default_factory=list)
+    missed_blocks: dict[int, int] = field(default_factory=dict)
     _positions: dict[tuple[int, str], int] = field(default_factory=dict)  # (pid, path) -> position
 
     def finished(self, read_call_bytes: int | None, storage_bytes: int | None) -> None:
         """A launcher's job has ended."""
         self.read.append(read_call_bytes)
         self.storage.append(storage_bytes)
+
+    def missed(self, rank: int, blocks: int) -> None:
+        """A rank has read so many blocks that were not there yet."""
+        self.missed_blocks[rank] = self.missed_blocks.get(rank, 0) + blocks
 
     def by_calls(self, pid: int, path: str, position: int) -> None:
         """A process was seen at this offset of a file that it reads by read(2), in bytes."""

@@ -152,7 +152,8 @@ def folded_line(ranks: Sequence[Rank], not_listed: int, width: int, glyphs: Glyp
 def rank_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
     """The ranks in at most ``rows`` lines, the titles not counted; at least one line."""
     if not snapshot.ranks:
-        return [Text(words.fit("no process of the job has mapped a file yet", width), draw.FAINT)]
+        what = "mapped a file" if snapshot.small_files is None else "mapped or read a large file"
+        return [Text(words.fit(f"no process of the job has {what} yet", width), draw.FAINT)]
     columns = rank_columns(width)
     ranks = snapshot.ranks
     if len(ranks) <= rows and not snapshot.ranks_not_listed:

@@ -26,6 +26,7 @@ from uffdprefetch.view.glyphs import UNICODE, Glyphs
 from uffdprefetch.view.model import View
 from uffdprefetch.view.ranks import rank_columns, rank_lines
 from uffdprefetch.view.ranks import title_line as rank_titles
+from uffdprefetch.view.small_files import rows_of, small_lines
 
 WIDTH_MIN, HEIGHT_MIN = 40, 6
 LABEL = 9
@@ -54,7 +55,8 @@ def how_line(snapshot: Snapshot, width: int) -> Text:
     """Engine, policy, sensor, what we cost."""
     node = snapshot.node
     sensors = {1: "userfaultfd", 2: "page tables"}
-    sensor = sensors.get(snapshot.rung or 0, "no sensor")
+    calls = snapshot.small_files or any(file.served_by == "reads" for file in snapshot.files)
+    sensor = sensors.get(snapshot.rung or 0, "read calls" if calls else "no sensor")
     parts = [f"engine {snapshot.engine}, policy {snapshot.policy}, {sensor}"]
     parts.append(f"our CPU {node.service_cpu_share * 100:.1f} % of a core")
     wait = node.checkpoint_wait_ns
@@ -224,13 +226,15 @@ def alert_lines(view: View, width: int, rows: int, glyphs: Glyphs) -> list[Text]
 @dataclass(frozen=True)
 class LineBudget:
     """What a picture of some height has room for. ``shown``: names of its optional parts; lines of
-    ranks, alerts, a curve, and of files but their first; ``loose``: a line between curves."""
+    ranks, alerts, a curve, of files and of small ones but the first; ``loose``: a line between
+    curves."""
 
     shown: frozenset[str]
     rank_rows: int
     alert_rows: int
     chart_rows: int
     more_files: int
+    more_small: int
     loose: bool
 
 
@@ -252,12 +256,15 @@ def line_budget(view: View, width: int, height: int) -> LineBudget:
         left -= needed
     more_files = min(left, max(0, min(len(snapshot.files), 8) - 1)) if "files" in shown else 0
     left -= more_files
+    small = min(left, max(0, min(len(rows_of(snapshot.small_files)), 8) - 1))
+    more_small = small if "small" in shown else 0
+    left -= more_small
     rows = min(count, least + left)
     left -= rows - least
     chart_rows = min(CHART_ROWS_MAX, 1 + left // 3) if "readers" in shown else 1
     left -= 3 * (chart_rows - 1)
     loose = chart_rows > 3 and left >= 3
-    return LineBudget(frozenset(shown), rows, alerts, chart_rows, more_files, loose)
+    return LineBudget(frozenset(shown), rows, alerts, chart_rows, more_files, more_small, loose)
 
 
 def _optional(snapshot: Snapshot) -> list[tuple[str, int]]:
@@ -266,11 +273,15 @@ def _optional(snapshot: Snapshot) -> list[tuple[str, int]]:
         ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
         ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),
     ]  # fmt: skip
+    if not snapshot.files and snapshot.small_files is not None:
+        parts.remove(("files", 2))
+    if snapshot.small_files is not None:
+        parts[2:2] = [("small", 3)]
     if snapshot.cluster:
         parts[2:2] = [("nodes", 1)]
     if snapshot.pool:
         parts[1:1] = [("pool", 1)]
-        parts[6:6] = [("waits", 1)]
+        parts[parts.index(("how", 1)) : parts.index(("how", 1))] = [("waits", 1)]
     return parts
 
 
@@ -297,6 +308,9 @@ def picture(
     if "files" in has.shown:
         lines += gap
         lines += file_lines(snapshot, width, 2 + has.more_files, glyphs)
+    if "small" in has.shown and snapshot.small_files is not None:
+        lines += gap
+        lines += small_lines(snapshot.small_files, width, 3 + has.more_small, glyphs)
     if has.alert_rows:
         lines += alert_lines(view, width, has.alert_rows, glyphs)
     if "notes" in has.shown:

@@ -148,7 +148,12 @@ def notes(snapshot: Snapshot) -> list[str]:
     if snapshot.pool:
         found.append("hit: 1 - misses / 64 KiB blocks, 10 s; of the pool: of faults, not of pages")
     else:
-        found.append("hit: 1 - misses (exact: majflt) / 64 KiB blocks (sampled: page tables), 10 s")
+        calls = any(file.served_by == "reads" for file in snapshot.files)
+        found.append(
+            "hit: 1 - misses / 64 KiB blocks, 10 s; of read calls: not read ahead in time"
+            if calls
+            else "hit: 1 - misses (exact: majflt) / 64 KiB blocks (sampled: page tables), 10 s"
+        )
     return found
 
 
@@ -179,6 +184,9 @@ def one_line(view: View) -> str:
     parts.append(f"cached {percent(sum(resident) / size) if size else NA}{_age(snapshot)}")
     if snapshot.pool:
         parts[-1] = pool(snapshot.pool)
+    small = snapshot.small_files
+    if small is not None and small.read:
+        parts.append(f"small files read ahead {small.read}, of these opened {small.used}")
     first = alerts(view)[:1]
     line = f"{snapshot.run} {format_duration(snapshot.seconds)}: {', '.join(parts)}"
     return line + (f"; {first[0]}" if first else "")

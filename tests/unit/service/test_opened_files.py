@@ -446,3 +446,14 @@ def test_a_look_at_its_process_s_mappings_does_not_end_it(bed: ReadBed) -> None:
     for _ in range(3):
         found.reconcile(bed.client, file_readers("", 0))
     assert bed.client.regions == {region.id: region}
+
+
+def test_what_a_call_reads_before_it_was_read_ahead_is_missed(bed: ReadBed) -> None:
+    """For a watcher. What is being read meanwhile is late, and no miss."""
+    fd = bed.file_fd("data")
+    region = bed.follow(fd)
+    blocks, before = region.file.blocks, bed.ledger.jobs.missed_blocks.get(0, 0)
+    blocks.mark_prefetched(4 * MIB, 8 * MIB)
+    region.file.cache.in_flight.add(8 * MIB, 12 * MIB)
+    bed.saw(fd, 2 * MIB, 14 * MIB, waiting=False)
+    assert bed.ledger.jobs.missed_blocks[0] - before == 2 * 2 * MIB // BLOCK_BYTES

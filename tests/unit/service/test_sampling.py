@@ -20,6 +20,7 @@ from uffdprefetch.service.live_ranks import LiveRanks, _hit
 from uffdprefetch.service.sampling import RANK_TICKS, Sampling
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.job_processes import JobProcess, JobProcesses
+from uffdprefetch.state.job_reads import JobReads
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.processes import Watched
 
@@ -34,6 +35,7 @@ class Run:
     files: dict[Any, FileState]
     clients: dict[int, Any] = field(default_factory=dict)
     processes: JobProcesses = field(default_factory=JobProcesses)
+    jobs: JobReads = field(default_factory=JobReads)
     prefetched_bytes: int = 0
 
     def reader(self, rank: int, file: FileState, start: int = 0) -> Stream:
@@ -81,6 +83,28 @@ def test_a_touch_that_the_pool_had_to_read_for_is_a_miss(run: Run, file: FileSta
     samples.tick(2 * SECOND)
     hit = _hit(samples.ranks[0], False)
     assert (hit.misses, hit.blocks, hit.share) == (16, 64, 0.75)
+
+
+def test_a_block_that_a_call_has_read_before_it_was_read_ahead_is_a_miss(
+    run: Run, file: FileState
+) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    samples.tick(SECOND)
+    walk(stream, 4 * MIB, touched=4 * MIB)
+    run.jobs.missed(0, 16)
+    samples.tick(2 * SECOND)
+    assert _hit(samples.ranks[0], False).share == 0.75
+    assert samples.history[-1].misses_per_second == 16.0
+
+
+def test_a_sample_that_follows_at_once_is_no_rate(run: Run) -> None:
+    samples = sample(run)
+    samples.tick(SECOND)
+    run.prefetched_bytes += 10 * MIB
+    samples.tick(SECOND + SECOND // 1000)
+    assert not samples.history
+    samples.tick(2 * SECOND)
+    assert samples.history[-1].prefetch_bytes_per_second == 10 * MIB
 
 
 def test_misses_and_blocks_of_the_last_ten_seconds_make_the_hit_share(

@@ -22,7 +22,7 @@ from uffdprefetch.sense.listing import WatchedDirectory
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
 from uffdprefetch.service import small_files as module
 from uffdprefetch.service.small_files import ORDERLESS_FILES, QUIET_NS, THERE_MOST, SmallFiles
-from uffdprefetch.service.small_reads import Mounts
+from uffdprefetch.service.small_reads import Mounts, SmallFileCounts
 
 FILES = 400
 
@@ -113,6 +113,9 @@ class Scene:
 
     def lost(self, group: int, name: str) -> None:
         self.given_up.append(name)
+
+    def counts_of(self, group: int) -> SmallFileCounts:
+        return SmallFileCounts(read=3, used=2)
 
     def leave(self, group: int) -> None:
         self.left.append(group)
@@ -532,3 +535,15 @@ def test_each_order_is_followed(scene: Scene, order: NameOrder) -> None:
     scene.opens(walked[:40])
     if order is not NameOrder.INODE:  # the listing here numbers them as they are
         assert f"split/a/{walked[40]}" in scene.ahead
+
+
+def test_a_watcher_is_told_of_a_tree_by_the_directory_that_is_read(scene: Scene) -> None:
+    scene.begins()
+    scene.opens(scene.names[:40])
+    (tree,) = scene.small.live()
+    path = str(scene.root / "split/a")
+    assert (tree.path, tree.latest, tree.order) == (path, path, "readdir")
+    assert (tree.directories, tree.lost) == (1, 0), "those above it are not read"
+    assert (tree.read, tree.used) == (3 * 3, 3 * 2), "of each that is watched"
+    scene.step(Overflow(0))
+    assert scene.small.live() == []

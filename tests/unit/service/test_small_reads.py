@@ -124,6 +124,20 @@ def test_what_is_thought_lost_is_lost_once_and_used_if_it_is_opened_after_all(
     assert (bed.account.lost, bed.account.open) == (2 * FILE_BYTES, 0)
 
 
+def test_a_group_has_counts_of_its_own_until_it_is_left(
+    bed: SmallReading, reads: Any, by: Wanting
+) -> None:
+    for group, name in ((GROUP, "a"), (GROUP, "b"), (GROUP + 1, "c")):
+        reads.read(by, group, name)
+    bed.reader.end()
+    reads.reap()
+    reads.opened(GROUP, "a")
+    assert (reads.counts_of(GROUP).read, reads.counts_of(GROUP).used) == (2, 1)
+    assert (reads.counts_of(GROUP + 1).read, reads.counts_of(GROUP + 1).used) == (1, 0)
+    reads.leave(GROUP)
+    assert reads.counts_of(GROUP).read == 0 and reads.counts.read == 3
+
+
 def test_what_was_in_memory_or_is_not_there_is_not_lost(
     bed: SmallReading, reads: Any, by: Wanting
 ) -> None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from rich.text import Text
-from snapshots import MIB, document, pool, pooled, rank, snapshot, view
+from snapshots import MIB, document, pool, pooled, rank, small_files, snapshot, view
 
-from uffdprefetch.protocol.snapshot import ADDED_BY_WATCHER, Rank
+from uffdprefetch.protocol.snapshot import ADDED_BY_WATCHER, Rank, decode
 from uffdprefetch.view import glyphs, model, panel, ranks, render, words
 from uffdprefetch.view.glyphs import ASCII, UNICODE
+from uffdprefetch.view.small_files import small_lines
 
 SIZES = [(80, 24), (160, 50), (40, 6), (53, 11), (100, 30), (79, 20), (300, 90), (80, 12)]
 
@@ -46,6 +47,8 @@ def busy(count: int) -> model.View:
     made["not_managed"]["processes"] = [process] * 3
     if count % 2:
         made["engine"], made["pool"] = "pool", pool()
+    if count % 3 == 0:
+        made["small_files"] = small_files()
     return view(made)
 
 
@@ -243,6 +246,38 @@ def test_one_line_is_one_line_of_words_and_numbers() -> None:
     line = words.one_line(busy(9))
     assert "\n" not in line and "\x1b" not in line
     assert "9 ranks" in line and "reading 284 MB/s" in line and "storage 298 MB/s" in line
+
+
+# ---- small files --------------------------------------------------------------------------------
+
+
+def test_small_files_have_a_table_of_trees_and_told_orders() -> None:
+    text = plain(render.picture(view(document(0, files=[], small_files=small_files())), 80, 24))
+    assert "no process of the job has mapped or read a large file yet" in text
+    titles, told, tree, unknown, total = text.splitlines()[-6:-1]
+    assert re.search(r"^small files in .* order +folders read ahead then opened left out$", titles)
+    assert re.search(r"^process 77, at 510.* known +600 +510$", told)
+    assert re.search(r"^/data/train +by name +11 +1,583 +1,524 +0$", tree)
+    assert re.search(r"^/data/val +not found yet +1 +0 +0 +0$", unknown)
+    assert total == "in all: 2,034 of 2,183 read ahead were opened (190 MiB); 3 more not shown"
+    assert words.one_line(view(document(0, small_files=small_files()))).endswith(
+        "small files read ahead 2183, of these opened 2034"
+    )
+
+
+def test_an_older_service_s_document_has_no_small_files() -> None:
+    assert snapshot().snapshot.small_files is None
+    assert "small files" not in plain(render.picture(snapshot(), 160, 50))
+
+
+@pytest.mark.parametrize("width", [40, 53, 80, 160])
+@pytest.mark.parametrize("rows", range(1, 8))
+def test_the_table_of_small_files_fits(width: int, rows: int) -> None:
+    small = decode(document(0, small_files=small_files())).small_files
+    assert small is not None
+    lines = small_lines(small, width, rows, ASCII)
+    assert len(lines) <= rows and all(line.cell_len <= width for line in lines)
+    assert all(line.plain.isascii() for line in lines)
 
 
 # ---- the pool -----------------------------------------------------------------------------------
