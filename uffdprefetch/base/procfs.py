@@ -104,8 +104,16 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
 POSITION_MOST = 1 << 46
 
 
-def _open_files(pid: int) -> Iterator[tuple[str, int, int]]:
-    """Of a process: (path, position, flags of open(2))."""
+@dataclass(frozen=True)
+class _OpenFile:
+    fd: str
+    path: str
+    position: int
+    flags: int  # of open(2)
+
+
+def _open_files(pid: int) -> Iterator[_OpenFile]:
+    """Of a process."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -120,23 +128,35 @@ def _open_files(pid: int) -> Iterator[tuple[str, int, int]]:
         except (OSError, ValueError, IndexError):
             continue
         if not flags & os.O_DIRECTORY:  # a directory's position is a hash on ext4
-            yield path, position, flags
+            yield _OpenFile(fd, path, position, flags)
 
 
 def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
     """Files that a process has open to read, and has read at least min_bytes of by read(2)
     and its kind: (path, position). pread(2) leaves no trace."""
     return [
-        (path, position)
-        for path, position, flags in _open_files(pid)
-        if flags & os.O_ACCMODE == os.O_RDONLY and min_bytes <= position < POSITION_MOST
+        (one.path, one.position)
+        for one in _open_files(pid)
+        if one.flags & os.O_ACCMODE == os.O_RDONLY
+        and min_bytes <= one.position < POSITION_MOST
+        and not _is_directory(pid, one.fd)
     ]
+
+
+def _is_directory(pid: int, fd: str) -> bool:
+    """Whether a descriptor is a directory's, which may be opened without O_DIRECTORY (tar). Storage
+    is not asked."""
+    try:
+        os.close(os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def files_in_use(pid: int) -> set[str]:
     """Files that a process has open to read, or mapped, but those that it has mapped to execute:
     programs, libraries."""
-    found = {path for path, _, flags in _open_files(pid) if flags & os.O_ACCMODE != os.O_WRONLY}
+    found = {one.path for one in _open_files(pid) if one.flags & os.O_ACCMODE != os.O_WRONLY}
     maps = maps_text(pid) or ""
     found.update(mapping.path for mapping in file_readers(maps, 0))
     found.update(path for path, _, _ in unserved_files(maps, 0))

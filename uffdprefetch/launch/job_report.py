@@ -49,6 +49,7 @@ class EndedJob:
             "command": list(self.argv),
             "status": os.waitstatus_to_exitcode(self.status),
             "min_size_bytes": config.files.min_size_bytes,
+            "written_bytes": self.read.written,
         }
 
 

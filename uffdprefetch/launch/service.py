@@ -91,7 +91,7 @@ class Started:
         self.pid = pid
         self.cpu_seconds = 0.0  # once it has ended
         self.status: int | None = None  # as of waitpid(2), once it has ended
-        self.read = JobRead(0, 0)  # what it has read, which counts for us from then on
+        self.read = JobRead(0, 0, 0)  # what it has read, which counts for us from then on
         self._listener = listener
         self._lock_fd = lock_fd
 

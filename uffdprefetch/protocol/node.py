@@ -50,10 +50,12 @@ def _minus(now: int | None, before: int | None) -> int | None:
 
 @record(frozen=True)
 class JobRead:
-    """Bytes that a job has read by read(2) and its kind, from block devices; None: not known."""
+    """Bytes that a job has read by read(2) and its kind, from block devices; that it has written by
+    write(2) and its kind. None: not known."""
 
     by_calls: int | None = None
     from_storage: int | None = None
+    written: int | None = None
 
     @classmethod
     def now(cls) -> JobRead:
@@ -62,14 +64,17 @@ class JobRead:
         try:
             with open("/proc/self/io", "rb", buffering=0) as file:
                 words = file.read(512).split()
-            return cls(int(words[1]), int(words[words.index(b"read_bytes:") + 1]))
+            storage_bytes = int(words[words.index(b"read_bytes:") + 1])
+            return cls(int(words[1]), storage_bytes, int(words[3]))
         except (OSError, ValueError, IndexError):
             return cls()
 
     def since(self, before: JobRead) -> JobRead:
         """Without what was read up to then."""
         return JobRead(
-            _minus(self.by_calls, before.by_calls), _minus(self.from_storage, before.from_storage)
+            _minus(self.by_calls, before.by_calls),
+            _minus(self.from_storage, before.from_storage),
+            _minus(self.written, before.written),
         )
 
 

@@ -386,18 +386,20 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
             Named(f"not served: {size}", first["path"], f": {first['why']}{other}{more}"),
             *remedy,
         ]
-    return _read_by_calls(totals, _touched_bytes(summary))
+    return _read_by_calls(totals, _touched_bytes(summary), job.get("written_bytes") or 0)
 
 
-def _read_by_calls(totals: Mapping[str, Any], mapped: int) -> list[Line]:
+def _read_by_calls(totals: Mapping[str, Any], mapped: int, written: int) -> list[Line]:
     """What came by read(2): not served is what was seen of files. All that is known of the rest is
-    its size: pipes and sockets are in it, and the program's own modules."""
+    its size: pipes and sockets are in it, and the program's own modules. What the job has
+    ``written`` may be what it has read of its own pipes."""
     every, files = totals.get("unserved_read_bytes") or 0, totals.get("unserved_read_files") or []
     seen = min(every, sum(file["bytes"] for file in files))
     if seen < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
-        if every < max(_WORTH_SAYING_BYTES, mapped // _MODULES_SHARE):
+        others = every - written
+        if others < max(_WORTH_SAYING_BYTES, mapped // _MODULES_SHARE):
             return []
-        return [f"{format_size(every)} came by read(2), of files or pipes, not through a mapping"]
+        return [f"not followed: {format_size(others)} by read(2), of small files, pipes or sockets"]
     before = f"not served: {format_size(seen)}"
     if mapped:
         before = (

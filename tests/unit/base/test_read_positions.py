@@ -18,9 +18,9 @@ def test_files_that_are_read_are_told_and_directories_are_not(tmp_path: Path) ->
     with open(path, "rb", buffering=0) as file, os.scandir(tmp_path) as entries:
         next(entries)
         file.read(2 << 20)
-        directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+        directory = os.open(tmp_path, os.O_RDONLY)  # as tar does
         try:
-            os.lseek(directory, 1 << 40, os.SEEK_SET)
+            os.lseek(directory, 1 << 31, os.SEEK_SET)
         except OSError:
             pytest.skip("this file system's directories have no such positions")
         try:

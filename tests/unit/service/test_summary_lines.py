@@ -213,8 +213,11 @@ def test_the_first_line_is_what_the_run_gained(summary: dict[str, Any], line: st
     assert short_lines(summary)[0] == line
 
 
-def job(*command: str, status: int = 0) -> dict[str, Any]:
-    return {"command": list(command), "status": status, "min_size_bytes": 16 << 20}
+def job(*command: str, status: int = 0, written_bytes: int | None = None) -> dict[str, Any]:
+    return {
+        "command": list(command), "status": status, "min_size_bytes": 16 << 20,
+        "written_bytes": written_bytes,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,11 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
         (changed(files=[]), []),
         (
             changed(**BY_READ),  # as of `zcat data | program`
-            ["1 GiB came by read(2), of files or pipes, not through a mapping"],
+            ["not followed: 1 GiB by read(2), of small files, pipes or sockets"],
+        ),
+        (
+            changed(**BY_READ, job=job("cat data | program", written_bytes=1 << 30)),
+            [],
         ),
         (changed(totals_unserved_read_bytes=1 << 28), []),
         (
