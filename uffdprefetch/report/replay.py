@@ -160,8 +160,8 @@ def _doubts(document: dict[str, Any]) -> list[str]:
             )
     if not document["is_mapped"]:
         doubts.append(
-            f"{document['read_call_share']:.0%} of what it reads comes by read(2), which wrap does"
-            " not follow: nothing is recommended"
+            f"{document['read_call_share']:.0%} of what it reads comes by read(2), which is not"
+            " replayed: nothing is recommended"
         )
     return doubts
 

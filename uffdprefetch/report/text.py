@@ -353,11 +353,17 @@ def _others(report: dict[str, Any]) -> list[str]:
         return []
     out = ["programs, libraries and small files, what was waited for longest first"]
     for one in groups[:OTHERS_MAX]:
-        out.append(
-            f"  {one['name']}: {_plural(one['files'], 'file')},"
-            f" {_plural(one['requests'], 'request')}, {_size(one['fill_bytes'])} brought in,"
-            f" waited {_time(one['wait_seconds'])}"
+        opens, reads = one.get("opens"), one["read_calls"]
+        parts = [_plural(one["files"], "file")]
+        if opens:
+            parts.append(f"{_plural(opens['count'], 'open')} ({_time(opens['seconds'])})")
+        if reads:
+            calls = f"{_plural(reads['count'], 'read call')}"
+            parts.append(f"{calls} of {_size(reads['bytes'])} ({_time(reads['seconds'])})")
+        parts.append(
+            f"{_plural(one['requests'], 'request')}, {_size(one['fill_bytes'])} brought in"
         )
+        out.append(f"  {one['name']}: {', '.join(parts)}, waited {_time(one['wait_seconds'])}")
     rest = groups[OTHERS_MAX:]
     if rest:
         out.append(

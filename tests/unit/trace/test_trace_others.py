@@ -54,6 +54,7 @@ def a_trace(path: Path, host: str = "node", pid: int = 100, started_unix: int = 
         event(0.4, Kind.MAJOR, 2, offset=0, length=4096, value=3 * SECOND),
         event(0.5, Kind.FAULT, 2, offset=0, length=4096),  # of a program nobody asks this
         event(0.6, Kind.FILL, 3, offset=0, length=12288, value=10, aux=1),
+        event(0.65, Kind.CALL, 3, value=SECOND // 4, aux=Call.OPEN | 3 << 8),
         event(0.7, Kind.CALL, 3, length=9000, value=SECOND // 2, aux=Call.READ | 3 << 8),
         event(0.8, Kind.CALL, 1, length=5 * MIB, value=SECOND // 4, aux=Call.PREAD | 4 << 8),
         event(0.9, Kind.READ, 1, offset=0, length=5 * MIB),
@@ -79,14 +80,15 @@ def test_what_they_cost_is_told_by_package(tmp_path: Path) -> None:
     assert torch["fill_bytes"] == MIB + 12288
     assert torch["major_faults"] == 1
     assert torch["read_calls"] == {"count": 1, "bytes": 9000, "seconds": 0.5}
-    assert torch["wait_seconds"] == 3.5
+    assert torch["opens"] == {"count": 1, "seconds": 0.25}
+    assert torch["wait_seconds"] == 3.75
     # of calls, theirs are the job's as any other; of what is read of record files, not a part
     assert report["calls"]["read"] == 1
     assert report["calls"]["pread"] == 1
     assert report["files"][0]["read_calls"] == {"count": 1, "bytes": 5 * MIB, "seconds": 0.25}
     assert not (trace.events["kind"] == Kind.MAJOR).any()
     shown = "\n".join(text.lines(report, width=100))
-    assert "torch: 2 files, 2 requests, 1.01 MiB brought in, waited 3.5 s" in shown
+    assert "torch: 2 files, 1 open (250 ms), 1 read call of 8.79 KiB (500 ms), 2 requests" in shown
     assert "read(2): 1 call, 5 MiB, 250 ms" in shown
 
 
@@ -94,7 +96,7 @@ def test_a_start_that_waits_for_libraries_is_a_finding(tmp_path: Path) -> None:
     trace = trace_file.read(str(a_trace(tmp_path / "t.uptrace")))
     (found,) = report_of(trace)["findings"]
     assert found["severity"] == "high"  # 3.5 s of 10
-    assert found["title"] == ("2 programs and libraries: 3.5 s of waiting, most for torch (3.5 s)")
+    assert found["title"] == ("2 programs and libraries: 3.75 s of waiting, most for torch (3.75 s)")
     # in memory it is none
     trace.other_events = trace.other_events[trace.other_events["kind"] != Kind.MAJOR]
     trace.other_events["value"] //= 10
@@ -109,7 +111,7 @@ def test_those_of_several_nodes_add_up(tmp_path: Path) -> None:
     report = report_of(trace_file.read_all(paths))
     assert [file["path"] for file in report["files"]] == ["/data/train.npy"]
     (torch,) = report["others"]
-    assert (torch["files"], torch["requests"], torch["wait_seconds"]) == (2, 4, 7.0)
+    assert (torch["files"], torch["requests"], torch["wait_seconds"]) == (2, 4, 7.5)
 
 
 @pytest.mark.parametrize(

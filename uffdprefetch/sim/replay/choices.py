@@ -136,7 +136,7 @@ class RecordingCheck:
     outcome: ReplayOutcome
     #: Whether the replay takes as long as the recording.
     agrees: bool
-    #: Whether `wrap`, which follows mappings, can be told from it: little came by read(2).
+    #: Whether it tells what the job waited for: what came by read(2) is not replayed.
     is_mapped: bool
 
     @property

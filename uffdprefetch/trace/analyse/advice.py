@@ -167,8 +167,8 @@ class ReportLookup:
     def wrap_helps(self, kind: FileKind) -> bool:
         """Whether reading ahead would bring these readers what they use, and is what they wait for.
 
-        `wrap` follows mappings: of a job that waits in read(2) it hastens nothing. It reads ahead
-        of who goes in order for a while, and of who jumps about where all of a file is used. Of a
+        Of a job that waits in read(2) mappings are not what it waits for. `wrap` reads ahead of
+        who goes in order for a while, and of who jumps about where all of a file is used. Of a
         part of a file it brings what nobody wants.
         """
         if self.wrapped or self.read_call_seconds > (self.stall(self.readers) or 0.0):

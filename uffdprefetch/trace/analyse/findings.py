@@ -259,6 +259,17 @@ def pool_too_small(report: ReportLookup) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+#: What to do about read(2), by whether it was recorded under `wrap`.
+READ_BY_CALLS = (
+    "`uffdprefetch wrap`, which reads ahead of them where they go in order; or map the file"
+    " (numpy.memmap, mmap), or enlarge the program's own read-ahead buffer"
+)
+READ_BY_WRAP = (
+    "`reads` of the run's summary says what was followed, and what was left alone and why; or map"
+    " the file (numpy.memmap, mmap), or enlarge the program's own read-ahead buffer"
+)
+
+
 def not_read_by_mmap(report: ReportLookup) -> Iterator[Finding]:
     """read(2) and its kind, which make no faults."""
     for kind in report.kinds:
@@ -276,9 +287,8 @@ def not_read_by_mmap(report: ReportLookup) -> Iterator[Finding]:
         yield Finding(
             f"{kind.name} {'is' if len(kind.files) == 1 else 'are'} read by read(2):"
             f" {format_size(taken)}",
-            "`uffdprefetch wrap` follows mappings; these reads it does not see."
-            + (f" {format_size(filled)} came from storage." if filled else ""),
-            "map the file (numpy.memmap, mmap), or enlarge the program's own read-ahead buffer",
+            f"{format_size(filled)} came from storage." if filled else "All was in memory.",
+            READ_BY_WRAP if report.wrapped else READ_BY_CALLS,
             "tracepoint mm_filemap_get_pages", waited, "medium" if report.wrapped else "low",
             readers, kind.files, waits="in read(2)",
         )  # fmt: skip

@@ -187,7 +187,9 @@ def starting(report: ReportLookup) -> Iterator[Finding]:
         (
             data,
             "small files",
-            "pack them into one file that is mapped (LMDB, Arrow): `uffdprefetch wrap` serves it",
+            "`uffdprefetch wrap`, which reads them ahead where they are opened in an order of their"
+            " names, or in one that is told; or pack them into one file that is mapped (LMDB,"
+            " Arrow)",
         ),
     ):
         waited = sum(one["wait_seconds"] for one in groups)
@@ -199,8 +201,7 @@ def starting(report: ReportLookup) -> Iterator[Finding]:
         yield Finding(
             f"{sum(one['files'] for one in groups)} {what}: {format_duration(waited)} of waiting,"
             f" most for {first['name']} ({format_duration(first['wait_seconds'])})",
-            f"{requests} requests, {format_size(filled)}, one after the other."
-            " `uffdprefetch wrap` does not read them ahead.",
+            f"{requests} requests, {format_size(filled)}, one after the other.",
             remedy, "tracepoints: fills, major faults and read calls of other files", waited, "low",
             waits="of waiting",
         )  # fmt: skip

@@ -34,13 +34,14 @@ def others_report(trace: Trace, ranks: Ranks) -> list[dict[str, Any]]:
         mine = events[ends[i] : ends[i + 1]]
         fills = mine[mine["kind"] == Kind.FILL]
         majors = mine[mine["kind"] == Kind.MAJOR]
-        reads = read_calls(mine)
+        reads, opens = read_calls(mine), _opens(mine)
         ahead = mine[mine["kind"] == Kind.READAHEAD]
         # decided once for each request; a page that is read alone is not decided about
         requests = max(len(decisions(ahead)[0]), len(fills))
-        if not requests and not len(majors) and reads is None:
+        if not requests and not len(majors) and reads is None and opens is None:
             continue
-        waited = int(majors["value"].sum()) / 1e9 + (reads["seconds"] if reads else 0.0)
+        waited = int(majors["value"].sum()) / 1e9
+        waited += sum(one["seconds"] for one in (reads, opens) if one)
         found.append(
             {
                 "name": group,
@@ -48,6 +49,7 @@ def others_report(trace: Trace, ranks: Ranks) -> list[dict[str, Any]]:
                 "requests": requests,
                 "fill_bytes": int(fills["length"].sum()),
                 "major_faults": len(majors),
+                "opens": opens,
                 "read_calls": reads,
                 "wait_seconds": waited,
             }
@@ -57,8 +59,7 @@ def others_report(trace: Trace, ranks: Ranks) -> list[dict[str, Any]]:
 
 def read_calls(events: Array) -> dict[str, Any] | None:
     """Calls of read(2) and pread(2) among these events: count, bytes, seconds; None: none."""
-    what = events["aux"] & 0xFF
-    mine = events[(events["kind"] == Kind.CALL) & ((what == Call.READ) | (what == Call.PREAD))]
+    mine = _calls(events, Call.READ, Call.PREAD)
     if not len(mine):
         return None
     return {
@@ -66,3 +67,13 @@ def read_calls(events: Array) -> dict[str, Any] | None:
         "bytes": int(mine["length"].sum()),
         "seconds": int(mine["value"].sum()) / 1e9,
     }
+
+
+def _opens(events: Array) -> dict[str, Any] | None:
+    """Calls of open(2) that succeeded: count, seconds; None: none."""
+    mine = _calls(events, Call.OPEN)
+    return {"count": len(mine), "seconds": int(mine["value"].sum()) / 1e9} if len(mine) else None
+
+
+def _calls(events: Array, *which: Call) -> Array:
+    return events[(events["kind"] == Kind.CALL) & np.isin(events["aux"] & 0xFF, which)]

@@ -29,6 +29,7 @@ from uffdprefetch.trace.record.process_identity import (
     mappings,
     size_of,
 )
+from uffdprefetch.trace.record.seen_opens import SeenOpens
 
 PAGE_BYTES = 4096
 #: First number of files named by the recorder, which grow downwards (BPF's grow from 1).
@@ -63,7 +64,7 @@ class FileRegistry:
         # a file may have been given a number by us and by BPF at the same time
         self._number: Array = np.arange(NUMBERS, dtype="<u2")
         self._unnamed: dict[int, tuple[NewFile, int]] = {}  # and until when to look for a name
-        self._descriptors: dict[tuple[int, int], list[tuple[int, tuple[int, int] | None]]] = {}
+        self._opens = SeenOpens()
         # by process: (address of the file's byte 0, first, end, number)
         self._mapped: dict[int, list[tuple[int, int, int, int]]] = {}
 
@@ -72,9 +73,11 @@ class FileRegistry:
     ) -> list[Array]:
         """The kernel's news: the events, and those that follow from what is found out of them."""
         parts = [self._open(one) for one in opened]
-        parts += [self._new_file(one) for one in new]
+        for one in new:
+            parts += self._new_file(one)
         if self._unnamed:
             parts += self.name_late()
+        parts += self._opens.unnamed()
         events = self._about_processes(events, parts)
         parts.append(self._name_reads(self.locate(events)))
         return [part for part in parts if len(part)]
@@ -105,30 +108,32 @@ class FileRegistry:
         key = self._paths.opened(opened.pid, opened.path, executed=opened.fd < 0)
         if opened.fd < 0:
             return empty()
-        opens = self._descriptors.setdefault((opened.pid, opened.fd), [])
+        descriptors = self._opens.descriptors
+        opens = descriptors.setdefault((opened.pid, opened.fd), [])
         opens.append((opened.time_ns, key))
         del opens[:-OPENS_MAX]
-        while len(self._descriptors) > DESCRIPTORS_MAX:
-            del self._descriptors[next(iter(self._descriptors))]
+        while len(descriptors) > DESCRIPTORS_MAX:
+            del descriptors[next(iter(descriptors))]
         number = self._numbers.get(key, 0) if key else 0
         if key and not number and self._paths.wanted(self._paths.path_of(key), False, 0):
             # small, or not touched yet; lock files are wanted whatever they are
             number = self.name(*key, self._paths.path_of(key))
-        return _event(
+        event = _event(
             Kind.CALL, opened.time_ns, opened.pid, opened.tid, number,
             value=opened.took_ns, aux=Call.OPEN | (opened.fd & 0xFFFFFF) << 8,
         )  # fmt: skip
+        return self._opens.note(key, event) if key and not number else event
 
-    def _new_file(self, new: NewFile) -> Array:
+    def _new_file(self, new: NewFile) -> list[Array]:
         """A process of the job has touched a file for the first time: keep it?"""
         known = self._numbers.get((new.device, new.inode))
         if known is not None:
             self._number[new.number] = known
-            return empty()
+            return []
         path, code = self._paths.find(new.pid, new.device, new.inode)
         if not path:  # its open, or exec, is perhaps just being told; later the process is gone
             self._unnamed[new.number] = (new, time.monotonic_ns() + UNNAMED_NS)
-            return empty()
+            return []
         return self._decide(new, path, code)
 
     def name_late(self, at_the_end: bool = False) -> list[Array]:
@@ -139,10 +144,10 @@ class FileRegistry:
             if path or now > until or at_the_end:
                 del self._unnamed[number]
                 code = self._paths.is_code((new.device, new.inode))
-                found.append(self._decide(new, path, code))
-        return found
+                found += self._decide(new, path, code)
+        return found + self._opens.unnamed(at_the_end)
 
-    def _decide(self, new: NewFile, path: str, code: bool) -> Array:
+    def _decide(self, new: NewFile, path: str, code: bool) -> list[Array]:
         assert self._witness is not None
         size_bytes = size_of(path)
         # whatever a program opens has a name by now; the rest is anonymous memory, pipes, the like
@@ -158,11 +163,13 @@ class FileRegistry:
                     new.number, path, size_bytes, new.device, new.inode, group=group_of(path)
                 )
                 self._new_files.append(other)
-            return empty()
+                return self._opens.named((new.device, new.inode), new.number)
+            return []
         file = describe_file(new.number, path, new.device, new.inode)
         self._numbers[new.device, new.inode] = new.number
         self._add(file)
-        return self._map(new.pid, file)
+        opens = self._opens.named((new.device, new.inode), new.number)
+        return [self._map(new.pid, file), *opens]
 
     def _add(self, file: TracedFile) -> None:
         self._files[file.id] = file
@@ -299,10 +306,10 @@ class FileRegistry:
 
     def _opens_of(self, pid: int, fd: int) -> list[tuple[int, tuple[int, int] | None]]:
         """The latest opens that gave a process this descriptor, or its parent, in order."""
-        opens = self._descriptors.get((pid, fd))
+        opens = self._opens.descriptors.get((pid, fd))
         if opens is None:
             above = self.processes.known.get(pid)
-            opens = self._descriptors.get((above.parent, fd)) if above else None
+            opens = self._opens.descriptors.get((above.parent, fd)) if above else None
         return opens or []
 
     def _map(self, pid: int, file: TracedFile) -> Array:
