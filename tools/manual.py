@@ -63,7 +63,7 @@ def all_commands() -> argparse.ArgumentParser:
     """One parser that has each command as a subcommand."""
     whole = argparse.ArgumentParser(
         prog="uffdprefetch",
-        description="Prefetches the pages of mapped files ahead of the job that reads them.",
+        description="Prefetches files, mapped or read by calls, ahead of the job that reads them.",
     )
     whole.add_argument("--version", action="version", version=f"uffdprefetch {__version__}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND")
@@ -97,8 +97,8 @@ def files() -> dict[str, str]:
     whole = argparse.ArgumentParser(
         prog="uffdprefetch",
         usage="uffdprefetch COMMAND ...",
-        description="Prefetches the pages of mapped files ahead of the job that reads them, with no"
-        " change of the job.",
+        description="Prefetches files, mapped or read by calls, ahead of the job that reads them,"
+        " with no change of the job.",
     )
     commands = [f"uffdprefetch {name:<10} {text}" for name, text in SHOWN.items()]
     made = {

@@ -189,14 +189,15 @@ OPTIONS = (
            "cores that the service may use to answer the other nodes of --cluster; what is asked"
            " beyond that they read from storage (default: 1)", "CORES"),
     Option("min_size_bytes", "min-size", parse_size,
-           "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
+           "leave smaller mappings alone; of files that are read by calls smaller ones count as"
+           " small files (default: 16MiB)", "SIZE", format=format_size_exact),
     Option("reads", "reads", _one_of(READS),
            "follow files that are read by read(2), pread(2) and the like, and directories of small"
            " files, from outside (auto, default; docs/reads.md), or leave them to the kernel (off)",
            "|".join(READS), choices=READS),
     Option("plan", "plan", os.path.abspath,
-           "the order in which each rank reads its records (docs/plans.md; `uffdprefetch plan FILE`"
-           " checks one)", "FILE"),
+           "the order in which each rank reads its records, or its files (docs/plans.md;"
+           " `uffdprefetch plan FILE` checks one)", "FILE"),
     Option("torch", "torch", _one_of(TORCH),
            "follow the order of PyTorch DataLoaders, where it can be told (auto, default;"
            " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
@@ -242,7 +243,7 @@ GROUPS = (
 
 #: Those that one begins with: --help shows them, and leaves the others to --help-all.
 COMMON = frozenset((
-    "include", "exclude", "whole", "plan", "engine", "policy", "budget", "output", "quiet",
+    "include", "exclude", "whole", "plan", "reads", "engine", "policy", "budget", "output", "quiet",
     "verbose", "live", "trace",
 ))  # fmt: skip
 #: These others, and what add_options() adds by itself, as they are written.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: name -> (module, one line of help); None hides a command from the help.
 COMMANDS: dict[str, tuple[str, str | None]] = {
-    "wrap": ("uffdprefetch.cli.wrap", "run a command with its mapped files prefetched"),
+    "wrap": ("uffdprefetch.cli.wrap", "run a command with the files that it reads prefetched"),
     "cluster": (
         "uffdprefetch.cli.cluster",
         "run a command on many nodes that share what they read",
@@ -68,7 +68,7 @@ def _usage() -> str:
     lines = [
         "usage: uffdprefetch COMMAND ...",
         "",
-        "Prefetches the pages of mapped files ahead of the job that reads them.",
+        "Prefetches files, mapped or read by calls, ahead of the job that reads them.",
         "",
     ]
     lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items() if text]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """Run CMD with its memory-mapped record files prefetched.
+    """Run CMD with the files that it maps or reads prefetched, large and small.
 
     CMD keeps its standard streams, descriptors, signals and exit status. A summary of a few lines
     goes to stderr and a JSON file is written at the end. Exit status: CMD's; 2 wrong usage;
