@@ -360,6 +360,10 @@ def _shared(summary: Mapping[str, Any]) -> list[Line]:
     return ["nodes shared nothing: none had what another one read"]
 
 
+#: Where small files were waited for, and most of what was read was not followed.
+TELL_ORDER = "try: tell the order of its small files (`wrap --plan`, uffdprefetch.plan.announce)"
+
+
 def _not_served(summary: Mapping[str, Any]) -> list[Line]:
     """The largest mapping that was not served, else what was read by read(2); and the remedy."""
     totals, served = summary["totals"], _served_bytes(summary)
@@ -386,7 +390,9 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
             Named(f"not served: {size}", first["path"], f": {first['why']}{other}{more}"),
             *remedy,
         ]
-    return _read_by_calls(totals, _touched_bytes(summary), job.get("written_bytes") or 0)
+    found = _read_by_calls(totals, _touched_bytes(summary), job.get("written_bytes") or 0)
+    waited_for_small = (summary.get("reads") or {}).get("small_files") is not None
+    return [*found, TELL_ORDER] if len(found) == 1 and waited_for_small else found
 
 
 def _read_by_calls(totals: Mapping[str, Any], mapped: int, written: int) -> list[Line]:

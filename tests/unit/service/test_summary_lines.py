@@ -25,6 +25,7 @@ from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.report import output
 from uffdprefetch.report import summary as summary_of
 from uffdprefetch.report.summary import (
+    TELL_ORDER,
     cluster_lines,
     deaths,
     decision_lines,
@@ -292,6 +293,10 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
         (
             changed(**BY_READ),  # as of `zcat data | program`
             ["not followed: 1 GiB by read(2), of small files, pipes or sockets"],
+        ),
+        (
+            changed(**BY_READ, reads={"small_files": {"read": 0, "used": 0}}),
+            ["not followed: 1 GiB by read(2), of small files, pipes or sockets", TELL_ORDER],
         ),
         (
             changed(**BY_READ, job=job("cat data | program", written_bytes=1 << 30)),
