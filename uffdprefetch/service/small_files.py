@@ -80,7 +80,7 @@ class _Tree:
     """Directories of a device below ``root``, a path as the job has it. ``seen_by``: what stands
     before it here; ``used``: files of its order, by the last time; ``unexpected``: files that were
     opened in a row; ``there``: that were in memory; ``went_on_ns``: when one was asked for, had
-    come, or was used; ``lost``: files that were wanted in vain; ``ahead``: read ahead in directories
+    come, or was used; ``lost``: files that were wanted in vain; ``ahead``: read in directories
     that are left."""
 
     root: str
