@@ -65,13 +65,13 @@ def run(
 
     ended = _Job(setup, recording, loads_report=not only_record).run(argv)
     ended_ns = time.monotonic_ns()
-    is_last = True
+    is_last, has_died = True, False
     if node is not None:
         report = job_report.JobReport(config, environ, node, ended, only_record)
-        is_last = report.make()
+        is_last, has_died = report.make(), report.has_died
         node.close()
     if address is not None and is_last:
-        service.tidy(address.socket)
+        service.tidy(address.socket, has_died)
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(ended.status), ended_ns, wait=is_last)
     return spawn.end_like(ended.status)

@@ -401,10 +401,11 @@ class JobService:
             self.started.let_go()
 
 
-def tidy(socket: str) -> None:
-    """Remove what the service of a socket has left. One that was killed has its lock until the
-    kernel has closed all that it had open, its connections among the first."""
-    deadline = time.monotonic() + _CLOSING_SECONDS
+def tidy(socket: str, has_died: bool) -> None:
+    """Remove what the service of a socket has left; one that stays for a while does so itself. One
+    that was killed has its lock until the kernel has closed all that it had open, its connections
+    among the first."""
+    deadline = time.monotonic() + (_CLOSING_SECONDS if has_died else 0.0)
     while not leftovers.tidy(socket) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
