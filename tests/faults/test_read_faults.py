@@ -34,6 +34,8 @@ FEW = {"killed": 3, "stopped": 8, "launcher": 2}
 MANY = {"killed": 80, "stopped": 100, "launcher": 20}
 #: Of the moments at which a service is stopped so many are in one run.
 STOPS = 8
+#: Of the job.
+PARTS = 5
 #: As a queue of opens is in Linux: fs.fanotify.max_queued_events.
 QUEUE = 16384
 STATUS = 5
@@ -143,7 +145,7 @@ def plain(scene: Scene, job: Start, tmp_path: Path) -> Scene:
         trial = Trial(scene, job, tmp_path)
         began = time.monotonic()
         trial.check()
-        scene.seconds = time.monotonic() - began
+        scene.seconds = trial.said_at - began
         reads = json.loads((tmp_path / "run.summary.json").read_text())["reads"]
         # else nothing is to be broken here
         assert reads["read_bytes"] > 0 and reads["small_files"]["used"] > 0, reads
@@ -184,7 +186,7 @@ class Trial:
     """One run of the job under `wrap`, which something befalls."""
 
     def __init__(self, scene: Scene, job: Start, cwd: Path) -> None:
-        self._scene, self.rundir = scene, cwd / "run"
+        self._scene, self.rundir, self.said_at = scene, cwd / "run", 0.0
         scene.begin(cwd / "said")
         options = ("--strict", "--policy", "auto", "--plan", str(scene.plan))
         self.work = job(scene.words(cwd / "said"), options=options)
@@ -199,6 +201,7 @@ class Trial:
     def check(self, status: int | None = STATUS) -> None:
         """``status``: None, where nobody is left to tell it."""
         out = b"begun\n" + said(self.work)
+        self.said_at = time.monotonic()
         ended = self.work.process.wait(HANG_SECONDS)
         assert out == self._scene.plain, self.work.errors()
         assert status is None or ended == status, self.work.errors()
@@ -206,6 +209,18 @@ class Trial:
         wait_until(
             lambda: not self.left(), lambda: f"the end of {self.left()} {self.work.errors()}"
         )
+
+    @property
+    def has_said_all(self) -> bool:
+        """Whether all parts of the job have ended."""
+        said = list((self.work.cwd / "said").iterdir())
+        return len(said) == PARTS and all(path.stat().st_size for path in said)
+
+    def kill(self) -> None:
+        """The service, as long as its job runs: it stays for another one, and what it leaves then
+        is removed by the next service."""
+        if not self.has_said_all:
+            os.kill(self.service, signal.SIGKILL)
 
     def left(self) -> list[str]:
         """Of the run, in the runtime directory: but indices of files, which are kept."""
@@ -217,7 +232,7 @@ def killed(trial: Trial, moments: list[float], chance: random.Random) -> None:
     (moment,) = moments
     time.sleep(moment)
     with contextlib.suppress(ProcessLookupError):  # the job is over
-        os.kill(trial.service, signal.SIGKILL)
+        trial.kill()
     trial.check()
 
 
@@ -235,12 +250,10 @@ def stopped(trial: Trial, moments: list[float], chance: random.Random) -> None:
                 os.kill(trial.service, signal.SIGCONT)
     with contextlib.suppress(ProcessLookupError):
         if chance.random() < 0.5:
-            os.kill(trial.service, signal.SIGKILL)
+            trial.kill()
         else:
-            directory = trial.work.cwd / "said"
-            wait_until(lambda: len(list(directory.iterdir())) == 5, "the job's parts")
-            wait_until(lambda: all(p.stat().st_size for p in directory.iterdir()), "their words")
-            os.kill(trial.service, signal.SIGCONT)
+            wait_until(lambda: trial.has_said_all, "the end of the job's parts")
+        os.kill(trial.service, signal.SIGCONT)
     trial.check()
 
 

@@ -54,8 +54,7 @@ class EndedJob:
 
 
 class JobReport:
-    """The report of one job on this node. ``only_record``: a recording tells all; no summary.
-    ``has_died``: its service has, as make() has found."""
+    """The report of one job on this node. ``only_record``: a recording tells all; no summary."""
 
     def __init__(
         self, config: Config, environ: Mapping[str, str], node: JobService, ended: EndedJob,
@@ -66,7 +65,6 @@ class JobReport:
         self._node = node
         self._ended = ended
         self._only_record = only_record
-        self.has_died = False
 
     def make(self) -> bool:
         """Have the summary from whoever has it; the last launcher of the node and job writes and
@@ -98,7 +96,6 @@ class JobReport:
             deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
             finished = client.finish(self._ended.status, self._ended.read, deadline)
         except ServiceGone as error:
-            self.has_died = True
             self._tell_that_it_died(error)
             return True
         except TimeoutError:

@@ -65,13 +65,13 @@ def run(
 
     ended = _Job(setup, recording, loads_report=not only_record).run(argv)
     ended_ns = time.monotonic_ns()
-    is_last, has_died = True, False
+    is_last = True
     if node is not None:
         report = job_report.JobReport(config, environ, node, ended, only_record)
-        is_last, has_died = report.make(), report.has_died
+        is_last = report.make()
         node.close()
     if address is not None and is_last:
-        service.tidy(address.socket, has_died)
+        service.tidy(address.socket)
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(ended.status), ended_ns, wait=is_last)
     return spawn.end_like(ended.status)

@@ -401,13 +401,29 @@ class JobService:
             self.started.let_go()
 
 
-def tidy(socket: str, has_died: bool) -> None:
-    """Remove what the service of a socket has left; one that stays for a while does so itself. One
-    that was killed has its lock until the kernel has closed all that it had open, its connections
-    among the first."""
-    deadline = time.monotonic() + (_CLOSING_SECONDS if has_died else 0.0)
-    while not leftovers.tidy(socket) and time.monotonic() < deadline:
+def tidy(socket: str) -> None:
+    """Remove what the service of a socket has left; one that stays for another job does so itself.
+    One that was killed has its lock until the kernel has closed all that it had open, its listening
+    socket among the first."""
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    while not leftovers.tidy(socket):
+        if _is_listening(socket) or time.monotonic() >= deadline:
+            return
         time.sleep(_POLL_SECONDS)
+
+
+def _is_listening(socket: str) -> bool:
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        connection.setblocking(False)
+        connection.connect(socket)
+    except BlockingIOError:  # many wait there
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def no_service(why: str) -> UffdPrefetchError:
