@@ -284,6 +284,50 @@ void up_paths_release(struct up_paths *paths, enum up_path_by by, uint64_t numbe
 int up_paths_reap(struct up_paths *paths, struct up_path_result *out, int max);
 int64_t up_paths_cpu_ns(struct up_paths *paths);
 
+/* --- start profiles (profile.c) --- */
+enum up_profile_flaw {
+	UP_PROFILE_SOUND = 0,
+	UP_PROFILE_NONE_SUCH = 1,     /* another file */
+	UP_PROFILE_OTHER_VERSION = 2,
+	UP_PROFILE_DAMAGED = 3,
+	UP_PROFILE_TOO_LARGE = 4,
+};
+
+enum up_profile_limits {
+	UP_PROFILE_BYTES_MAX = 16777216,
+	UP_PROFILE_ENTRIES_MAX = 65536,
+};
+
+enum up_profile_kind {
+	UP_PROFILE_FILE = 1,
+	UP_PROFILE_DIRECTORY = 2, /* to be listed */
+	UP_PROFILE_STAT = 3,      /* a name that is asked for, and no more */
+};
+
+struct up_profile_header {
+	uint64_t total_bytes;    /* of what is to be read, as its writer says */
+	uint32_t version, entries, runs, flaw;
+};
+
+/* Valid until the next one is asked for. */
+struct up_profile_entry {
+	const char *path;        /* absolute */
+	const uint64_t *range;   /* offset, length, offset, length ... in bytes, rising, within the size */
+	uint64_t size_bytes;
+	int64_t mtime_ns;
+	uint32_t kind;
+	uint32_t seen;           /* bit n: by the n-th last run */
+	uint32_t f_type;         /* of statfs(2) */
+	uint32_t ranges;         /* 0: the whole file */
+};
+
+struct up_profile;
+/* Of a whole file, which stays until up_profile_close(). 0, -ENOMEM, or -EINVAL: the header says why. */
+int up_profile_open(struct up_profile **out, const void *file, uint64_t bytes, struct up_profile_header *header);
+void up_profile_close(struct up_profile *profile);
+/* 1; 0: there are no more; -EINVAL: what comes is none. */
+int up_profile_next(struct up_profile *profile, struct up_profile_entry *out);
+
 /* --- the node's page pool (pool/) --- */
 enum up_chunk_state {
 	UP_ABSENT = 0,
