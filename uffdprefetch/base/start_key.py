@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By which name a program's start profile is kept, and where: asked before a job starts, so that it
+loads next to nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from uffdprefetch import __version__
+from uffdprefetch.base.identity import file_name_safe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SUFFIX = ".upl"
+#: By these a site and a user choose which libraries a program finds.
+ENVIRONMENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
+#: Of a key's digest: enough that two of a user's programs never share one.
+_KEY_CHARS = 24
+
+
+def start_key(command: Sequence[str], environ: Mapping[str, str], program: str) -> str:
+    """The key of a command whose first word was found to be the file ``program``.
+
+    It is of the program, what it runs (the first argument that is a file, else what stands behind
+    the first ``-m`` or ``-c``) and its environment. No other argument, no rank and no number of
+    them is part of it: the ranks of a job start alike.
+    """
+    parts = [os.path.realpath(program), *_what_it_runs(command[1:])]
+    parts += [environ.get(name, "") for name in ENVIRONMENT]
+    parts.append(__version__)
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:_KEY_CHARS]
+
+
+def _what_it_runs(arguments: Sequence[str]) -> tuple[str, str]:
+    for at, word in enumerate(arguments):
+        if word in ("-m", "-c") and at + 1 < len(arguments):
+            return word, arguments[at + 1]
+        if os.path.isfile(word):
+            return "", os.path.realpath(word)
+    return "", ""
+
+
+def profile_directory(environ: Mapping[str, str]) -> str | None:
+    """Where a user's start profiles lie ([XDG base directories]), whether or not it is there; None
+    where no place is named."""
+    home = environ.get("HOME", "")
+    cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
+    if not cache or not os.path.isabs(cache):
+        return None
+    return os.path.join(cache, "uffdprefetch", "profiles")
+
+
+def profile_path(directory: str, key: str) -> str:
+    """The file of a key, or of the name that a user has given instead."""
+    return os.path.join(directory, file_name_safe(key) + SUFFIX)
