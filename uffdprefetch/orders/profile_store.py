@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,11 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.start_key import SUFFIX
 from uffdprefetch.native.profiles import PROFILE_BYTES_MAX
 from uffdprefetch.orders.start_profile import StartProfile, decode, encode
+
+#: What is being written ends so.
+_BESIDE = ".tmp"
+#: No writer takes so long for 16 MiB.
+_LEFT_SECONDS = 3600
 
 
 def load(path: str) -> StartProfile:
@@ -33,7 +39,8 @@ def store(path: str, profile: StartProfile) -> None:
     """Put it in the place of what lies there, for its user's eyes alone. Raises OSError."""
     directory = os.path.dirname(path)
     os.makedirs(directory, 0o700, exist_ok=True)
-    beside = os.path.join(directory, f".{os.urandom(12).hex()}.tmp")
+    _sweep(directory)
+    beside = os.path.join(directory, f".{os.urandom(12).hex()}{_BESIDE}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(beside, flags, 0o600), "wb") as file:
@@ -43,6 +50,16 @@ def store(path: str, profile: StartProfile) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+def _sweep(directory: str) -> None:
+    """Remove what writers have left that were killed."""
+    for name in os.listdir(directory):
+        if name.startswith(".") and name.endswith(_BESIDE):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(path).st_mtime > _LEFT_SECONDS:
+                    os.unlink(path)
 
 
 def remove(path: str) -> None:
