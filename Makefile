@@ -7,7 +7,7 @@ HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/wa
 	service/names.c service/listing.c)
 POOL_SOURCES := $(wildcard csrc/service/pool/*.c csrc/service/net/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
 	service/closing.c)
-PATHS_SOURCES := csrc/service/paths.c csrc/service/pathread.c
+PATHS_SOURCES := $(wildcard csrc/service/path*.c)
 READS_SOURCES := $(wildcard csrc/service/reads*.c)
 COMPARE_SOURCES := $(addprefix csrc/service/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread

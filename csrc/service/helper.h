@@ -219,6 +219,21 @@ int64_t up_workers_cpu_ns(struct up_workers *workers);
 enum up_path_kind {
 	UP_PATH_READ = 1,  /* into the page cache: all of it, or ranges */
 	UP_PATH_PROBE = 2, /* what does the page cache keep here? Its first page, by two opens; the looks say it */
+	UP_PATH_LIST = 3,  /* the names in a directory */
+	UP_PATH_LOOK_UP = 4, /* the name, and the attributes of what it stands for, which is not opened */
+};
+
+/* How a file was when it was seen before: it is read only if it still is. */
+struct up_path_expected {
+	uint64_t size_bytes;
+	int64_t mtime_ns;
+	uint32_t f_type;   /* of statfs(2) */
+	uint32_t is_given; /* 0: nothing is expected */
+};
+
+/* Shared by requests: all of them together read no more a second. */
+struct up_path_pace {
+	uint64_t bytes_per_second, next_ns; /* next_ns: 0 before the first */
 };
 
 struct up_path_request {
@@ -232,13 +247,16 @@ struct up_path_request {
 	uint32_t ranges;             /* 0: the whole file */
 	const char *name;            /* copied, as are the ranges: offset, length, offset, length ... */
 	const uint64_t *range;
+	struct up_path_expected expected;
+	struct up_path_pace *pace;   /* NULL: none is kept. It stays until the last result was reaped */
+	uint32_t piece_bytes;        /* of one read(2), 4 MiB at most; 0: 1 MiB */
 };
 
 enum up_path_state {
 	UP_PATH_DONE = 1,
 	UP_PATH_FAILED = 2,      /* error says why */
 	UP_PATH_ANOTHER = 3,     /* than was expected; device and inode say which */
-	UP_PATH_NOT_REGULAR = 4, /* or of a file system whose bytes the kernel makes up */
+	UP_PATH_NOT_REGULAR = 4, /* (of LIST: no directory), or of a file system whose bytes the kernel makes up */
 	UP_PATH_EMPTY = 5,
 	UP_PATH_WITHDRAWN = 6,
 };

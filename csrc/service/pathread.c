@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pathread.c - reads a file by name into the page cache: all of it, or ranges; or finds out what the page cache keeps.
+ * pathread.c - reads a file by name into the page cache: all of it, or ranges; or finds out what the page cache keeps;
+ * or has the kernel look a name up, or a directory's names.
  *
  * A name may mean anything by the time that it is opened. It is opened with O_PATH, which calls no file system's or
  * driver's open, and what it stands for is opened for reading only if it is a regular file with bytes in it (an open of
@@ -11,11 +12,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "service/helper.h"
@@ -26,8 +26,8 @@
 #define PIECE_BYTES (1u << 20)
 /* What one FADV_WILLNEED always brings where it does anything: VM_READAHEAD_PAGES (linux/pagemap.h). */
 #define ADVICE_BYTES (128u << 10)
-/* CONFIGFS_MAGIC (fs/configfs/mount.c), which linux/magic.h lacks. */
-#define CONFIGFS 0x62656570
+/* Nobody who keeps a pace sleeps for longer without a look whether it is to go on. */
+#define NAP_NS 50000000ull
 
 /* ---- which file it is ---- */
 
@@ -37,32 +37,32 @@ static void fail(struct up_path_result *r, int error)
 	r->error = error;
 }
 
-/* Whether the kernel itself makes up the bytes when they are read, which may do something: a register of a device, a
- * line that is given once. All of these say that no block is used; few others do. */
+/* All that are made up say that no block is used; few others do. */
 static int is_made_up(int fd, const struct stat *st)
 {
-	struct statfs fs;
+	uint32_t f_type;
 
-	if (st->st_blocks || fstatfs(fd, &fs))
-		return 0;
-	switch ((unsigned long)fs.f_type) {
-	case PROC_SUPER_MAGIC:
-	case SYSFS_MAGIC:
-	case DEBUGFS_MAGIC:
-	case TRACEFS_MAGIC:
-	case SECURITYFS_MAGIC:
-	case SELINUX_MAGIC:
-	case CGROUP_SUPER_MAGIC:
-	case CGROUP2_SUPER_MAGIC:
-	case RDTGROUP_SUPER_MAGIC:
-	case EFIVARFS_MAGIC:
-	case PSTOREFS_MAGIC:
-	case BPF_FS_MAGIC:
-	case CONFIGFS:
+	return !st->st_blocks && !up_path_type(fd, st->st_dev, &f_type) && up_path_is_made_up(f_type);
+}
+
+/* Whether it is as it was when the caller saw it. */
+static int is_expected(const struct up_path_request *q, int fd, const struct up_path_result *r)
+{
+	const struct up_path_expected *e = &q->expected;
+	uint32_t f_type;
+
+	if (!e->is_given)
 		return 1;
-	default:
-		return 0;
-	}
+	return r->size_bytes == e->size_bytes && r->mtime_ns == e->mtime_ns &&
+	       !up_path_type(fd, r->device, &f_type) && f_type == e->f_type;
+}
+
+static void note(struct up_path_result *r, const struct stat *st)
+{
+	r->device = st->st_dev;
+	r->inode = st->st_ino;
+	r->size_bytes = (uint64_t)st->st_size;
+	r->mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
 }
 
 /* Notes what it is, and whether it is to be read. */
@@ -73,14 +73,13 @@ static int look_at(const struct up_path_request *q, int fd, struct up_path_resul
 		fail(r, errno);
 		return 0;
 	}
-	r->device = st->st_dev;
-	r->inode = st->st_ino;
-	r->size_bytes = (uint64_t)st->st_size;
-	r->mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
-	if (q->inode && (st->st_ino != q->inode || st->st_dev != q->device))
+	note(r, st);
+	if (q->inode && (r->inode != q->inode || r->device != q->device))
 		r->state = UP_PATH_ANOTHER;
 	else if (!S_ISREG(st->st_mode))
 		r->state = UP_PATH_NOT_REGULAR;
+	else if (!is_expected(q, fd, r))
+		r->state = UP_PATH_ANOTHER;
 	else if (st->st_size <= 0)
 		r->state = UP_PATH_EMPTY;
 	else if (is_made_up(fd, st))
@@ -117,15 +116,40 @@ static void ask_for(int fd, uint64_t at, uint64_t length)
 			      POSIX_FADV_WILLNEED);
 }
 
+/* The turn of so many bytes among all that keep it. */
+static void keep_pace(struct up_path_pace *p, uint64_t bytes, const int *stop)
+{
+	uint64_t takes_ns = (uint64_t)((double)bytes * 1e9 / (double)p->bytes_per_second);
+	uint64_t next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED), begin, now = up_now_ns();
+
+	do
+		begin = next > now ? next : now;
+	while (!__atomic_compare_exchange_n(&p->next_ns, &next, begin + takes_ns, 0, __ATOMIC_RELAXED,
+					    __ATOMIC_RELAXED));
+	for (; now < begin && !__atomic_load_n(stop, __ATOMIC_RELAXED); now = up_now_ns()) {
+		uint64_t until = begin - now < NAP_NS ? begin : now + NAP_NS;
+		struct timespec ts = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
+
+		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL);
+	}
+}
+
 /* [at, end) in pieces. Of each all is asked for before its first page is waited for. */
 static int read_range(const struct up_path_request *q, int fd, uint64_t at, uint64_t end,
 		      struct up_path_result *r, char *scratch, const int *stop)
 {
+	uint64_t most = q->piece_bytes ? q->piece_bytes : PIECE_BYTES;
+
+	if (most > UP_READ_BYTES)
+		most = UP_READ_BYTES;
 	while (at < end && !__atomic_load_n(stop, __ATOMIC_RELAXED)) {
-		uint64_t piece = end - at < PIECE_BYTES ? end - at : PIECE_BYTES;
-		long before = up_waits();
+		uint64_t piece = end - at < most ? end - at : most;
+		long before;
 		ssize_t n;
 
+		if (q->pace)
+			keep_pace(q->pace, piece, stop);
+		before = up_waits();
 		/* Where it does nothing, pread reads it all the same. */
 		if (q->method != UP_WARM_PREAD)
 			ask_for(fd, at, piece);
@@ -272,18 +296,39 @@ static int read_found(const struct up_path_request *q, int path_fd, struct up_pa
 	return -1;
 }
 
+/* The name is looked up, as by the job's own stat(2), and the attributes. */
+static void look_up(const struct up_path_request *q, struct up_path_result *r)
+{
+	struct stat st;
+
+	if (fstatat(q->directory_fd, q->name, &st,
+		    AT_NO_AUTOMOUNT | (q->follow ? 0 : AT_SYMLINK_NOFOLLOW))) {
+		fail(r, errno);
+		return;
+	}
+	note(r, &st);
+	r->state = UP_PATH_DONE;
+}
+
 int up_path_read(const struct up_path_request *q, struct up_path_result *r, char *scratch,
 		 const int *stop)
 {
 	int path_fd, fd = -1;
 
 	r->begin_ns = up_now_ns();
+	if (q->kind == UP_PATH_LOOK_UP) {
+		look_up(q, r);
+		return -1;
+	}
 	path_fd = openat(q->directory_fd, q->name, O_PATH | O_CLOEXEC | (q->follow ? 0 : O_NOFOLLOW));
 	if (path_fd < 0) {
 		fail(r, errno);
 		return -1;
 	}
-	fd = read_found(q, path_fd, r, scratch, stop);
+	if (q->kind == UP_PATH_LIST)
+		up_path_list(path_fd, r, scratch, stop);
+	else
+		fd = read_found(q, path_fd, r, scratch, stop);
 	close(path_fd);
 	return fd;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pathread.h - what paths.c has of pathread.c. */
+/* pathread.h - what paths.c has of pathread.c, and that of pathtype.c and pathlist.c. */
 #ifndef UP_PATHREAD_H
 #define UP_PATHREAD_H
 
@@ -10,5 +10,16 @@
  * *stop is not 0. */
 int up_path_read(const struct up_path_request *request, struct up_path_result *result, char *scratch,
 		 const int *stop);
+
+/* f_type of statfs(2) of the file system behind a descriptor (O_PATH suffices) of a file of this device: 0 or -errno.
+ * A device is known after the first of its files; a file system has several where it says so (btrfs). */
+int up_path_type(int fd, uint64_t device, uint32_t *f_type);
+/* Whether the kernel itself makes up the bytes when they are read there, which may do something: a register of
+ * a device, a line that is given once. */
+int up_path_is_made_up(uint32_t f_type);
+
+/* Has the names of a directory read, which `path_fd` (O_PATH) stands for, as far as *stop is 0. Its state and
+ * its error are the result's. */
+void up_path_list(int path_fd, struct up_path_result *result, char *scratch, const int *stop);
 
 #endif

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pathtype.c - on which file system a file lies, and whether that makes its bytes up.
+ *
+ * statfs(2) asks the server of NFS and of FUSE each time: it is asked once for a device.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/magic.h>
+#include <pthread.h>
+#include <sys/vfs.h>
+
+#include "service/pathread.h"
+
+/* As many as a start touches, several times over; of more each file's is asked for. */
+#define DEVICES 64u
+/* CONFIGFS_MAGIC (fs/configfs/mount.c), which linux/magic.h lacks. */
+#define CONFIGFS 0x62656570
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	uint64_t device;
+	uint32_t f_type;
+} known[DEVICES];
+static uint32_t devices;
+
+/* With the lock, which is kept meanwhile: whoever comes for the same device does not ask as well. */
+static int ask(int fd, uint64_t device, uint32_t *f_type)
+{
+	struct statfs fs;
+
+	for (uint32_t i = 0; i < devices; i++)
+		if (known[i].device == device) {
+			*f_type = known[i].f_type;
+			return 0;
+		}
+	if (fstatfs(fd, &fs))
+		return -errno;
+	*f_type = (uint32_t)fs.f_type;
+	if (devices < DEVICES) {
+		known[devices].device = device;
+		known[devices++].f_type = *f_type;
+	}
+	return 0;
+}
+
+int up_path_type(int fd, uint64_t device, uint32_t *f_type)
+{
+	int ret;
+
+	pthread_mutex_lock(&lock);
+	ret = ask(fd, device, f_type);
+	pthread_mutex_unlock(&lock);
+	return ret;
+}
+
+int up_path_is_made_up(uint32_t f_type)
+{
+	switch (f_type) {
+	case PROC_SUPER_MAGIC:
+	case SYSFS_MAGIC:
+	case DEBUGFS_MAGIC:
+	case TRACEFS_MAGIC:
+	case SECURITYFS_MAGIC:
+	case SELINUX_MAGIC:
+	case CGROUP_SUPER_MAGIC:
+	case CGROUP2_SUPER_MAGIC:
+	case RDTGROUP_SUPER_MAGIC:
+	case EFIVARFS_MAGIC:
+	case PSTOREFS_MAGIC:
+	case BPF_FS_MAGIC:
+	case CONFIGFS:
+		return 1;
+	default:
+		return 0;
+	}
+}
