@@ -167,5 +167,5 @@ build/%/reads_stress: tests/programs/reads_stress.c $(READS_SOURCES) $(CSRC_HEAD
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache
-	rm -f uffdprefetch/*.so
+	rm -f uffdprefetch/*.so uffdprefetch/_replay
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native parts of the build; everything else is declared in pyproject.toml.
 
-Two objects come out of csrc/. The service's helper is an ordinary cffi extension
-(tools/cffi_build.py). The other, uffdprefetch._preload, is the LD_PRELOAD object: never imported,
-only found on disk by launch/launcher.py. It is declared as an Extension because that is the one way
-in which setuptools compiles a shared object and puts it into wheels and editable installs alike. It
-includes no Python.h and is linked against no library, the C library included.
+Two objects and a program come out of csrc/. The service's helper is an ordinary cffi extension
+(tools/cffi_build.py). uffdprefetch._preload is the LD_PRELOAD object: never imported, only found on
+disk by launch/launcher.py. It is declared as an Extension because that is the one way in which
+setuptools compiles a shared object and puts it into wheels and editable installs alike. It includes
+no Python.h and is linked against no library, the C library included. uffdprefetch/_replay is
+declared so for the same reason, and linked as the program that it is (launch/replay.py starts it).
 """
 
 import os
@@ -13,6 +14,7 @@ import sysconfig
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 #: By it each exported function begins with a known instruction: csrc/job/bypass.c looks for it.
 BRANCH_PROTECTION = {
@@ -53,11 +55,51 @@ PRELOAD = Extension(
     extra_link_args=["-nostdlib", "-Wl,-z,now", "-Wl,-z,defs", "-lgcc"],
 )
 
+REPLAY = Extension(
+    "uffdprefetch._replay",
+    py_limited_api=True,  # nothing of Python's at all
+    sources=[
+        *sorted(glob("csrc/replay/*.c")),
+        *sorted(glob("csrc/service/path*.c")),
+        *("csrc/service/profile.c", "csrc/service/memory.c", "csrc/service/net/checksum.c"),
+    ],
+    include_dirs=["csrc"],
+    depends=sorted(glob("csrc/*/*.h")),
+    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
+    extra_link_args=["-pthread", "-Wl,-z,now"],
+)
+
+
+class BuildWithPrograms(build_ext):
+    """Links what is no object to be loaded as a program, whose file's name has no suffix."""
+
+    def get_ext_filename(self, fullname):
+        if fullname.rpartition(".")[2] == "_replay":
+            return os.path.join(*fullname.split("."))
+        return super().get_ext_filename(fullname)
+
+    def build_extension(self, ext):
+        if ext is not REPLAY:
+            super().build_extension(ext)
+            return
+        path = self.get_ext_fullpath(ext.name)
+        # one directory of objects for all would have those of the helper, compiled otherwise
+        objects = self.compiler.compile(
+            ext.sources, os.path.join(self.build_temp, "replay"), include_dirs=ext.include_dirs,
+            extra_postargs=ext.extra_compile_args, depends=ext.depends,
+        )  # fmt: skip
+        self.compiler.link_executable(
+            objects, os.path.basename(path), os.path.dirname(path),
+            extra_postargs=ext.extra_link_args,
+        )  # fmt: skip
+
+
 setup(
-    ext_modules=[PRELOAD],
+    ext_modules=[PRELOAD, REPLAY],
+    cmdclass={"build_ext": BuildWithPrograms},
     cffi_modules=["tools/cffi_build.py:ffi"],
     options={
         "bdist_wheel": {"py_limited_api": "cp310"},
-        "build_ext": {"parallel": True},  # the two objects at a time
+        "build_ext": {"parallel": True},  # all at a time
     },
 )

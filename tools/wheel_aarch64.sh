@@ -37,7 +37,7 @@ fi
 
 include=$(echo "$work"/root/usr/include/python3.*)
 cd "$tree"
-rm -rf build uffdprefetch/*.so
+rm -rf build uffdprefetch/*.so uffdprefetch/_replay
 _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
     CFLAGS="-isystem $work/root/usr/include" CPPFLAGS="-I$include" \
     "$python" setup.py -q bdist_wheel --plat-name linux_aarch64 --dist-dir "$out" > build.log 2>&1 ||

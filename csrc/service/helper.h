@@ -314,6 +314,7 @@ enum up_profile_flaw {
 enum up_profile_limits {
 	UP_PROFILE_BYTES_MAX = 16777216,
 	UP_PROFILE_ENTRIES_MAX = 65536,
+	UP_PROFILE_RANGES_MAX = 65536, /* of one entry. A start is 4 GiB at most: so many blocks */
 };
 
 enum up_profile_kind {

@@ -23,8 +23,6 @@
 #define AT_HEADER_CRC 60
 /* The unit of ranges: what one fault maps of the page cache. */
 #define BLOCK_BYTES (64u << 10)
-/* Of one entry. A start is 4 GiB at most: so many blocks. */
-#define RANGES_MAX (1u << 16)
 /* A file that is larger does not exist (MAX_LFS_FILESIZE). */
 #define SIZE_MAX_BYTES (UINT64_C(1) << 62)
 #define PATH_BYTES_MAX 4095u /* PATH_MAX without its NUL */
@@ -34,7 +32,7 @@ struct up_profile {
 	uint32_t left; /* entries */
 	uint32_t path_bytes;
 	char path[PATH_BYTES_MAX + 1];
-	uint64_t range[2 * RANGES_MAX];
+	uint64_t range[2 * UP_PROFILE_RANGES_MAX];
 };
 
 static uint32_t word(const uint8_t *at)
@@ -155,7 +153,7 @@ static int take_ranges(struct up_profile *p, struct up_profile_entry *e)
 {
 	uint64_t blocks = (e->size_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES, at = 0, count;
 
-	if (!take_number(p, &count) || count > RANGES_MAX)
+	if (!take_number(p, &count) || count > UP_PROFILE_RANGES_MAX)
 		return 0;
 	for (uint64_t i = 0; i < count; i++) {
 		uint64_t gap, length, end;

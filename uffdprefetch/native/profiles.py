@@ -15,6 +15,7 @@ _lib: Any = uffd._lib
 
 PROFILE_BYTES_MAX: int = _lib.UP_PROFILE_BYTES_MAX
 PROFILE_ENTRIES_MAX: int = _lib.UP_PROFILE_ENTRIES_MAX
+PROFILE_RANGES_MAX: int = _lib.UP_PROFILE_RANGES_MAX
 
 
 class ProfileFlaw(Enum):

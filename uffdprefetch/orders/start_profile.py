@@ -17,6 +17,7 @@ from uffdprefetch.native.net import checksum
 from uffdprefetch.native.profiles import (
     PROFILE_BYTES_MAX,
     PROFILE_ENTRIES_MAX,
+    PROFILE_RANGES_MAX,
     EntryKind,
     ProfileFlaw,
     profile_entries,
@@ -29,8 +30,6 @@ MAGIC, VERSION = b"UPLEARN1", 1
 RUNS_KEPT = 8
 #: What so many runs in a row have not seen is left out of what comes next.
 UNSEEN_RUNS = 3
-#: csrc/service/profile.c, RANGES_MAX.
-_RANGES_MAX = 1 << 16
 _PATH_BYTES_MAX = os.pathconf("/", "PC_PATH_MAX") - 1
 _HEADER = struct.Struct("<8sIIQQII20x")
 _FIXED = struct.Struct("<Iq")
@@ -169,7 +168,7 @@ def _entry(entry: StartEntry, path: bytes, before: bytes) -> bytes:
     found += _number(shared) + _number(len(path) - shared) + path[shared:]
     if entry.kind is EntryKind.FILE:
         found += _FIXED.pack(entry.f_type, entry.mtime_ns) + _number(entry.size_bytes)
-        blocks = entry.blocks if len(entry.blocks) <= _RANGES_MAX else ()
+        blocks = entry.blocks if len(entry.blocks) <= PROFILE_RANGES_MAX else ()
         found += _number(len(blocks))
         at = 0
         for first, count in blocks:
