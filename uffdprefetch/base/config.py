@@ -33,6 +33,9 @@ FIXED_DISTANCE_BYTES = 8 * MIB
 #: evicting each other's. (UFFDPREFETCH_TEST_POOL_LEAST overrides it in tests.)
 POOL_LEAST_BYTES = MIB
 
+#: Threads of a replay: more than any server has requests of one client under way.
+LEARN_DEPTH_MOST = 256
+
 PREFIX = "UFFDPREFETCH_"
 #: Tells the preload object where the ranks' own lock files go (`--ownlock`). Not the option's own
 #: variable, which hands the choice to a nested wrap.
@@ -125,18 +128,25 @@ class WrapOptions:
 
 
 @record(frozen=True)
-class EngineFallback:
-    """Of a run that fell back: the requested engine, and why."""
+class LearnOptions:
+    """Of `--learn`. ``name``: of the start profile; "": the program's own, None: nothing is learned
+    or replayed. ``depth``: requests of a replay at a time; None: as its file system likes.
+    ``directory``: of profiles that are read, and never written."""
 
-    asked: str | None = None
-    reason: str | None = None
+    name: str | None = None
+    depth: int | None = None
+    budget_bytes: int = 1 << 30
+    directory: str | None = None
 
 
 @record(frozen=True)
 class ConfigSource:
-    """Where the values are from: the file that was named, and of each value its origin."""
+    """Where the values are from: the file that was named, of each value its origin; of a run that
+    fell back the requested engine, and why."""
 
     config_file: str | None = None
+    engine_asked: str | None = None
+    engine_reason: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -163,6 +173,10 @@ _WHERE = {
     "reads": "files.reads",
     "plan": "orders.plan",
     "torch": "orders.torch",
+    "learn": "learn.name",
+    "learn_depth": "learn.depth",
+    "learn_budget_bytes": "learn.budget_bytes",
+    "learn_dir": "learn.directory",
     "trace": "wrap.trace",
     "ownlock": "wrap.ownlock",
     "strict": "wrap.strict",
@@ -173,13 +187,13 @@ _WHERE = {
     "output": "wrap.output",
     "force": "wrap.force",
     "config_file": "source.config_file",
-    "engine_asked": "fallback.asked",
-    "engine_reason": "fallback.reason",
+    "engine_asked": "source.engine_asked",
+    "engine_reason": "source.engine_reason",
     "place": "cluster.place",
 }
 #: Names of the values that do not concern the service.
 _OF_THE_LAUNCHER = frozenset(
-    name for name, where in _WHERE.items() if where.startswith(("wrap.", "source.", "fallback."))
+    name for name, where in _WHERE.items() if where.startswith(("wrap.", "source."))
 ) | {"place"}
 
 
@@ -188,7 +202,6 @@ class Config:
     """All options of a run, by whom they are for; sizes in bytes."""
 
     engine: str = "cache"
-    fallback: EngineFallback = EngineFallback()
     policy: str = "auto"
     budget_bytes: int = 4 << 30
     max_rate_bytes_per_second: int | None = None
@@ -197,6 +210,7 @@ class Config:
     pool: PoolOptions = PoolOptions()
     cluster: ClusterOptions = ClusterOptions()
     orders: OrderOptions = OrderOptions()
+    learn: LearnOptions = LearnOptions()
     wrap: WrapOptions = WrapOptions()
     source: ConfigSource = field(default_factory=ConfigSource)
 
@@ -235,7 +249,7 @@ class Config:
     @property
     def engine_asked(self) -> str:
         """The engine that was asked for."""
-        return self.fallback.asked or self.engine
+        return self.source.engine_asked or self.engine
 
     @property
     def guesses(self) -> bool:
@@ -284,8 +298,8 @@ class Config:
 
 
 _PARTS: dict[str, Callable[..., Any]] = {
-    "fallback": EngineFallback, "files": FileOptions, "fixed": FixedOptions, "pool": PoolOptions,
-    "cluster": ClusterOptions, "orders": OrderOptions, "wrap": WrapOptions, "source": ConfigSource,
+    "files": FileOptions, "fixed": FixedOptions, "pool": PoolOptions, "cluster": ClusterOptions,
+    "orders": OrderOptions, "learn": LearnOptions, "wrap": WrapOptions, "source": ConfigSource,
 }  # fmt: skip
 
 
@@ -353,6 +367,18 @@ def validate(config: Config) -> Config:
         f"{config.wrap.interval_seconds:g} s is too short: at least 100ms",
         "interval_seconds",
     )
+    depth = config.learn.depth
+    check(
+        depth is None or 1 <= depth <= LEARN_DEPTH_MOST,
+        "learn-depth",
+        f"{depth} is not in 1..{LEARN_DEPTH_MOST}",
+    )
+    check(
+        config.learn.budget_bytes >= PAGE_BYTES,
+        "learn-budget",
+        f"{config.learn.budget_bytes} is less than a page: give it a unit, as in 1GiB",
+        "learn_budget_bytes",
+    )
     check(config.wrap.output != "", "output", "is empty: give a pattern such as uffdprefetch.%j.%r")
     return config
 
@@ -373,5 +399,5 @@ def fall_back(config: Config, why: str) -> Config:
 
 def why_fallen_back(config: Config) -> str:
     """The reason of a fallback, in one line."""
-    fallback = config.fallback
-    return f"engine {fallback.asked}: {fallback.reason}; using the cache engine"
+    source = config.source
+    return f"engine {source.engine_asked}: {source.engine_reason}; using the cache engine"

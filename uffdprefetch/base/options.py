@@ -81,6 +81,28 @@ def _format_nodes(value: int | None) -> str:
     return {None: "off", 0: "auto"}.get(value, str(value))
 
 
+def _parse_learn(text: str) -> str | None:
+    """ "": the program's own profile."""
+    if text.strip().lower() in ("off", "auto"):
+        return "" if text.strip().lower() == "auto" else None
+    if not text.strip() or "\0" in text:
+        raise usage_error("a start profile's name is empty")
+    return text
+
+
+def _format_learn(value: str | None) -> str:
+    return "off" if value is None else value or "auto"
+
+
+def _parse_depth(text: str) -> int | None:
+    """None: as the file system likes."""
+    if text.strip().lower() == "auto":
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise usage_error(f"{text!r} is no number of requests")
+    return int(text)
+
+
 def _parse_globs(text: str) -> tuple[str, ...]:
     return tuple(glob for glob in text.split(os.pathsep) if glob)
 
@@ -108,6 +130,7 @@ class Option:
     format: Callable[[Any], str] = _format
     choices: tuple[str, ...] = ()
     implied: str | None = None  # what the option means without a value
+    joined: bool = False  # its value, if any, is given by =: the next word may be the command
 
     @property
     def variable(self) -> str:
@@ -202,6 +225,19 @@ OPTIONS = (
            "follow the order of PyTorch DataLoaders, where it can be told (auto, default;"
            " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
            "|".join(TORCH), choices=TORCH),
+    Option("learn", "learn", _parse_learn,
+           "record which files the program reads when it starts, and read them ahead of it when it"
+           " is started again (default: off; NAME: of the record, in place of one for each program;"
+           " docs/learn.md)", "NAME", format=_format_learn, implied="auto", joined=True),
+    Option("learn_depth", "learn-depth", _parse_depth,
+           "requests of --learn at a time (default: 32, on Lustre 16)", "N",
+           format=lambda value: "auto" if value is None else str(value)),
+    Option("learn_budget_bytes", "learn-budget", parse_size,
+           "bytes that --learn reads ahead of a start at the most (default: 1GiB)", "SIZE",
+           format=format_size_exact),
+    Option("learn_dir", "learn-dir", os.path.abspath,
+           "a directory with records of --learn, which are read where the user has none, and never"
+           " written", "DIR", format=lambda value: value or ""),
     Option("trace", "trace", str,
            "record what the kernel and the service see into this file (tokens as in -o,"
            " .uptrace is appended; `uffdprefetch trace FILE` shows it)", "FILE"),
@@ -233,6 +269,7 @@ GROUPS = (
             *("size", "distance", "threshold"),
         ),
     ),
+    ("the start", ("learn", "learn-depth", "learn-budget", "learn-dir")),
     ("many nodes", ("cluster", "meet", "share", "launcher", "serve-cpu")),
     (
         "what is said and written",
@@ -338,6 +375,8 @@ def _takes_the_next(word: str, following: Sequence[str]) -> bool:
 def _takes(option: Option, text: str) -> bool:
     if option.implied is None:
         return not option.is_flag
+    if option.joined:
+        return False
     try:
         option.parse(text)
     except UffdPrefetchError:
@@ -360,7 +399,7 @@ def parse_plain(words: Sequence[str]) -> dict[str, Any] | None:
         if option.is_flag:
             value = "1"
         elif not given:
-            alone = not rest or rest[0].startswith("-")
+            alone = not rest or rest[0].startswith("-") or option.joined
             if alone and option.implied is None:
                 return None
             value = option.implied or "" if alone else rest.pop(0)
@@ -381,6 +420,11 @@ _NEED: tuple[tuple[tuple[str, ...], str, Callable[[Config], bool]], ...] = (
         lambda config: config.cluster.nodes is not None,
     ),
     (("interval",), "--live", lambda config: config.wrap.live),
+    (
+        ("learn-depth", "learn-budget", "learn-dir"),
+        "--learn",
+        lambda config: config.learn.name is not None,
+    ),
 )
 
 

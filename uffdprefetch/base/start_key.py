@@ -4,7 +4,6 @@ loads next to nothing."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 from uffdprefetch import __version__
@@ -13,6 +12,7 @@ from uffdprefetch.base.identity import file_name_safe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
 SUFFIX = ".upl"
 #: By these a site and a user choose which libraries a program finds.
@@ -31,8 +31,20 @@ def start_key(command: Sequence[str], environ: Mapping[str, str], program: str) 
     parts = [os.path.realpath(program), *_what_it_runs(command[1:])]
     parts += [environ.get(name, "") for name in ENVIRONMENT]
     parts.append(__version__)
-    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape"))
+    digest = _sha256("\0".join(parts).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:_KEY_CHARS]
+
+
+def _sha256(data: bytes) -> Any:
+    """hashlib's, without OpenSSL, which hashlib loads and for which the job would wait."""
+    for name in ("_sha2", "_sha256"):  # since Python 3.12, and before
+        try:
+            return __import__(name).sha256(data)
+        except ImportError:
+            continue
+    import hashlib
+
+    return hashlib.sha256(data)
 
 
 def _what_it_runs(arguments: Sequence[str]) -> tuple[str, str]:

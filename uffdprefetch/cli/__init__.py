@@ -43,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "trace": ("uffdprefetch.cli.trace", "record who reads what, and show a recording"),
     "index": ("uffdprefetch.cli.index", "which bytes of a record file hold which record"),
     "plan": ("uffdprefetch.cli.plan", "check a plan: who reads which records in which order"),
+    "profile": ("uffdprefetch.cli.profile", "what programs read when they start: see and keep it"),
+    "warm": ("uffdprefetch.cli.warm", "read ahead what a program reads when it starts"),
     "simulate": ("uffdprefetch.cli.simulate", "what data-loading policies would take on a cluster"),
     "calibrate": ("uffdprefetch.cli.calibrate", "measure the bandwidths that simulate needs"),
     "demo": ("uffdprefetch.cli.demo", "a slow file system, a training-like job, before and after"),

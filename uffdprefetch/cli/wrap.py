@@ -62,9 +62,15 @@ class Command:
 
             spawn.execute(rest, spawn.inherited_environment())
         from uffdprefetch.base import options, sources
-        from uffdprefetch.launch import launcher
 
         loaded = sources.load(vars(args))
+        replay = None
+        if loaded.learn.name is not None:
+            from uffdprefetch.launch import replay as replays
+
+            replay = replays.start(loaded, rest, os.environ)
+        from uffdprefetch.launch import launcher
+
         for line in options.without_effect(loaded) if not loaded.wrap.quiet else ():
             say(line)
-        return launcher.run(loaded, rest)
+        return launcher.run(loaded, rest, replay=replay)

@@ -31,26 +31,32 @@ TIDY_TIMEOUT_SECONDS = 2.0
 
 @record(frozen=True)
 class EndedJob:
-    """The job's end. ``status``: as waitpid(2) has it; ``kills_before``: of its beginning."""
+    """The job's end. ``status``: as waitpid(2) has it; ``kills_before``: of its beginning;
+    ``learn``: what came of the replay of its start, where there was to be one."""
 
     argv: Sequence[str]
     status: int
     seconds: float
     read: JobRead
     kills_before: oom.Counts | str
+    learn: dict[str, Any] | None = None
 
     def oom(self, service_killed: bool | None) -> dict[str, Any]:
         """Processes that the kernel has killed meanwhile for want of memory."""
         return oom.verdict(self.kills_before, oom.Counts.now(), self.status, service_killed)
 
-    def job(self, config: Config) -> dict[str, Any]:
-        """The summary's entry about the command."""
-        return {
+    def add_to(self, document: dict[str, Any], config: Config) -> None:
+        """What the launcher knows of it: the command, and the replay of its start, of which the
+        service tells what became of it."""
+        document["job"] = {
             "command": list(self.argv),
             "status": os.waitstatus_to_exitcode(self.status),
             "min_size_bytes": config.files.min_size_bytes,
             "written_bytes": self.read.written,
         }
+        if self.learn is not None:
+            told = document.get("learn") or {}
+            document["learn"] = {**self.learn, **{n: v for n, v in told.items() if v is not None}}
 
 
 class JobReport:
@@ -124,7 +130,7 @@ class JobReport:
             self._write_and_print(document)
 
     def _write_and_print(self, document: dict[str, Any]) -> None:
-        document["job"] = self._ended.job(self._config)
+        self._ended.add_to(document, self._config)
         write_and_print(self._config, self._environ, self._node.address, document)
 
     def _tell_that_it_died(self, error: ServiceGone) -> None:
@@ -156,7 +162,7 @@ class JobReport:
             self._ended.read.by_calls, why, died=died, silent=silent,
         )  # fmt: skip
         document["oom"] = self._ended.oom(self._node.was_killed() if died else False)
-        document["job"] = self._ended.job(self._config)
+        self._ended.add_to(document, self._config)
         if not self._only_record and not identify(self._environ).local_rank:
             write(self._config, self._environ, self._node.address, document)  # one for the node
         return document

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from uffdprefetch.base.config import Config
     from uffdprefetch.launch.panel import LivePanel
+    from uffdprefetch.launch.replay import Replay
     from uffdprefetch.launch.service import Address, JobService
     from uffdprefetch.ownlock import OwnLocks
     from uffdprefetch.trace.record.starter import Recording
@@ -40,12 +41,14 @@ def run(
     argv: Sequence[str],
     recording: Recording | None = None,
     only_record: bool = False,
+    replay: Replay | None = None,
 ) -> int:
     """Run ``argv`` under ``config`` and return its exit status, or die of its signal.
 
     ``recording``: a running one, to be connected to the service; with ``only_record`` there is no
-    summary. Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if
-    there is no service, 2 for an output pattern with an unknown token.
+    summary. ``replay``: what is read ahead of the job's start meanwhile. Raises UffdPrefetchError:
+    126/127 if it cannot be executed, 125 with --strict if there is no service, 2 for an output
+    pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
     _check(config, environ)
@@ -63,7 +66,7 @@ def run(
     if config.wrap.verbose and node is not None:
         say(f"job {node.address.key} (from {node.address.key_source}), log {node.address.log}")
 
-    ended = _Job(setup, recording, loads_report=not only_record).run(argv)
+    ended = _Job(setup, recording, replay, loads_report=not only_record).run(argv)
     ended_ns = time.monotonic_ns()
     is_last = True
     if node is not None:
@@ -148,7 +151,9 @@ class _Setup:
         if self.config.wrap.strict or self.config.engine == "pool" or is_recorded:
             node.come_up()
         self.node = node
-        if self.config.fallback.asked and node.started is not None:  # the rank that started it only
+        if (
+            self.config.source.engine_asked and node.started is not None
+        ):  # the rank that started it only
             say(why_fallen_back(self.config))
         if node.is_welcome:
             job_report.say_if_other_options_hold(self.config, node)
@@ -157,9 +162,9 @@ class _Setup:
 def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
     """``config`` with an engine that works here; raises UffdPrefetchError with --strict."""
     chosen = engine_choice.choose(config, environ)
-    if chosen.fallback.asked and config.wrap.strict:
+    if chosen.source.engine_asked and config.wrap.strict:
         raise UffdPrefetchError(
-            f"engine {chosen.fallback.asked}: {chosen.fallback.reason}", EXIT_OURS
+            f"engine {chosen.source.engine_asked}: {chosen.source.engine_reason}", EXIT_OURS
         )
     return chosen
 
@@ -201,10 +206,14 @@ def _join_locks(config: Config, address: Address) -> OwnLocks | None:
 class _Job:
     """The job while it runs, with those who watch it."""
 
-    def __init__(self, setup: _Setup, recording: Recording | None, loads_report: bool) -> None:
+    def __init__(
+        self, setup: _Setup, recording: Recording | None, replay: Replay | None,
+        loads_report: bool,
+    ) -> None:  # fmt: skip
         self._setup = setup
         self._node = setup.node
         self._recording = recording
+        self._replay = replay
         self._loads_report = loads_report
         self._view: LivePanel | None = None
 
@@ -234,7 +243,11 @@ class _Job:
         seconds, read = time.monotonic() - began, JobRead.now().since(read_before)
         if self._node is not None and self._node.started is not None:
             read = read.since(self._node.started.read)  # that was no read of the job's
-        return job_report.EndedJob(argv, status, seconds, read, kills_before)
+        learn = None
+        if self._replay is not None:
+            read = read.since(self._replay.read) if self._replay.read is not None else read
+            learn = self._replay.end()
+        return job_report.EndedJob(argv, status, seconds, read, kills_before, learn)
 
     def _started(self, pid: int) -> None:
         if self._node is not None:
@@ -247,6 +260,8 @@ class _Job:
             self._node.child_changed()
         if self._recording is not None:
             self._recording.ended()
+        if self._replay is not None:
+            self._replay.child_changed()
 
     def _awaits(self) -> bool:
         """Whether the service is still to come up; once it is, there is time to load."""

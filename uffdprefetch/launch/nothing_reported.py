@@ -42,7 +42,7 @@ def summary(
         unserved_read_files_sensor=why,
         storage_read_reason=why,
     )
-    fallen_back = [why_fallen_back(config)] if config.fallback.asked else []
+    fallen_back = [why_fallen_back(config)] if config.source.engine_asked else []
     return vars(
         doc.Summary(
             run=run,

@@ -29,9 +29,11 @@ LOG = ".log"
 #: Of a cluster's convener: temporary files of the MPI that it starts, and the agent that replaces
 #: ssh.
 MPI, AGENT = ".mpi", ".rsh"
+#: Of a replay of a start (launch/replay.py): how far it is.
+REPLAY = ".replay"
 #: The socket's name while its launcher looks whether it is in use (launch/service.py).
 AWAY = ".away"
-_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG, MPI, AGENT)
+_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG, MPI, AGENT, REPLAY)
 #: Age to which a log that is not empty is kept, to be read.
 LOG_SECONDS = 24 * 3600.0
 
@@ -57,7 +59,8 @@ def hold(path: str) -> int | None:
         os.close(fd)  # the last holder has just removed it: this is not the one others see
 
 
-def _unlink(path: str) -> None:
+def unlink(path: str) -> None:
+    """Remove it, if it can be."""
     try:
         os.unlink(path)
     except OSError:
@@ -66,7 +69,7 @@ def _unlink(path: str) -> None:
 
 def release(path: str, fd: int) -> None:
     """Remove a lock file that we hold, and let it go."""
-    _unlink(path)
+    unlink(path)
     os.close(fd)
 
 
@@ -74,8 +77,8 @@ def make_names(socket: str, plan: bool) -> None:
     """Remove what another service has left, and make the directory of announced orders (where
     ``plan``). For whoever has just got the lock. Raises OSError."""
     remove_plan(socket)
-    _unlink(socket)
-    _unlink(socket + AWAY)
+    unlink(socket)
+    unlink(socket + AWAY)
     if plan:
         os.mkdir(socket + PLAN, 0o700)
 
@@ -96,14 +99,14 @@ def remove_names(socket: str, lock_fd: int) -> None:
     """Remove a service's names, its lock last. For whoever holds the lock."""
     remove_plan(socket)
     remove_mpi(socket)
-    _unlink(socket)
-    _unlink(socket + AWAY)
+    unlink(socket)
+    unlink(socket + AWAY)
     release(socket + LOCK, lock_fd)
 
 
 def remove_mpi(socket: str) -> None:
     """Remove what a convener that was killed has left."""
-    _unlink(socket + AGENT)
+    unlink(socket + AGENT)
     if os.path.lexists(socket + MPI):
         import shutil
 
@@ -172,9 +175,9 @@ def tidy(socket: str) -> bool:
         return False
     for suffix in (TRACE, LIVE):
         if not _of_anybody(socket + suffix):
-            _unlink(socket + suffix)
+            unlink(socket + suffix)
     if not _worth_keeping(socket + LOG):
-        _unlink(socket + LOG)
+        unlink(socket + LOG)
     remove_names(socket, lock_fd)
     claims.tidy(os.path.dirname(socket))
     return True

@@ -89,7 +89,7 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
     """With what, how that went, the pool and known orders where there were any, and where all
     figures are. One that is null is shown as 'n/a (reason)', never as 0."""
     more = [_with_what(summary), _what_came_of_it(summary), pool_line(summary), order_line(summary)]
-    more += [*cluster_lines(summary), *decision_lines(summary)]
+    more += [start_line(summary), *cluster_lines(summary), *decision_lines(summary)]
     where = f"all figures: {path}" if path is not None else None
     return [line for line in (*more, where) if line]
 
@@ -633,6 +633,36 @@ def cluster_lines(summary: Mapping[str, Any]) -> list[str]:
         if any(n is not None for n in cells)
     ]
     return ["cluster: " + "; ".join(parts), *maps]
+
+
+#: Why files of a start profile were left out, by the words of csrc/replay/replay.c.
+_LEFT_OUT = {
+    "changed": "changed since",
+    "gone": "gone",
+    "refused": "not permitted",
+    "no_file": "no files",
+    "failed": "failed",
+    "budget": "beyond --learn-budget",
+    "time": "came too late",
+}
+
+
+def start_line(summary: Mapping[str, Any]) -> str | None:
+    """What was read ahead of the program's start; None without --learn."""
+    learn = summary.get("learn")
+    if not learn:
+        return None
+    paths, skipped = learn["paths"], learn["skipped"]
+    if not paths and not skipped:
+        return f"start {learn['key']}: nothing was read ahead of it ({learn['state']})"
+    read = f"{_count(paths, 'path')} ({format_size(learn['bytes'])})"
+    parts = [f"{read} asked for ahead of it in {format_duration(learn['seconds'])}"]
+    if learn["used"] is not None:
+        parts.append(f"{learn['used']} opened")
+    if skipped:
+        parts.append(", ".join(f"{n} {_LEFT_OUT.get(why, why)}" for why, n in skipped.items()))
+    end = "" if learn["state"] in ("done", "budget") else f" ({learn['state']})"
+    return f"start {learn['key']}: {'; '.join(parts)}{end}"
 
 
 def order_line(summary: Mapping[str, Any]) -> str | None:

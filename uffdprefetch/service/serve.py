@@ -235,7 +235,7 @@ def _with_a_pool(config: Config, wake_fd: int, ledger: Ledger) -> tuple[Config, 
         except (OSError, ImportError) as error:
             config = fall_back(config, str(error))
             log.warning("%s", why_fallen_back(config))
-    if config.fallback.asked:
+    if config.source.engine_asked:
         ledger.degrade(why_fallen_back(config))
     return config, pool
 

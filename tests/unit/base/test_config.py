@@ -83,7 +83,8 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
         "plan": "/order.json", "torch": "off", "cluster": "4", "meet": "/shared", "share": "*.bin",
-        "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5", "reads": "off",
+        "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5", "reads": "off", "learn": "train",
+        "learn-depth": "8", "learn-budget": "2GiB", "learn-dir": "/profiles",
     }  # fmt: skip
     assert set(given) == {option.key for option in options.OPTIONS}
     words: list[str] = []
@@ -119,6 +120,43 @@ def test_a_cluster_may_say_how_many_nodes_it_has(
     assert machine.load(*words).cluster.nodes == nodes
     plain = options.parse_plain(words)
     assert plain is not None and sources.load(plain, {}, str(machine.cwd)).cluster.nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "end", "name"),
+    [
+        (["--learn"], 1, ""),
+        (["--learn", "-q"], 2, ""),
+        (["--learn=train"], 1, "train"),
+        (["--learn=off"], 1, None),
+        (["--learn", "python"], 1, ""),
+        ([], 0, None),
+    ],
+)
+def test_a_profiles_name_is_given_by_an_equals_sign_for_the_next_word_is_the_command(
+    machine: Machine, words: list[str], end: int, name: str | None
+) -> None:
+    assert options.options_end(words) == end
+    assert machine.load(*words[:end]).learn.name == name
+    plain = options.parse_plain(words[:end])
+    assert plain is not None and sources.load(plain, {}, str(machine.cwd)).learn.name == name
+
+
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("--learn=", "a start profile's name is empty"),
+        ("--learn-depth=0", "0 is not in 1..256"),
+        ("--learn-depth=257", "257 is not in 1..256"),
+        ("--learn-depth=many", "'many' is no number of requests"),
+        ("--learn-budget=12", "12 is less than a page: give it a unit, as in 1GiB"),
+    ],
+)
+def test_what_is_wrong_with_an_option_of_learn_is_said(
+    machine: Machine, word: str, what: str
+) -> None:
+    with pytest.raises(UffdPrefetchError, match=what):
+        machine.load(word)
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", ""])

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``uffdprefetch profile list|show|remove|export [KEY|FILE] [DIRECTORY] [--json]``"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.start_key import SUFFIX, profile_directory, profile_path
+
+if TYPE_CHECKING:
+    from uffdprefetch.orders.start_profile import StartProfile
+
+ACTIONS = ("list", "show", "remove", "export")
+
+
+class Command:
+    """See and keep the start profiles that `wrap --learn` has recorded.
+
+    list: all of yours, and what is wrong with those that are none. show: what the profile KEY has
+    read; FILE: any profile. remove: forget it; the next start is recorded anew. export: write it
+    into DIRECTORY, for `--learn-dir`. Exit status: 0; 1 when a profile cannot be read or written; 2
+    when there is none of that name, or the file is none.
+    """
+
+    examples = (
+        "uffdprefetch profile list",
+        "uffdprefetch profile show 0f3a2c7d51e8b96404c7a2d1",
+        "uffdprefetch profile export train /sw/profiles",
+    )
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("action", choices=ACTIONS, metavar="|".join(ACTIONS), help="what to do")
+        parser.add_argument("profile", nargs="?", metavar="KEY|FILE", help="which profile")
+        parser.add_argument("directory", nargs="?", metavar="DIR", help="where to export it to")
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
+        if rest is not None:
+            raise usage_error("profile shows what was recorded: nothing goes after --")
+        wanted = {"list": 0, "show": 1, "remove": 1, "export": 2}[args.action]
+        words = [word for word in (args.profile, args.directory) if word is not None]
+        if len(words) != wanted:
+            names = ("nothing", "a KEY or a FILE", "a KEY or a FILE, and a DIRECTORY")
+            raise usage_error(f"profile {args.action}: wants {names[wanted]} after it")
+        if args.json and args.action not in ("list", "show"):
+            raise usage_error(
+                f"profile {args.action} shows nothing: --json goes with list and show"
+            )
+        getattr(self, f"_{args.action}")(args)
+        return 0
+
+    def _list(self, args: argparse.Namespace) -> None:
+        from uffdprefetch.orders import profile_store
+        from uffdprefetch.report import start as report
+        from uffdprefetch.report.columns import show
+
+        directory = own_directory()
+        try:
+            document = report.list_document(directory, profile_store.stored(directory))
+        except OSError as error:
+            raise _cannot("list", directory, error) from None
+        show(document, report.list_text(document), args.json)
+
+    def _show(self, args: argparse.Namespace) -> None:
+        from uffdprefetch.report import start as report
+        from uffdprefetch.report.columns import show
+
+        path = path_of(args.profile)
+        document = report.show_document(path, load(path))
+        show(document, report.show_text(document), args.json)
+
+    def _remove(self, args: argparse.Namespace) -> None:
+        from uffdprefetch.orders import profile_store
+
+        path = path_of(args.profile)
+        load(path)  # no file is removed that is no profile
+        try:
+            profile_store.remove(path)
+        except OSError as error:
+            raise _cannot("remove", path, error) from None
+
+    def _export(self, args: argparse.Namespace) -> None:
+        from uffdprefetch.orders import profile_store
+
+        path = path_of(args.profile)
+        there = os.path.join(args.directory, os.path.basename(path))
+        if not os.path.isdir(args.directory):
+            raise usage_error(f"{args.directory}: it is no directory")
+        try:
+            profile_store.store(there, load(path))
+            os.chmod(there, 0o644)  # a site's is for everybody's eyes
+        except OSError as error:
+            raise _cannot("write", there, error) from None
+
+
+def own_directory() -> str:
+    """Where the user's profiles lie. Raises UffdPrefetchError where no place is named."""
+    directory = profile_directory(os.environ)
+    if directory is None:
+        raise UffdPrefetchError(
+            "no place for start profiles: neither XDG_CACHE_HOME nor HOME is set", EXIT_CANNOT
+        )
+    return directory
+
+
+def path_of(text: str) -> str:
+    """The file of a KEY of the user's profiles, or a FILE. Raises UffdPrefetchError (exit 2) where
+    there is none."""
+    if os.path.sep in text or text.endswith(SUFFIX):
+        path, what = text, text
+    else:
+        path = profile_path(own_directory(), text)
+        what = f"no start profile {text!r} in {own_directory()}"
+    if os.path.lexists(path):
+        return os.path.abspath(path)
+    if path == text:
+        raise usage_error(f"{what}: there is no such file")
+    raise usage_error(f"{what}: `uffdprefetch profile list` shows which there are")
+
+
+def load(path: str) -> StartProfile:
+    """Raises UffdPrefetchError: 1 where it cannot be read, 2 where it is none."""
+    from uffdprefetch.orders import profile_store
+
+    try:
+        return profile_store.load(path)
+    except OSError as error:
+        raise _cannot("read", path, error) from None
+    except UffdPrefetchError as error:
+        raise usage_error(error.message) from None
+
+
+def _cannot(what: str, path: str, error: OSError) -> UffdPrefetchError:
+    return UffdPrefetchError(f"cannot {what} {path}: {error.strerror}", EXIT_CANNOT)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of a start profile, beside the program that is starting (csrc/replay/, docs/learn.md).
+
+It is started before the launcher loads the rest of itself, which may lie on the same slow file
+system, and nobody waits for it: it is a child of the launcher, which it does not outlive.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import uffdprefetch
+from uffdprefetch.base import rundir
+from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, UffdPrefetchError
+from uffdprefetch.base.identity import file_name_safe
+from uffdprefetch.base.messages import say
+from uffdprefetch.base.start_key import SUFFIX, profile_directory, profile_path, start_key
+from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol.summary import learned
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from uffdprefetch.base.config import Config, LearnOptions
+    from uffdprefetch.protocol.node import JobRead
+
+#: The program, as setup.py builds it.
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(uffdprefetch.__file__)), "_replay")
+#: In place of a control group in the name of its lock: one replay for a node, user and key.
+_GROUP = "start"
+#: What a start takes on slow storage, and more: who comes there after that waits for no replay.
+MOST_SECONDS = 30
+#: Its exit statuses (csrc/replay/replay.c).
+_BUSY, _NO_RESULT = 3, 4
+
+
+def why_not() -> str | None:
+    """Why nothing can be replayed here."""
+    if os.access(PROGRAM, os.X_OK):
+        return None
+    return f"the program that reads ahead ({PROGRAM}) was not built; run `make setup`"
+
+
+def key_of(learn: LearnOptions, command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The name of the command's start profile: the user's, or the program's own."""
+    return learn.name or start_key(command, environ, _found(command[0], environ))
+
+
+def _found(program: str, environ: Mapping[str, str]) -> str:
+    """The file that execvp(3) would run."""
+    if "/" in program:
+        return program
+    for directory in environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(directory or os.curdir, program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return program
+
+
+def profiles(learn: LearnOptions, key: str, environ: Mapping[str, str]) -> list[str]:
+    """Where a profile of that key lies: the user's own first."""
+    directories = (profile_directory(environ), learn.directory)
+    paths = [os.path.abspath(profile_path(one, key)) for one in directories if one is not None]
+    return [path for path in paths if os.path.exists(path)]
+
+
+def key_in(path: str) -> str:
+    """The key of a profile's file."""
+    return os.path.basename(path).removesuffix(SUFFIX)
+
+
+class Replay:
+    """What is replayed of a start, or why nothing is."""
+
+    def __init__(self, key: str, state: str) -> None:
+        """``state``: as the summary tells it, until there is a process."""
+        self.key = key
+        self._state = state
+        self._pid = 0
+        self._result = ""  # the path
+        self._told: dict[str, Any] = {}
+        self.read: JobRead | None = None  # what it has read, which counts for us from then on
+
+    def begin(self, paths: Sequence[str], learn: LearnOptions, rate: int | None) -> None:
+        """Start it, with profiles of which the first sound one counts; ``rate``: bytes a second.
+        Raises UffdPrefetchError where there is no runtime directory, OSError."""
+        directory = rundir.runtime_directory()
+        socket = rundir.socket_path(directory, file_name_safe(self.key), group=_GROUP)
+        self._result = socket + leftovers.REPLAY
+        words = [
+            PROGRAM, str(os.getpid()), str(MOST_SECONDS), str(learn.depth or 0),
+            str(learn.budget_bytes), str(rate or 0), self._result, *paths,
+        ]  # fmt: skip
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.execve(PROGRAM, words, {})  # LD_PRELOAD is the job's
+            finally:
+                os._exit(EXIT_CANNOT_EXECUTE)
+        self._pid = pid
+
+    def child_changed(self) -> None:
+        """A child of ours has ended, perhaps this one."""
+        self._reap(os.WNOHANG)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._reap(0)
+
+    def end(self) -> dict[str, Any]:
+        """End it; what came of it, as the summary has it. Does not wait."""
+        if self._pid:
+            self._reap(os.WNOHANG)
+        if self._pid:
+            self._read()
+            os.kill(self._pid, signal.SIGKILL)
+            self._state = "cut short"
+            leftovers.unlink(self._result)
+            self._reap(os.WNOHANG)
+        return learned(self.key, self._state, self._told)
+
+    def _reap(self, options: int) -> None:
+        if not self._pid:
+            return
+        from uffdprefetch.protocol.node import JobRead
+
+        before = JobRead.now()
+        try:
+            pid, status = os.waitpid(self._pid, options)
+        except ChildProcessError:  # we were started with SIGCHLD ignored
+            pid, status = self._pid, 0
+        if not pid:
+            return
+        self._pid, self.read = 0, JobRead.now().since(before)
+        code = os.waitstatus_to_exitcode(status)
+        if code in (_BUSY, _NO_RESULT):
+            self._state = "another replays" if code == _BUSY else "no room in the run directory"
+            return
+        self._read()
+        self._state = self._told.get("state", "failed") if code == 0 else "killed"
+        leftovers.unlink(self._result)
+
+    def _read(self) -> None:
+        """How far it is, if it tells."""
+        import json
+
+        try:
+            with open(self._result, encoding="utf-8") as file:
+                told = json.load(file)
+        except (OSError, ValueError):
+            return
+        if isinstance(told, dict):
+            self._told = told
+
+
+def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) -> Replay | None:
+    """The replay of a command that is about to start; None: nothing is learned.
+
+    Never a reason not to run the job: what cannot be had is a line, or the job's own to tell.
+    """
+    learn = config.learn
+    if learn.name is None:
+        return None
+    replay = Replay(key_of(learn, command, environ), "first run")
+    paths = profiles(learn, replay.key, environ)
+    if not paths:
+        return replay
+    why = why_not()
+    if why is not None:
+        say(f"--learn: {why}")
+        return Replay(replay.key, "not built")
+    try:
+        replay.begin(paths, learn, config.max_rate_bytes_per_second)
+    except (OSError, UffdPrefetchError):  # of the runtime directory the service's start tells
+        return Replay(replay.key, "not started")
+    return replay

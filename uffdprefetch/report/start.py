@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `uffdprefetch profile` and `warm` show: documents, and how they read. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.base import file_systems
+from uffdprefetch.base.units import format_size
+from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.report.columns import TextReport, TextTable
+from uffdprefetch.report.summary import start_line
+
+if TYPE_CHECKING:
+    from uffdprefetch.orders.profile_store import StoredProfile
+    from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+
+LIST_SCHEMA, SHOW_SCHEMA, WARM_SCHEMA = (
+    "uffdprefetch.profiles/1", "uffdprefetch.profile/1", "uffdprefetch.warm/1",
+)  # fmt: skip
+
+
+def _counts(profile: StartProfile) -> dict[str, Any]:
+    kinds = Counter(entry.kind for entry in profile.entries)
+    return {
+        "runs": profile.runs,
+        "files": kinds[EntryKind.FILE],
+        "directories": kinds[EntryKind.DIRECTORY],
+        "names": kinds[EntryKind.STAT],
+        "wanted_bytes": profile.wanted_bytes,
+    }
+
+
+def list_document(directory: str, found: Iterable[StoredProfile]) -> dict[str, Any]:
+    """The profiles of a directory as JSON; what is none has a ``flaw`` instead of counts."""
+    profiles = []
+    for one in found:
+        about = {"flaw": one.flaw} if one.profile is None else _counts(one.profile)
+        profiles.append({
+            "key": one.key, "path": one.path, "bytes": one.bytes, "mtime_ns": one.mtime_ns, **about,
+        })  # fmt: skip
+    return {"schema": LIST_SCHEMA, "directory": directory, "profiles": profiles}
+
+
+def list_text(document: Mapping[str, Any]) -> TextReport:
+    """It for people."""
+    rows, flaws = [], []
+    for one in document["profiles"]:
+        if "flaw" in one:
+            flaws.append(f"{one['path']}: {one['flaw']}")
+            continue
+        numbers = [str(one[name]) for name in ("runs", "files", "directories", "names")]
+        rows.append([one["key"], *numbers, format_size(one["wanted_bytes"])])
+    if not rows and not flaws:
+        return TextReport(notes=[f"no start profile in {document['directory']}"])
+    heads = ("key", "runs", "files", "directories", "names", "to read")
+    return TextReport([TextTable(rows, heads)] if rows else [], flaws)
+
+
+def show_document(path: str, profile: StartProfile) -> dict[str, Any]:
+    """A profile as JSON, with its entries."""
+    entries = [_entry(one) for one in profile.entries]
+    return {"schema": SHOW_SCHEMA, "path": path, **_counts(profile), "entries": entries}
+
+
+def _entry(one: StartEntry) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": one.kind.name.lower(), "path": one.path, "seen": one.seen}
+    if one.kind is EntryKind.FILE:
+        told |= {
+            "size_bytes": one.size_bytes,
+            "mtime_ns": one.mtime_ns,
+            "f_type": one.f_type,
+            "wanted_bytes": one.wanted_bytes,
+            "blocks": [list(run) for run in one.blocks],
+        }
+    return told
+
+
+def show_text(document: Mapping[str, Any]) -> TextReport:
+    """It for people."""
+    rows = []
+    for one in document["entries"]:
+        is_file = one["kind"] == "file"
+        wanted = format_size(one["wanted_bytes"]) if is_file else ""
+        where = file_systems.known(one["f_type"]).name if is_file else ""
+        rows.append([one["path"], one["kind"], where, wanted])
+    facts = (
+        f"{document['path']}: of {document['runs']} runs, {document['files']} files,"
+        f" {document['directories']} directories, {document['names']} names,"
+        f" {format_size(document['wanted_bytes'])} to read"
+    )
+    heads = ("path", "kind", "on", "to read")
+    return TextReport([TextTable(rows, heads)] if rows else [], [facts])
+
+
+def warm_document(learn: Mapping[str, Any]) -> dict[str, Any]:
+    """What came of a replay (the object ``learn`` of a summary) as JSON."""
+    return {"schema": WARM_SCHEMA, **learn}
+
+
+def warm_text(document: Mapping[str, Any]) -> TextReport:
+    """It for people."""
+    line = start_line({"learn": document}) or ""
+    return TextReport(notes=[line])
