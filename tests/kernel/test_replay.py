@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that replays a start profile (csrc/replay/): what it reads, and what it never does."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import HANG_SECONDS, process_gone, require, wait_until
+from nobody import Nobody
+from start_profiles import Replays, directory_entry, file_entry, name_entry
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes, why_no_bed
+from uffdprefetch.launch.replay import PROGRAM, why_not
+from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.orders.start_profile import StartEntry
+
+KIB, MIB = 1 << 10, 1 << 20
+FILES, FILE_BYTES = 60, 30_000
+KILLS = 40
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    require(why_not() is None, why_not() or "")
+
+
+@pytest.fixture
+def replays(tmp_path: Path) -> Replays:
+    return Replays(tmp_path)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[SlowBed]:
+    """Files ``small0`` ... in directories of ten, and ``large`` (6 MiB)."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "large").write_bytes(os.urandom(6 * MIB))
+    for number in range(FILES):
+        directory = source / f"part{number // 10}"
+        directory.mkdir(exist_ok=True)
+        (directory / f"small{number}").write_bytes(os.urandom(FILE_BYTES))
+    made = SlowBed(source, bandwidth=0, latency_us=200, lookup_us=100)
+    made.mount()
+    yield made
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(made.pid, signal.SIGCONT)
+    made.unmount()
+
+
+def small(bed: SlowBed) -> list[Path]:
+    return [bed.path(f"part{number // 10}/small{number}") for number in range(FILES)]
+
+
+def start_of(bed: SlowBed) -> list[StartEntry]:
+    """All of them, their directories and a name that is not there; nothing of it is in memory."""
+    directories = [bed.path(f"part{number}") for number in range(FILES // 10)]
+    entries = [*map(directory_entry, directories), *map(file_entry, small(bed))]
+    entries += [name_entry(bed.path("part0/missing")), file_entry(bed.path("large"))]
+    bed.unmount()
+    where = Path(entries[0].path).parent
+    where.mkdir(exist_ok=True)  # the same names again
+    bed._wanted_mountpoint, bed._own_mountpoint = where, True
+    bed.mount()
+    return entries
+
+
+# ---- what is read -------------------------------------------------------------------------------
+
+
+def test_all_that_a_profile_names_is_read_by_no_more_requests_than_a_plain_start_makes(
+    bed: SlowBed, replays: Replays
+) -> None:
+    replays.of(*start_of(bed))
+    bed.reset()
+    told = replays.run()
+    asked = bed.counters()
+    size = FILES * FILE_BYTES + 6 * MIB
+    counts = [told[name] for name in ("state", "files", "directories", "names", "bytes")]
+    assert counts == ["done", FILES + 1, FILES // 10, 1, size]
+    assert told["skipped"] == {} and told["waited_bytes"] == size
+    assert all(resident_bytes(path) >= path.stat().st_size for path in small(bed))
+    assert asked["bytes"] == size
+    start_of(bed)
+    bed.reset()
+    for path in (*small(bed), bed.path("large")):
+        os.listdir(path.parent)
+        with open(path, "rb") as file:
+            while file.read(4096):
+                pass
+    plain = bed.counters()
+    assert asked["requests"] <= plain["requests"] and asked["opens"] <= plain["opens"]
+    assert asked["lookups"] <= plain["lookups"] + 1  # the missing name, which a start asks for, too
+
+
+def test_what_is_there_is_not_asked_for_again(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    replays.run()
+    bed.reset()
+    told = replays.run()
+    assert told["waited_bytes"] == 0 and told["bytes"] == FILES * FILE_BYTES + 6 * MIB
+    assert bed.counters()["requests"] == 0
+
+
+def test_ranges_are_read_and_small_gaps_between_them(bed: SlowBed, replays: Replays) -> None:
+    """Blocks of 64 KiB: a gap of two is read over, one of three is not; the last ends the file."""
+    path = bed.path("large")
+    drop_cache(path)
+    replays.of(file_entry(path, ((0, 1), (3, 1), (7, 2), (95, 1))))
+    told = replays.run()
+    assert (told["files"], told["bytes"]) == (1, (4 + 2 + 1) * 64 * KIB)
+    assert bed.counters()["bytes"] == told["bytes"]
+    assert resident_bytes(path) == told["bytes"]
+
+
+def test_no_more_is_read_than_the_budget(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    bed.reset()
+    told = replays.run(budget_bytes=10 * FILE_BYTES + 5000)
+    assert told["state"] == "budget" and told["bytes"] == 10 * FILE_BYTES + 5000
+    assert bed.counters()["bytes"] <= 10 * FILE_BYTES + 5000 + 4 * KIB  # the last page whole
+    assert told["skipped"] == {"budget": FILES + 1 - 11}
+    assert (told["directories"], told["names"]) == (FILES // 10, 1)
+
+
+def test_what_is_left_out_takes_no_part_of_the_budget(bed: SlowBed, replays: Replays) -> None:
+    entries = start_of(bed)
+    files = [one for one in entries if one.kind is EntryKind.FILE][:FILES]
+    changed = [replace(one, mtime_ns=one.mtime_ns + 1) for one in files[:30]]
+    replays.of(*changed, *files[30:40])
+    told = replays.run(budget_bytes=10 * FILE_BYTES)
+    assert (told["files"], told["skipped"]) == (10, {"changed": 30})
+
+
+def test_a_rate_that_is_given_is_kept_and_all_is_read(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    told = replays.run(rate=16 * MIB, depth=4)
+    assert (told["state"], told["files"]) == ("done", FILES + 1)
+    # of the last piece the turn begins before it is read
+    assert told["seconds"] >= (told["bytes"] - MIB) / (16 * MIB)
+
+
+# ---- files that are another's by now --------------------------------------------------------
+
+
+def test_a_file_that_was_changed_is_left_out(tmp_path: Path, replays: Replays) -> None:
+    paths = [tmp_path / name for name in ("longer", "touched", "moved", "gone", "same")]
+    for path in paths:
+        path.write_bytes(b"x" * 70_000)
+    entries = [file_entry(path) for path in paths]
+    entries[2] = replace(entries[2], f_type=entries[2].f_type + 1)
+    with open(paths[0], "ab") as file:
+        file.write(b"y")
+    os.utime(paths[0], ns=(0, entries[0].mtime_ns))
+    os.utime(paths[1], ns=(0, entries[1].mtime_ns + 1))
+    paths[3].unlink()
+    told = replays.of(*entries).run()
+    assert told["skipped"] == {"changed": 3, "gone": 1}
+    assert (told["files"], told["bytes"]) == (1, 70_000)
+
+
+def test_nothing_is_opened_but_regular_files_and_directories(
+    tmp_path: Path, replays: Replays
+) -> None:
+    """Whatever a profile says of them. (An open of a FIFO's end would take what lies in it, and
+    some devices do something.)"""
+    regular = tmp_path / "file"
+    regular.write_bytes(b"x")
+    fifo, loop, link = tmp_path / "fifo", tmp_path / "loop", tmp_path / "link"
+    os.mkfifo(fifo)
+    loop.symlink_to(loop)
+    link.symlink_to("/dev/zero")
+    like = file_entry(regular)
+    made_up = [directory_entry(Path(name)) for name in ("/proc", "/sys/kernel")]
+    names = [
+        *(fifo, link, "/dev/zero", "/dev/watchdog", "/proc/self/environ", "/sys/kernel/vmcoreinfo"),
+        tmp_path,
+    ]
+    files = [replace(like, path=str(name)) for name in names]
+    root = tmp_path / "sys"
+    root.symlink_to("/sys/kernel")
+    about = [file_entry(root / "vmcoreinfo"), directory_entry(root)]
+    writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"for somebody else")
+    told = replays.of(*files, *made_up, *about, replace(like, path=str(loop))).run()
+    assert os.read(writer, 64) == b"for somebody else"
+    os.close(writer)
+    assert told["files"] == told["directories"] == told["bytes"] == 0
+    assert told["skipped"] == {"no_file": len(names) + len(made_up) + 2, "failed": 1}
+
+
+def test_a_path_that_is_swapped_meanwhile_opens_nothing_else(
+    tmp_path: Path, replays: Replays
+) -> None:
+    path, beside, fifo = tmp_path / "file", tmp_path / "beside", tmp_path / "fifo"
+    path.write_bytes(b"x" * 5000)
+    os.mkfifo(fifo)
+    writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"for somebody else")
+    entry = file_entry(path)
+    others = (f"{tmp_path}/{'./' * (n + 1)}file" for n in range(400))
+    replays.of(entry, *(replace(entry, path=name) for name in others))
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            beside.symlink_to(fifo)
+            os.replace(beside, path)
+            beside.write_bytes(b"x" * 5000)
+            os.utime(beside, ns=(0, entry.mtime_ns))
+            os.replace(beside, path)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    seen: set[str] = set()
+    for _ in range(20):
+        told = replays.run()
+        seen |= {"read"} if told["files"] else set()
+        seen |= set(told["skipped"])
+        assert told["files"] + sum(told["skipped"].values()) == 401
+    stop.set()
+    thread.join()
+    assert os.read(writer, 64) == b"for somebody else"
+    os.close(writer)
+    assert {"read", "no_file"} <= seen
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A directory that other users may enter."""
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-nobody-") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.root
+def test_what_a_user_may_not_read_is_not_read(everybodys: Path) -> None:
+    nobody = Nobody(everybodys)
+    replays = Replays(nobody.work)
+    secret, own = everybodys / "secret", nobody.work / "own"
+    for path, mode in ((secret, 0o600), (own, 0o644)):
+        path.write_bytes(b"x" * 5000)
+        path.chmod(mode)
+    os.chown(own, os.stat(nobody.work).st_uid, -1)
+    replays.of(file_entry(secret), file_entry(own))
+    replays.profile.chmod(0o644)
+    program = str(nobody.directory / "uffdprefetch" / Path(PROGRAM).name)
+    shell = ["sh", "-c", '"$0" "$$" "$@"; exit $?', program, *replays.words()[2:]]
+    subprocess.run([*nobody.prefix, *shell], check=True, timeout=HANG_SECONDS)
+    told = replays.told()
+    assert (told["files"], told["skipped"]) == (1, {"refused": 1})
+
+
+# ---- a profile that is none -----------------------------------------------------------------
+
+
+def test_of_several_profiles_the_first_sound_one_is_replayed(
+    tmp_path: Path, replays: Replays
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+    replays.of(file_entry(file))
+    flipped = bytearray(replays.profile.read_bytes())
+    flipped[-1] ^= 1
+    damaged, fifo, none = tmp_path / "damaged", tmp_path / "fifo", tmp_path / "none"
+    damaged.write_bytes(flipped)
+    os.mkfifo(fifo)
+    told = replays.run(profiles=[none, fifo, damaged, replays.profile])
+    assert (told["state"], told["profile"], told["flaw"], told["files"]) == ("done", 3, 0, 1)
+    told = replays.run(profiles=[none, damaged])
+    assert (told["state"], told["profile"], told["flaw"], told["files"]) == ("no profile", -1, 3, 0)
+
+
+# ---- one at a time, and no longer than it is wanted ---------------------------------------------
+
+
+def test_only_one_replays_at_a_time(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    bed.reset()
+    with open(replays.result, "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert subprocess.run(replays.words(), timeout=HANG_SECONDS).returncode == 3
+    assert bed.counters()["lookups"] == 0
+    assert replays.run()["state"] == "done"
+
+
+def test_a_lock_that_its_last_holder_has_removed_is_made_anew(
+    tmp_path: Path, replays: Replays
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+    replays.of(file_entry(file))
+    for _ in range(20):
+        replays.result.unlink(missing_ok=True)
+        running = [replays.start() for _ in range(4)]
+        with contextlib.suppress(FileNotFoundError):
+            replays.result.unlink()
+        assert {one.wait(HANG_SECONDS) for one in running} <= {0, 3}
+
+
+def test_who_is_no_child_of_its_launcher_reads_nothing(bed: SlowBed, replays: Replays) -> None:
+    """The launcher had ended before."""
+    replays.of(*start_of(bed))
+    bed.reset()
+    done = subprocess.run(replays.words(parent=1), timeout=HANG_SECONDS)
+    assert done.returncode == 0 and not replays.result.exists()
+    assert bed.counters()["lookups"] == 0
+
+
+def test_it_ends_with_its_launcher(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    os.kill(bed.pid, signal.SIGSTOP)
+    words = replays.words(parent=0)
+    code = (
+        "import os, subprocess, sys; words = sys.argv[1:]; words[1] = str(os.getpid());"
+        " print(subprocess.Popen(words).pid, flush=True); sys.stdin.read()"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout is not None and launcher.stdin is not None
+    pid = int(launcher.stdout.readline())
+    wait_until(replays.result.exists, "the replay")
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: process_gone(pid), "the end of the replay")
+    launcher.stdin.close()
+    launcher.stdout.close()
+
+
+def test_it_ends_when_its_time_is_over_and_its_storage_does_not_answer(
+    bed: SlowBed, replays: Replays
+) -> None:
+    replays.of(*start_of(bed))
+    os.kill(bed.pid, signal.SIGSTOP)
+    told = replays.run(seconds=1)
+    assert told["state"] == "time" and told["bytes"] == 0
+    assert told["skipped"] == {"time": FILES + 1 + FILES // 10 + 1}
+
+
+def test_it_may_be_killed_at_any_moment(bed: SlowBed, replays: Replays) -> None:
+    chance = random.Random(46)
+    entries = start_of(bed)
+    replays.of(*entries)
+    whole = replays.run()["seconds"]
+    for _ in range(KILLS):
+        running = replays.start()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(chance.uniform(0, 2 * whole))
+        running.kill()
+        running.wait(HANG_SECONDS)
+    assert replays.run()["state"] == "done"
+
+
+def test_nothing_of_who_starts_it_stays_open_in_it(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    os.kill(bed.pid, signal.SIGSTOP)
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    running = subprocess.Popen(replays.words(), close_fds=False)
+    os.close(writer)
+    assert os.read(reader, 1) == b""  # the end of the pipe, while it runs
+    assert running.poll() is None
+    for fd in range(3):
+        assert os.readlink(f"/proc/{running.pid}/fd/{fd}") == "/dev/null"
+    assert os.readlink(f"/proc/{running.pid}/cwd") == "/"
+    assert os.getpriority(os.PRIO_PROCESS, running.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+    running.kill()
+    running.wait()
+    os.close(reader)

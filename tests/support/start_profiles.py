@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start profiles of files that a test has made, and replays of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from conftest import HANG_SECONDS
+
+from uffdprefetch.base.file_systems import type_of
+from uffdprefetch.launch.replay import PROGRAM
+from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.orders import profile_store
+from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+
+
+def file_entry(path: Path, blocks: tuple[tuple[int, int], ...] = ()) -> StartEntry:
+    """A file as it is now; ``blocks``: of 64 KiB, (first, count); none: all of it."""
+    status = path.stat()
+    return StartEntry(
+        EntryKind.FILE, str(path), type_of(str(path)), status.st_size, status.st_mtime_ns, blocks
+    )
+
+
+def directory_entry(path: Path) -> StartEntry:
+    return StartEntry(EntryKind.DIRECTORY, str(path))
+
+
+def name_entry(path: Path) -> StartEntry:
+    return StartEntry(EntryKind.STAT, str(path))
+
+
+class Replays:
+    """Replays of one profile, in a directory of the test's own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.profile = directory / "start.upl"
+        self.result = directory / "start.replay"
+
+    def of(self, *entries: StartEntry) -> Replays:
+        """From now on it has these."""
+        profile_store.store(str(self.profile), StartProfile(entries, 1))
+        return self
+
+    def words(
+        self, seconds: int = 30, depth: int = 0, budget_bytes: int = 1 << 30, rate: int = 0,
+        parent: int | None = None, profiles: Iterable[Path] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """The command line; of a child of this process, if no ``parent`` is given."""
+        numbers = (os.getpid() if parent is None else parent, seconds, depth, budget_bytes, rate)
+        paths = [self.profile] if profiles is None else profiles
+        return [PROGRAM, *map(str, numbers), str(self.result), *map(str, paths)]
+
+    def start(self, **how: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.words(**how))
+
+    def run(self, **how: Any) -> dict[str, Any]:
+        """One, to its end: what it tells."""
+        done = subprocess.run(self.words(**how), timeout=HANG_SECONDS)
+        assert done.returncode == 0
+        return self.told()
+
+    def told(self) -> dict[str, Any]:
+        """With nothing in ``skipped`` of which there was none."""
+        told: dict[str, Any] = json.loads(self.result.read_text())
+        return told | {"skipped": {why: n for why, n in told["skipped"].items() if n}}
