@@ -8,6 +8,7 @@ HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/wa
 POOL_SOURCES := $(wildcard csrc/service/pool/*.c csrc/service/net/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
 	service/closing.c)
 PATHS_SOURCES := $(wildcard csrc/service/path*.c)
+REPLAY_SOURCES := $(wildcard csrc/replay/*.c) $(PATHS_SOURCES) $(addprefix csrc/service/,profile.c memory.c net/checksum.c)
 READS_SOURCES := $(wildcard csrc/service/reads*.c)
 COMPARE_SOURCES := $(addprefix csrc/service/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
@@ -120,7 +121,8 @@ build/slowfs: bench/slowfs.c
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/faults/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
-	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/paths_stress build/%/reads_stress
+	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/paths_stress build/%/reads_stress \
+	build/%/replay build/%/profile_fuzz
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
 # thread-local storage that the freestanding agent does without.
@@ -160,6 +162,14 @@ build/%/compare_stress: tests/programs/compare_stress.c $(COMPARE_SOURCES) $(CSR
 build/%/paths_stress: tests/programs/paths_stress.c $(PATHS_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(PATHS_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
+
+build/%/replay: $(REPLAY_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $(REPLAY_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
+
+build/%/profile_fuzz: tests/programs/profile_fuzz.c $(REPLAY_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(filter-out csrc/replay/replay.c,$(REPLAY_SOURCES)) -o $@.$$$$ && mv $@.$$$$ $@
 
 build/%/reads_stress: tests/programs/reads_stress.c $(READS_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)

@@ -25,7 +25,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "replay/plan.h"
+#include "replay/entries.h"
 #include "service/helper.h"
 #include "service/reading.h"
 
@@ -42,7 +42,7 @@
 enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_BUSY = 3, EXIT_NO_RESULT = 4 };
 
 struct replay {
-	struct plan plan;
+	struct entries entries;
 	struct up_paths *paths;
 	struct up_path_pace pace;
 	uint64_t began_ns, deadline_ns, told_ns, budget_left;
@@ -71,7 +71,7 @@ static void tell(struct replay *r, const char *state)
 		     "{\"state\": \"%s\", \"profile\": %d, \"flaw\": %u, \"runs\": %u, \"entries\": %u, "
 		     "\"files\": %llu, \"directories\": %llu, \"names\": %llu, \"bytes\": %llu, "
 		     "\"waited_bytes\": %llu, \"seconds\": %.3f, \"cpu_seconds\": %.3f, \"skipped\": {",
-		     state, r->plan.number, r->plan.header.flaw, r->plan.header.runs, r->plan.header.entries,
+		     state, r->entries.number, r->entries.header.flaw, r->entries.header.runs, r->entries.header.entries,
 		     (unsigned long long)r->done[UP_PROFILE_FILE],
 		     (unsigned long long)r->done[UP_PROFILE_DIRECTORY],
 		     (unsigned long long)r->done[UP_PROFILE_STAT], (unsigned long long)r->bytes,
@@ -195,11 +195,11 @@ static void count(struct replay *r, const struct up_path_result *done)
 /* Whether there is nothing (more) to be done for the entry that is next; else it waits for those under way. */
 static int submit(struct replay *r)
 {
-	struct plan *p = &r->plan;
+	struct entries *p = &r->entries;
 	struct up_path_request q;
-	uint64_t bytes = plan_bytes(p);
+	uint64_t bytes = entries_bytes(p);
 
-	if (plan_is_refused(p)) {
+	if (entries_is_refused(p)) {
 		r->skipped[SKIP_NO_FILE]++;
 		return 1;
 	}
@@ -211,7 +211,7 @@ static int submit(struct replay *r)
 	}
 	if (bytes > r->budget_left)
 		bytes = r->budget_left;
-	plan_request(p, &q);
+	entries_request(p, &q);
 	q.id = ticket(p->entry.kind, bytes);
 	q.most_bytes = bytes;
 	q.pace = r->pace.bytes_per_second ? &r->pace : NULL;
@@ -237,7 +237,7 @@ static void reap(struct replay *r)
 /* How it ended. */
 static const char *replay(struct replay *r)
 {
-	int more = plan_next(&r->plan) > 0, left = 0;
+	int more = entries_next(&r->entries) > 0, left = 0;
 
 	while (more || r->under_way) {
 		struct pollfd p = { .fd = r->event_fd, .events = POLLIN };
@@ -246,7 +246,7 @@ static const char *replay(struct replay *r)
 		if (now >= r->deadline_ns)
 			break;
 		while (more && submit(r))
-			more = plan_next(&r->plan) > 0;
+			more = entries_next(&r->entries) > 0;
 		if (!more && !r->under_way)
 			break;
 		if (now - r->told_ns >= TELL_NS)
@@ -254,7 +254,7 @@ static const char *replay(struct replay *r)
 		poll(&p, 1, (int)((TELL_NS < r->deadline_ns - now ? TELL_NS : r->deadline_ns - now) / 1000000) + 1);
 		reap(r);
 	}
-	for (; more; more = plan_next(&r->plan) > 0)
+	for (; more; more = entries_next(&r->entries) > 0)
 		left++;
 	r->skipped[SKIP_TIME] += (uint64_t)left + r->under_way;
 	return left || r->under_way ? "time" : r->skipped[SKIP_BUDGET] ? "budget" : "done";
@@ -267,7 +267,7 @@ static uint64_t number(const char *text)
 
 int main(int argc, char **argv)
 {
-	struct replay r = { .plan.number = -1 };
+	struct replay r = { .entries.number = -1 };
 	const char *state = "no profile";
 	unsigned seconds;
 
@@ -284,9 +284,9 @@ int main(int argc, char **argv)
 	if (r.result_fd < 0)
 		return r.result_fd == -EWOULDBLOCK ? EXIT_BUSY : EXIT_NO_RESULT;
 	tell(&r, "running");
-	if (!plan_open(&r.plan, &argv[7])) {
-		r.depth = number(argv[3]) ? (int)number(argv[3]) : plan_depth(&r.plan);
-		r.budget_left = plan_budget(number(argv[4]));
+	if (!entries_open(&r.entries, &argv[7])) {
+		r.depth = number(argv[3]) ? (int)number(argv[3]) : entries_depth(&r.entries);
+		r.budget_left = entries_budget(number(argv[4]));
 		r.pace.bytes_per_second = number(argv[5]);
 		r.event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 		if (r.event_fd < 0 || up_paths_create(&r.paths, r.depth, 0, r.event_fd) < 0)
@@ -297,7 +297,7 @@ int main(int argc, char **argv)
 	tell(&r, state);
 	if (r.paths && !r.under_way)
 		up_paths_destroy(r.paths);
-	plan_close(&r.plan);
+	entries_close(&r.entries);
 	fflush(NULL);
 	_exit(EXIT_DONE); /* whoever waits for storage does not keep it */
 }

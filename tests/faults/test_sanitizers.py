@@ -27,6 +27,7 @@ from components import why_no_checkpoints
 from conftest import HANG_SECONDS, require
 from harness import AGENT_STATES, Start, hammered
 from paths import ROOT
+from start_profiles import Replays, directory_entry, file_entry, name_entry
 
 from uffdprefetch.launch.environment import TEST_PRELOAD_VARIABLE
 
@@ -192,6 +193,29 @@ def test_what_reads_files_by_name_is_clean(build: Build, tmp_path: Path) -> None
     assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
 
 
+def test_no_start_profile_is_believed(build: Build) -> None:
+    words = [str(build.directory / "profile_fuzz")]
+    assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
+
+
+def test_a_replay_of_a_start_is_clean(build: Build, tmp_path: Path) -> None:
+    """Of files that are there, that were changed, and that are none."""
+    replays, entries = Replays(tmp_path), []
+    for number in range(300):
+        path = tmp_path / f"file{number}"
+        path.write_bytes(b"x" * (1 + 1000 * number))
+        entries.append(file_entry(path, ((0, 1), (4, 1)) if number == 299 else ()))
+    (tmp_path / "file7").write_bytes(b"yy")
+    (tmp_path / "file8").unlink()
+    os.mkfifo(tmp_path / "file8")
+    entries += [directory_entry(tmp_path), name_entry(tmp_path / "missing")]
+    words = replays.of(*entries).words()
+    build.clean(build.run([str(build.directory / "replay"), *words[1:]], dict(os.environ)))
+    told = replays.told()
+    assert (told["state"], told["skipped"]) == ("done", {"changed": 1, "no_file": 1})
+    assert (told["files"], told["directories"], told["names"]) == (298, 1, 1)
+
+
 def test_what_looks_who_reads_is_clean(build: Build, tmp_path: Path) -> None:
     words = [str(build.directory / "reads_stress"), str(tmp_path)]
     assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
@@ -297,7 +321,7 @@ def test_however_the_job_ends(any_build: Build, data: Path, tmp_path: Path, hamm
 
 PRELOAD, HELPER, POOL = "preload.so", "helper_stress", "pool_stress"
 COMPARE, NET, COND = "compare_stress", "net_stress", "cond_stress"
-PATHS, READS = "paths_stress", "reads_stress"
+PATHS, READS, PROFILE = "paths_stress", "reads_stress", "profile_fuzz"
 #: (sanitizer, what is built, file, text, its replacement, what the report says)
 BREAKAGES = {
     "the agent writes past an array": (
@@ -372,6 +396,12 @@ BREAKAGES = {
         "for (struct item *i = p->queue.first; i; i = i->next)\n"
         "\t\tif (i->request.id == id)\n\t\t\ti->request.hold = 0;\n\tpthread_mutex_lock(&p->lock);",
         "data race",
+    ),
+    "a start profile's word is taken for how much of the last path is this one's": (
+        "asan", PROFILE, "service/profile.c",
+        "shared > p->path_bytes ||\n\t    more > PATH_BYTES_MAX - shared",
+        "more > PATH_BYTES_MAX - shared",
+        "overflow|SEGV",
     ),
     "blocks are evicted that lie behind the file's end": (
         "asan", POOL, "service/pool/pool_room.c",

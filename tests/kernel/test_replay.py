@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that replays a start profile (csrc/replay/): what it reads, and what it never does."""
+"""The program that replays a start profile (csrc/replay/): what it reads, and never does."""
 
 from __future__ import annotations
 

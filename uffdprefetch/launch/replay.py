@@ -112,14 +112,13 @@ class Replay:
 
     def end(self) -> dict[str, Any]:
         """End it; what came of it, as the summary has it. Does not wait."""
-        if self._pid:
-            self._reap(os.WNOHANG)
+        self._reap(os.WNOHANG)
         if self._pid:
             self._read()
             os.kill(self._pid, signal.SIGKILL)
-            self._state = "cut short"
-            leftovers.unlink(self._result)
             self._reap(os.WNOHANG)
+            leftovers.unlink(self._result)
+            self._state = "cut short"
         return learned(self.key, self._state, self._told)
 
     def _reap(self, options: int) -> None:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - what a replay is to do: the entries of a start profile, as requests (plan.c). */
-#ifndef UP_REPLAY_PLAN_H
-#define UP_REPLAY_PLAN_H
+/* entries.h - what a replay is to do: the entries of a start profile, as requests (entries.c). */
+#ifndef UP_REPLAY_ENTRIES_H
+#define UP_REPLAY_ENTRIES_H
 
 #include "service/helper.h"
 
@@ -17,7 +17,7 @@ enum skip {
 	SKIPS = 7,
 };
 
-struct plan {
+struct entries {
 	struct up_profile_header header; /* of the profile; of one that is none, its flaw */
 	struct up_profile_entry entry;   /* the next one */
 	struct up_profile *profile;
@@ -30,19 +30,19 @@ struct plan {
 };
 
 /* The first of the paths that is a profile, all of which was looked through: 0, or -ENOENT. The list ends with NULL. */
-int plan_open(struct plan *plan, char **paths);
-void plan_close(struct plan *plan);
+int entries_open(struct entries *entries, char **paths);
+void entries_close(struct entries *entries);
 /* Goes on to the next entry; 0: there are no more. */
-int plan_next(struct plan *plan);
+int entries_next(struct entries *entries);
 /* Whether the entry's name alone says that nothing may be done with it. */
-int plan_is_refused(const struct plan *plan);
+int entries_is_refused(const struct entries *entries);
 /* To be read of the next entry. */
-uint64_t plan_bytes(const struct plan *plan);
+uint64_t entries_bytes(const struct entries *entries);
 /* As a request; its number, and what bounds it, are the caller's. */
-void plan_request(const struct plan *plan, struct up_path_request *out);
+void entries_request(const struct entries *entries, struct up_path_request *out);
 /* Requests at a time. */
-int plan_depth(const struct plan *plan);
+int entries_depth(const struct entries *entries);
 /* The part of a budget for which there is memory now. */
-uint64_t plan_budget(uint64_t bytes);
+uint64_t entries_budget(uint64_t bytes);
 
 #endif

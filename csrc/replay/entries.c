@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * plan.c - reads a start profile for a replay, and says how each of its entries is asked for.
+ * entries.c - reads a start profile for a replay, and says how each of its entries is asked for.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "replay/plan.h"
+#include "replay/entries.h"
 
 /* LL_SUPER_MAGIC of Lustre (base/file_systems.py has what follows of it: reads of an RPC, no readahead call). */
 #define LUSTRE 0x0BD00BD0u
@@ -32,7 +32,7 @@
 /* ---- the profile ---- */
 
 /* All of a regular file; it may be anything, and grow. */
-static int read_whole(struct plan *p, const char *path)
+static int read_whole(struct entries *p, const char *path)
 {
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
 	struct stat st;
@@ -51,7 +51,7 @@ static int read_whole(struct plan *p, const char *path)
 	return p->file && n >= 0 ? 0 : -EIO;
 }
 
-static int open_at_start(struct plan *p)
+static int open_at_start(struct entries *p)
 {
 	if (p->profile)
 		up_profile_close(p->profile);
@@ -60,19 +60,19 @@ static int open_at_start(struct plan *p)
 }
 
 /* Before anything is read no entry may be wrong. */
-static int look_through(struct plan *p)
+static int look_through(struct entries *p)
 {
 	int more;
 
 	p->bytes = p->lustre_bytes = 0;
-	while ((more = plan_next(p)) > 0) {
-		p->bytes += plan_bytes(p);
-		p->lustre_bytes += p->entry.f_type == LUSTRE ? plan_bytes(p) : 0;
+	while ((more = entries_next(p)) > 0) {
+		p->bytes += entries_bytes(p);
+		p->lustre_bytes += p->entry.f_type == LUSTRE ? entries_bytes(p) : 0;
 	}
 	return more;
 }
 
-int plan_open(struct plan *p, char **paths)
+int entries_open(struct entries *p, char **paths)
 {
 	struct up_profile_header flawed = { .flaw = UP_PROFILE_NONE_SUCH };
 
@@ -95,7 +95,7 @@ int plan_open(struct plan *p, char **paths)
 	return -ENOENT;
 }
 
-void plan_close(struct plan *p)
+void entries_close(struct entries *p)
 {
 	if (p->profile)
 		up_profile_close(p->profile);
@@ -106,7 +106,7 @@ void plan_close(struct plan *p)
 /* ---- its entries ---- */
 
 /* The entry's ranges, those with a small gap between them as one. */
-static void take_ranges(struct plan *p)
+static void take_ranges(struct entries *p)
 {
 	const struct up_profile_entry *e = &p->entry;
 
@@ -124,7 +124,7 @@ static void take_ranges(struct plan *p)
 	}
 }
 
-int plan_next(struct plan *p)
+int entries_next(struct entries *p)
 {
 	int more = up_profile_next(p->profile, &p->entry);
 
@@ -133,7 +133,7 @@ int plan_next(struct plan *p)
 	return more;
 }
 
-int plan_is_refused(const struct plan *p)
+int entries_is_refused(const struct entries *p)
 {
 	static const char *const made_up[] = { "/proc", "/sys", "/dev" };
 
@@ -146,7 +146,7 @@ int plan_is_refused(const struct plan *p)
 	return 0;
 }
 
-uint64_t plan_bytes(const struct plan *p)
+uint64_t entries_bytes(const struct entries *p)
 {
 	uint64_t sum = 0;
 
@@ -157,7 +157,7 @@ uint64_t plan_bytes(const struct plan *p)
 	return p->ranges ? sum : p->entry.size_bytes;
 }
 
-void plan_request(const struct plan *p, struct up_path_request *q)
+void entries_request(const struct entries *p, struct up_path_request *q)
 {
 	static const uint32_t kind_of[] = { [UP_PROFILE_FILE] = UP_PATH_READ,
 					    [UP_PROFILE_DIRECTORY] = UP_PATH_LIST,
@@ -177,7 +177,7 @@ void plan_request(const struct plan *p, struct up_path_request *q)
 
 /* ---- how much at a time, and in all ---- */
 
-int plan_depth(const struct plan *p)
+int entries_depth(const struct entries *p)
 {
 	return p->lustre_bytes > p->bytes / 2 ? LUSTRE_DEPTH : DEPTH;
 }
@@ -195,7 +195,7 @@ static uint64_t left(const char *groups, const char *meminfo)
 	return room.left_bytes;
 }
 
-uint64_t plan_budget(uint64_t bytes)
+uint64_t entries_budget(uint64_t bytes)
 {
 	char groups[8192];
 	int fd = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);

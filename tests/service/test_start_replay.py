@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`wrap --learn` with a start profile, `profile` and `warm`: the replay beside a job, and what is
+told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
+from start_profiles import directory_entry, file_entry, name_entry
+
+from uffdprefetch.base.start_key import start_key
+from uffdprefetch.launch import replay as replays
+from uffdprefetch.orders import profile_store
+from uffdprefetch.orders.start_profile import StartProfile
+
+pytestmark = pytest.mark.slow
+
+KEY = "start"
+FILE_BYTES = 40_000
+
+
+class Home:
+    """A user's profiles, and files that they name."""
+
+    def __init__(self, env: dict[str, str], directory: Path) -> None:
+        self.env, self.directory = env, directory
+        env["XDG_CACHE_HOME"] = str(directory / "cache")
+        self.profiles = directory / "cache" / "uffdprefetch" / "profiles"
+        self.files = [directory / f"file{number}" for number in range(20)]
+        for path in self.files:
+            path.write_bytes(b"x" * FILE_BYTES)
+
+    def keep(self, key: str = KEY, where: Path | None = None) -> Path:
+        """A profile of all files, their directory and a name that is not there."""
+        path = (where or self.profiles) / f"{key}.upl"
+        entries = (*map(file_entry, self.files), directory_entry(self.directory))
+        entries += (name_entry(self.directory / "missing"),)
+        profile_store.store(str(path), StartProfile(entries, 2))
+        return path
+
+    def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            uffdprefetch(*words), env={**self.env, **more}, cwd=self.directory,
+            capture_output=True, text=True, timeout=HANG_SECONDS,
+        )  # fmt: skip
+
+    def wrap(self, *options: str, job: tuple[str, ...] = ("sleep", "0.3")) -> dict[str, Any]:
+        """The summary of a job that ended well."""
+        done = self.run("wrap", "-f", "-o", "run", *options, "--", *job)
+        assert done.returncode == 0, done.stderr
+        self.said = done.stderr
+        found: dict[str, Any] = json.loads((self.directory / "run.summary.json").read_text())
+        return found
+
+    def left(self) -> list[str]:
+        """In the runtime directory, when everybody has ended."""
+        return os.listdir(self.env["UFFDPREFETCH_RUNDIR"])
+
+
+@pytest.fixture
+def home(env: dict[str, str], tmp_path: Path) -> Home:
+    require(replays.why_not() is None, replays.why_not() or "")
+    return Home(env, tmp_path)
+
+
+# ---- beside a job ---------------------------------------------------------------------------
+
+
+def test_what_a_profile_names_is_read_beside_the_job_and_told(home: Home) -> None:
+    home.keep()
+    home.files[3].write_bytes(b"another")
+    learn = home.wrap(f"--learn={KEY}", "-v")["learn"]
+    counts = [learn[name] for name in ("key", "state", "paths", "bytes", "skipped")]
+    assert counts == [KEY, "done", 19 + 1 + 1, 19 * FILE_BYTES, {"changed": 1}]
+    assert learn["seconds"] > 0 and learn["cpu_seconds"] >= 0
+    said = f"uffdprefetch: start {KEY}: 21 paths (742 KiB) asked for ahead of it in "
+    (line,) = [line for line in home.said.splitlines() if line.startswith(said)]
+    assert line.endswith("; 1 changed since")
+    assert home.left() == []
+
+
+def test_its_reads_are_none_of_the_jobs(home: Home) -> None:
+    plain = home.wrap()["totals"]["unserved_read_bytes"]
+    home.keep()
+    learned = home.wrap(f"--learn={KEY}")["totals"]["unserved_read_bytes"]
+    assert learned < plain + FILE_BYTES
+
+
+def test_without_the_option_nothing_is_replayed(home: Home) -> None:
+    home.keep(start_key(["sleep", "0.3"], home.env, "/usr/bin/sleep"))
+    assert home.wrap()["learn"] is None
+
+
+def test_the_key_is_the_programs_own_where_no_name_is_given(home: Home) -> None:
+    program = subprocess.run(["which", "sleep"], capture_output=True, text=True).stdout.strip()
+    key = start_key(["sleep", "0.3"], home.env, program)
+    assert home.wrap("--learn")["learn"]["state"] == "first run"
+    home.keep(key)
+    learn = home.wrap("--learn")["learn"]
+    assert (learn["key"], learn["state"], learn["paths"]) == (key, "done", 22)
+
+
+def test_a_sites_profile_is_read_where_the_user_has_none_and_never_written(home: Home) -> None:
+    site = home.directory / "site"
+    path = home.keep(where=site)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    options = (f"--learn={KEY}", "--learn-dir", str(site))
+    assert home.wrap(*options)["learn"]["paths"] == 22
+    home.files = home.files[:2]
+    home.keep()
+    assert home.wrap(*options)["learn"]["paths"] == 4
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert os.listdir(site) == [path.name]
+
+
+def test_a_profile_that_is_none_is_told_and_the_job_runs(home: Home) -> None:
+    path = home.keep()
+    path.write_bytes(path.read_bytes()[:-1])
+    learn = home.wrap(f"--learn={KEY}")["learn"]
+    assert (learn["state"], learn["paths"]) == ("no profile", 0)
+
+
+def test_the_budget_and_the_rate_are_kept(home: Home) -> None:
+    home.keep()
+    learn = home.wrap(f"--learn={KEY}", "--learn-budget", "100000", "--learn-depth=1")["learn"]
+    assert (learn["state"], learn["bytes"]) == ("budget", 100_000)
+
+
+LOOK = """
+import os, sys
+pid = os.getpid()
+print(open(f"/proc/{pid}/task/{pid}/children").read().split(), sorted(os.listdir("/proc/self/fd")))
+try:
+    print(os.wait())
+except ChildProcessError:
+    print("no child")
+"""
+
+
+def test_the_job_has_no_child_and_no_descriptor_of_it(home: Home) -> None:
+    home.keep()
+    seen = []
+    for options in ([], [f"--learn={KEY}"]):
+        words = uffdprefetch("wrap", "-q", *options, "--", sys.executable, "-c", LOOK)
+        seen.append(subprocess.run(words, env=home.env, capture_output=True, check=True).stdout)
+    assert seen[0] == seen[1] and b"no child" in seen[1] and seen[1].startswith(b"[] ")
+
+
+def replay_of(launcher: int) -> int | None:
+    """The pid of the replay among a launcher's children."""
+    for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        try:
+            if os.readlink(f"/proc/{pid}/exe") == replays.PROGRAM:
+                return int(pid)
+        except OSError:
+            continue
+    return None
+
+
+@pytest.fixture
+def endless(home: Home) -> Home:
+    """Its replay takes longer than any test: one MiB a second."""
+    home.files[0].write_bytes(b"x" * (40 << 20))
+    home.keep()
+    home.env["UFFDPREFETCH_MAX_RATE"] = "1MiB/s"
+    return home
+
+
+def test_it_ends_with_the_job(endless: Home) -> None:
+    summary = endless.wrap(f"--learn={KEY}", job=("sleep", "0.5"))
+    assert summary["learn"]["state"] == "cut short"
+    assert endless.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_its_launcher_however_that_ends(endless: Home, number: int) -> None:
+    words = uffdprefetch("wrap", "-q", f"--learn={KEY}", "--", "sleep", "60")
+    wrap = subprocess.Popen(words, env=endless.env, start_new_session=True)
+    found: list[int] = []
+    wait_until(lambda: found.append(replay_of(wrap.pid) or 0) or found[-1], "the replay")
+    os.kill(wrap.pid, number)
+    wrap.wait(HANG_SECONDS)
+    wait_until(lambda: process_gone(found[-1]), "the end of the replay")
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(wrap.pid, signal.SIGKILL)  # the job, whose launcher cannot tell it
+
+
+def test_a_replay_that_is_killed_is_told_and_is_no_zombie(endless: Home) -> None:
+    words = uffdprefetch("wrap", "-f", "-o", "run", f"--learn={KEY}", "--", "sleep", "1")
+    wrap = subprocess.Popen(words, env=endless.env, cwd=endless.directory, stderr=subprocess.PIPE)
+    found: list[int] = []
+    wait_until(lambda: found.append(replay_of(wrap.pid) or 0) or found[-1], "the replay")
+    os.kill(found[-1], signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{found[-1]}"), "its status to be taken")
+    assert wrap.poll() is None
+    wrap.communicate(timeout=HANG_SECONDS)
+    summary = json.loads((endless.directory / "run.summary.json").read_text())
+    assert wrap.returncode == 0 and summary["learn"]["state"] == "killed"
+    assert endless.left() == []
+
+
+def test_of_several_launchers_one_replays(endless: Home) -> None:
+    endless.env["UFFDPREFETCH_RUN"] = "ranks"
+    words = uffdprefetch("wrap", "-q", f"--learn={KEY}", "--", "sleep", "2")
+    ranks = [subprocess.Popen(words, env=endless.env) for _ in range(4)]
+    wait_until(lambda: any(map(_replays, ranks)), "a replay")
+    assert {rank.wait(HANG_SECONDS) for rank in ranks} == {0}
+    assert endless.left() == []
+
+
+def _replays(rank: subprocess.Popen[bytes]) -> bool:
+    try:
+        return replay_of(rank.pid) is not None
+    except FileNotFoundError:
+        return False
+
+
+def test_without_the_program_a_line_says_so_and_the_job_runs(home: Home) -> None:
+    home.keep()
+    code = (
+        "import sys; from uffdprefetch.launch import replay; replay.PROGRAM += '-not-built';"
+        " from uffdprefetch.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", code, "wrap", "-q", f"--learn={KEY}", "--", "echo", "ran"]
+    done = subprocess.run(words, env=home.env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("uffdprefetch: --learn: the program that reads ahead (")
+    assert line.endswith("-not-built) was not built; run `make setup`")
+
+
+# ---- the commands ---------------------------------------------------------------------------
+
+
+def test_profiles_are_listed_shown_exported_and_removed(home: Home) -> None:
+    assert home.run("profile", "list").stdout == f"no start profile in {home.profiles}\n"
+    path = home.keep()
+    (home.profiles / "bad.upl").write_bytes(b"no")
+    listed = home.run("profile", "list")
+    assert listed.stdout.splitlines() == [
+        "key    runs  files  directories  names  to read",
+        f"{KEY}     2     20            1      1  781 KiB",
+        f"{home.profiles}/bad.upl: it is no start profile",
+    ]
+    document = json.loads(home.run("profile", "list", "--json").stdout)
+    assert [one["key"] for one in document["profiles"]] == ["bad", KEY]
+    shown = json.loads(home.run("profile", "show", KEY, "--json").stdout)
+    assert (shown["schema"], len(shown["entries"])) == ("uffdprefetch.profile/1", 22)
+    text = home.run("profile", "show", str(path)).stdout
+    assert str(home.files[7]) in text and "of 2 runs, 20 files" in text
+    there = home.directory / "site"
+    there.mkdir()
+    assert home.run("profile", "export", KEY, str(there)).returncode == 0
+    assert (there / path.name).read_bytes() == path.read_bytes()
+    assert (there / path.name).stat().st_mode & 0o777 == 0o644
+    assert home.run("profile", "remove", KEY).returncode == 0
+    assert not path.exists()
+
+
+def test_warm_reads_what_a_profile_names(home: Home) -> None:
+    path = home.keep()
+    for which in (KEY, str(path)):
+        document = json.loads(home.run("warm", which, "--json").stdout)
+        assert (document["state"], document["bytes"]) == ("done", 20 * FILE_BYTES)
+    home.files[0].unlink()
+    said = home.run("warm", KEY).stdout
+    assert said.startswith(f"start {KEY}: 21 paths (742 KiB) asked for ahead of it in ")
+    assert said.endswith("; 1 gone\n")
+    assert home.run("warm", KEY, "--learn-budget", "50000", "--max-rate", "1GB/s").returncode == 0
+    assert home.left() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["profile"], 2, "the following arguments are required: list|show|remove|export"),
+        (["profile", "what"], 2, "invalid choice: 'what'"),
+        (["profile", "show"], 2, "profile show: wants a KEY or a FILE after it"),
+        (["profile", "list", "x"], 2, "profile list: wants nothing after it"),
+        (["profile", "show", "none"], 2, "no start profile 'none' in "),
+        (["profile", "show", "none/none.upl"], 2, "none/none.upl: there is no such file"),
+        (["profile", "show", "bad.upl"], 2, "bad.upl: it is no start profile"),
+        (["profile", "remove", "bad.upl"], 2, "bad.upl: it is no start profile"),
+        (["profile", "export", KEY], 2, "wants a KEY or a FILE, and a DIRECTORY"),
+        (["profile", "export", KEY, "none"], 2, "none: it is no directory"),
+        (["profile", "remove", KEY, "--json"], 2, "--json goes with list and show"),
+        (["profile", "list", "--", "x"], 2, "nothing goes after --"),
+        (["warm"], 2, "the following arguments are required: KEY|FILE"),
+        (["warm", "none"], 2, "no start profile 'none' in "),
+        (["warm", "fifo.upl"], 2, "fifo.upl: it is no file"),
+        (["warm", "/proc/self/mem"], 1, "cannot read /proc/self/mem: "),
+        (["warm", KEY, "--learn-depth", "0"], 2, "--learn-depth 0 is not in 1..256"),
+        (["warm", KEY, "--max-rate", "x"], 2, "--max-rate: "),
+    ],
+)
+def test_what_is_wrong_is_one_line(home: Home, words: list[str], status: int, said: str) -> None:
+    home.keep()
+    (home.directory / "bad.upl").write_bytes(b"no")
+    os.mkfifo(home.directory / "fifo.upl")
+    done = home.run(*words)
+    assert done.returncode == status and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("uffdprefetch: ") and said in line
+
+
+def test_without_a_place_for_profiles_a_line_says_so(home: Home) -> None:
+    del home.env["XDG_CACHE_HOME"]
+    home.env.pop("HOME", None)
+    done = home.run("profile", "list")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "neither XDG_CACHE_HOME nor HOME is set" in done.stderr
+    assert home.wrap("--learn")["learn"]["state"] == "first run"
