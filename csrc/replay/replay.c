@@ -34,6 +34,8 @@
 #define NICE 10
 /* After so long beyond its time this program ends, whatever it waits for. */
 #define GRACE_SECONDS 2u
+/* Where they cannot be closed in one call, descriptors below this one are. */
+#define FDS_MOST 65536u
 /* RESULT is written so often while there is news. */
 #define TELL_NS 100000000ull
 /* All of RESULT, blanks at the end: one write(2) of less than a page, so that who reads it sees one text. */
@@ -111,6 +113,18 @@ static int hold_result(const char *path)
 
 /* ---- what this process is ---- */
 
+/* But for the standard streams. */
+static void close_all(void)
+{
+	struct rlimit most;
+
+	/* Some containers refuse what they do not know. */
+	if (!syscall(SYS_close_range, 3u, ~0u, 0u) || getrlimit(RLIMIT_NOFILE, &most))
+		return;
+	for (rlim_t fd = 3; fd < most.rlim_cur && fd < FDS_MOST; fd++)
+		close((int)fd);
+}
+
 /* Nothing of the job's stays open here, and nothing of this process is in the job's way. */
 static int stand_aside(pid_t parent, unsigned seconds)
 {
@@ -126,7 +140,7 @@ static int stand_aside(pid_t parent, unsigned seconds)
 		return -ESRCH;
 	alarm(seconds + GRACE_SECONDS);
 	setsid(); /* what the terminal sends is for the job */
-	syscall(SYS_close_range, 3u, ~0u, 0u);
+	close_all();
 	fd = open("/dev/null", O_RDWR);
 	for (int i = 0; i < 3 && fd >= 0; i++)
 		if (fd != i)

@@ -64,7 +64,7 @@ def test_what_is_wrong_on_it_is_said_in_one_line(words: str, line: str) -> None:
 #: run stands after them.
 COMES_TO = {
     "wrap": [], "cluster": [], "compare": [], "trace": [], "demo": [], "top": [],
-    "index": ["none"], "calibrate": ["none"],
+    "index": ["none"], "calibrate": ["none"], "warm": ["none"],
     "plan": ["none", "--bandwidth", "1GB/s", "--seconds-per-item", "1ms"],
     "simulate": ["--replay", "none", "--bandwidth", "1GB/s", "--latency", "1ms"],
 }  # fmt: skip

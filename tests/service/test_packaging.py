@@ -66,10 +66,11 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_wheel_is_for_every_python_and_has_both_objects(wheel: Path) -> None:
+def test_the_wheel_is_for_every_python_and_has_all_that_is_compiled(wheel: Path) -> None:
     assert "-cp310-abi3-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
+        assert packed.getinfo("uffdprefetch/_replay").external_attr >> 16 & 0o111 == 0o111
     objects = sorted(name for name in names if name.endswith(".so"))
     assert objects == ["uffdprefetch/_preload.abi3.so", "uffdprefetch/_uffd.abi3.so"]
     for needed in ("trace/record/programs/faults.c", "report/page/main.js", "py.typed",
@@ -97,8 +98,8 @@ def test_the_wheel_for_aarch64(sdist: Path, tmp_path: Path) -> None:
     assert made.name.endswith("-cp310-abi3-linux_aarch64.whl")
     with zipfile.ZipFile(made) as packed:
         packed.extractall(site)
-    for name in ("_preload", "_uffd"):
-        head = (site / "uffdprefetch" / f"{name}.abi3.so").read_bytes()[:20]
+    for name in ("_preload.abi3.so", "_uffd.abi3.so", "_replay"):
+        head = (site / "uffdprefetch" / name).read_bytes()[:20]
         assert head[:4] == b"\x7fELF" and int.from_bytes(head[18:], "little") == 183
     python = str(ROOT / "build" / "aarch64" / "python")
     version = subprocess.run(
@@ -121,6 +122,11 @@ def test_the_wheel_for_aarch64(sdist: Path, tmp_path: Path) -> None:
         assert ran.returncode in (0, 1), ran.stderr
         return ran.stdout
 
+    replay = ["qemu-aarch64-static", "-L", ROOT / "build" / "aarch64" / "root"]
+    replay.append(site / "uffdprefetch" / "_replay")
+    replay[-1].chmod(0o755)
+    told = subprocess.run(replay, capture_output=True, text=True)
+    assert (told.returncode, told.stderr[:15]) == (2, "usage: _replay ")
     code = "import platform; from uffdprefetch.native.net import checksum as c;"
     code += "print(platform.machine(), c(b'uffdprefetch' * 9999))"
     there = checksum(b"uffdprefetch" * 9999)  # by this machine's instructions
@@ -141,6 +147,7 @@ def test_installed_without_a_compiler_it_serves_a_job(
     (site,) = home.glob("lib/python3*/site-packages")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(site)
+    (site / "uffdprefetch" / "_replay").chmod(0o755)  # zipfile sets no modes, pip does
     (files,) = site.glob("*.data/data")
     shutil.copytree(files, home, dirs_exist_ok=True)
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -160,6 +167,11 @@ def test_installed_without_a_compiler_it_serves_a_job(
     assert int(done.stdout) == sum(data.read_bytes()[::4096])
     run = json.loads((tmp_path / "run.summary.json").read_text())
     assert [file["path"] for file in run["files"]] == [str(data)], done.stderr
+    told = subprocess.run(
+        [python, "-c", "from uffdprefetch.launch import replay; print(replay.why_not())"],
+        cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.stdout == "None\n"
     where = subprocess.run(
         [python, "-c", "import uffdprefetch; print(uffdprefetch.__file__)"], cwd=tmp_path,
         env={"PATH": ""}, capture_output=True, text=True,

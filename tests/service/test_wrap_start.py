@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
+from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
 from harness import Job, Records, Start, listener, python, service_socket
 from paths import ROOT
 
-from uffdprefetch.launch import nothing_reported
+from uffdprefetch.launch import nothing_reported, replay
+from uffdprefetch.orders import profile_store
+from uffdprefetch.orders.start_profile import StartProfile
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -60,6 +62,8 @@ sys.exit(main())
             "-o",
             "x.%r.%q{UFFDPREFETCH_RUN}",
         ],
+        ["--learn"],
+        ["--learn=none", "--learn-depth", "8"],
     ],
 )
 def test_nothing_dear_is_loaded_for_the_job(
@@ -75,6 +79,20 @@ def test_nothing_dear_is_loaded_for_the_job(
     assert sorted(DEAR & forks[-1]) == []
     if "uffdprefetch.launch.nothing_reported" in end:  # the job had ended before its service was up
         assert sorted(DEAR & end) == []
+
+
+def test_a_replay_is_started_before_the_rest_is_loaded(env: dict[str, str], tmp_path: Path) -> None:
+    require(replay.why_not() is None, replay.why_not() or "")
+    env["UFFDPREFETCH_RUN"], env["XDG_CACHE_HOME"] = "t", str(tmp_path)
+    (tmp_path / "uffdprefetch" / "profiles").mkdir(parents=True)
+    profile_store.store(f"{tmp_path}/uffdprefetch/profiles/some.upl", StartProfile())
+    words = [sys.executable, "-I", "-S", "-c", LOADED, str(ROOT), "wrap", "--learn=some", "true"]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
+    first, *forks, _ = [set(line.split()) for line in done.stdout.decode().splitlines()]
+    assert len(forks) == 3 and sorted(DEAR & first) == []
+    assert "uffdprefetch.launch.launcher" in forks[0]
+    assert "uffdprefetch.launch.launcher" not in first
 
 
 # ---- a job beside a service that is not up yet --------------------------------------------------
