@@ -63,7 +63,10 @@ class Home:
 
     def left(self) -> list[str]:
         """In the runtime directory, when everybody has ended."""
-        return os.listdir(self.env["UFFDPREFETCH_RUNDIR"])
+        try:
+            return os.listdir(self.env["UFFDPREFETCH_RUNDIR"])
+        except FileNotFoundError:
+            return []
 
 
 @pytest.fixture
@@ -192,6 +195,22 @@ def test_it_ends_with_its_launcher_however_that_ends(endless: Home, number: int)
     wait_until(lambda: process_gone(found[-1]), "the end of the replay")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(wrap.pid, signal.SIGKILL)  # the job, whose launcher cannot tell it
+
+
+def test_it_ends_where_the_job_cannot_be_executed(endless: Home) -> None:
+    done = endless.run("wrap", "-q", f"--learn={KEY}", "--", "./none")
+    assert done.returncode == 127 and done.stderr.count("\n") == 1
+    wait_until(lambda: endless.left() == [], "the runtime directory to be empty")
+
+
+def test_what_a_killed_launcher_has_left_the_next_service_removes(endless: Home) -> None:
+    words = uffdprefetch("wrap", "-q", f"--learn={KEY}", "--", "sleep", "60")
+    wrap = subprocess.Popen(words, env=endless.env, start_new_session=True)
+    wait_until(lambda: any(name.endswith(".replay") for name in endless.left()), "the replay")
+    os.killpg(wrap.pid, signal.SIGKILL)
+    wrap.wait()
+    assert endless.wrap(job=("sleep", "0.5"))["learn"] is None
+    wait_until(lambda: endless.left() == [], "the runtime directory to be empty")
 
 
 def test_a_replay_that_is_killed_is_told_and_is_no_zombie(endless: Home) -> None:

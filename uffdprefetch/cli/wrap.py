@@ -73,4 +73,8 @@ class Command:
 
         for line in options.without_effect(loaded) if not loaded.wrap.quiet else ():
             say(line)
-        return launcher.run(loaded, rest, replay=replay)
+        try:
+            return launcher.run(loaded, rest, replay=replay)
+        finally:  # of a job that was run this process has ended by now
+            if replay is not None:
+                replay.end()

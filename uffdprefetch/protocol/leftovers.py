@@ -173,7 +173,7 @@ def tidy(socket: str) -> bool:
         return True  # the directory itself is gone, or is not to be written
     if lock_fd is None:
         return False
-    for suffix in (TRACE, LIVE):
+    for suffix in (TRACE, LIVE, REPLAY):
         if not _of_anybody(socket + suffix):
             unlink(socket + suffix)
     if not _worth_keeping(socket + LOG):
