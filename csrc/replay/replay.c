@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * _replay PARENT SECONDS DEPTH BUDGET RATE RESULT PROFILE... - reads what a start profile says, beside the program that
- * is starting (launch/replay.py starts this one, docs/learn.md has the profile's format).
+ * _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROFILE... - reads what a start profile says, beside the program
+ * that is starting (launch/replay.py starts this one, docs/learn.md has the profile's format).
  *
  * The first profile that is one is replayed: DEPTH requests at a time (0: as its file system likes), BUDGET bytes at
- * the most, RATE bytes a second (0: no limit), for so many SECONDS, and no longer than PARENT lives. RESULT is locked as
- * long as this program runs, which ends where somebody else has it, and says how far it is, as JSON. Nobody waits for
- * this program, and nothing that it finds is an error: exit status 0; 2 wrong usage; 3 somebody else replays; 4 no RESULT.
+ * the most, RATE bytes a second (0: no limit), for so many SECONDS, and no longer than PARENT lives. RESULT is the
+ * descriptor of a file that says how far this program is, a name and a value a line. LOCK is a file that is locked
+ * meanwhile, and removed in the end. Nobody waits for this program, and nothing that it finds is an error: exit
+ * status 0; 2 wrong usage; 3 somebody else has LOCK; 4 nobody can.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -34,6 +35,8 @@
 #define NICE 10
 /* After so long beyond its time this program ends, whatever it waits for. */
 #define GRACE_SECONDS 2u
+/* The first after the standard streams. */
+#define RESULT_FD 3
 /* Where they cannot be closed in one call, descriptors below this one are. */
 #define FDS_MOST 65536u
 /* RESULT is written so often while there is news. */
@@ -41,7 +44,7 @@
 /* All of RESULT, blanks at the end: one write(2) of less than a page, so that who reads it sees one text. */
 #define RESULT_BYTES 1024
 
-enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_BUSY = 3, EXIT_NO_RESULT = 4 };
+enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_BUSY = 3, EXIT_NO_LOCK = 4 };
 
 struct replay {
 	struct entries entries;
@@ -50,7 +53,7 @@ struct replay {
 	uint64_t began_ns, deadline_ns, told_ns, budget_left;
 	uint64_t bytes, waited_bytes, done[UP_PROFILE_STAT + 1], skipped[SKIPS];
 	uint32_t under_way;
-	int event_fd, result_fd, depth;
+	int event_fd, depth;
 };
 
 /* ---- RESULT ---- */
@@ -70,27 +73,27 @@ static void tell(struct replay *r, const char *state)
 	r->told_ns = up_now_ns();
 	getrusage(RUSAGE_SELF, &usage);
 	n = snprintf(text, sizeof(text),
-		     "{\"state\": \"%s\", \"profile\": %d, \"flaw\": %u, \"runs\": %u, \"entries\": %u, "
-		     "\"files\": %llu, \"directories\": %llu, \"names\": %llu, \"bytes\": %llu, "
-		     "\"waited_bytes\": %llu, \"seconds\": %.3f, \"cpu_seconds\": %.3f, \"skipped\": {",
-		     state, r->entries.number, r->entries.header.flaw, r->entries.header.runs, r->entries.header.entries,
-		     (unsigned long long)r->done[UP_PROFILE_FILE],
+		     "state %s\nprofile %d\nflaw %u\nruns %u\nentries %u\nfiles %llu\ndirectories %llu\n"
+		     "names %llu\nbytes %llu\nwaited_bytes %llu\nseconds %.3f\ncpu_seconds %.3f\n",
+		     state, r->entries.number, r->entries.header.flaw, r->entries.header.runs,
+		     r->entries.header.entries, (unsigned long long)r->done[UP_PROFILE_FILE],
 		     (unsigned long long)r->done[UP_PROFILE_DIRECTORY],
 		     (unsigned long long)r->done[UP_PROFILE_STAT], (unsigned long long)r->bytes,
 		     (unsigned long long)r->waited_bytes, (double)(r->told_ns - r->began_ns) / 1e9,
 		     seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime));
 	for (int i = 0; i < SKIPS; i++)
-		n += snprintf(text + n, sizeof(text) - (size_t)n, "%s\"%s\": %llu", i ? ", " : "", names[i],
+		n += snprintf(text + n, sizeof(text) - (size_t)n, "skipped %s %llu\n", names[i],
 			      (unsigned long long)r->skipped[i]);
-	n += snprintf(text + n, sizeof(text) - (size_t)n, "}}");
 	memset(text + n, ' ', RESULT_BYTES - (size_t)n);
 	text[RESULT_BYTES - 1] = '\n';
-	if (pwrite(r->result_fd, text, RESULT_BYTES, 0) < 0)
-		return; /* a full disk: nobody learns of it, and nothing depends on it */
+	if (pwrite(RESULT_FD, text, RESULT_BYTES, 0) < 0)
+		return; /* nobody learns of it, and nothing depends on it */
 }
 
-/* Locked, or -errno; -EWOULDBLOCK: somebody else has it. Whoever removes it has the lock. */
-static int hold_result(const char *path)
+/* ---- LOCK ---- */
+
+/* 0 or -errno; -EWOULDBLOCK: somebody else has it. It is held until this process ends. */
+static int hold(const char *path)
 {
 	for (;;) {
 		int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -106,27 +109,36 @@ static int hold_result(const char *path)
 		}
 		if (!lstat(path, &there) && !fstat(fd, &ours) && there.st_dev == ours.st_dev &&
 		    there.st_ino == ours.st_ino)
-			return fd;
+			return 0;
 		close(fd); /* the last holder has just removed it */
 	}
 }
 
 /* ---- what this process is ---- */
 
-/* But for the standard streams. */
-static void close_all(void)
+/* All but one, which then is RESULT_FD, and the standard streams, which lead nowhere. */
+static int keep_only(int result)
 {
 	struct rlimit most;
+	int fd = fcntl(result, F_DUPFD_CLOEXEC, RESULT_FD + 1);
 
+	if (fd < 0 || dup2(fd, RESULT_FD) < 0)
+		return -errno;
 	/* Some containers refuse what they do not know. */
-	if (!syscall(SYS_close_range, 3u, ~0u, 0u) || getrlimit(RLIMIT_NOFILE, &most))
-		return;
-	for (rlim_t fd = 3; fd < most.rlim_cur && fd < FDS_MOST; fd++)
-		close((int)fd);
+	if (syscall(SYS_close_range, RESULT_FD + 1u, ~0u, 0u) && !getrlimit(RLIMIT_NOFILE, &most))
+		for (rlim_t i = RESULT_FD + 1; i < most.rlim_cur && i < FDS_MOST; i++)
+			close((int)i);
+	fd = open("/dev/null", O_RDWR);
+	for (int i = 0; i < RESULT_FD && fd >= 0; i++)
+		if (fd != i)
+			dup2(fd, i);
+	if (fd > RESULT_FD)
+		close(fd);
+	return fd < 0 ? -errno : 0;
 }
 
 /* Nothing of the job's stays open here, and nothing of this process is in the job's way. */
-static int stand_aside(pid_t parent, unsigned seconds)
+static int stand_aside(pid_t parent, unsigned seconds, int result)
 {
 	cpu_set_t all;
 	sigset_t none;
@@ -140,15 +152,8 @@ static int stand_aside(pid_t parent, unsigned seconds)
 		return -ESRCH;
 	alarm(seconds + GRACE_SECONDS);
 	setsid(); /* what the terminal sends is for the job */
-	close_all();
-	fd = open("/dev/null", O_RDWR);
-	for (int i = 0; i < 3 && fd >= 0; i++)
-		if (fd != i)
-			dup2(fd, i);
-	if (fd > 2)
-		close(fd);
-	if (chdir("/"))
-		return -errno;
+	if (keep_only(result) || chdir("/"))
+		return -EBADF;
 	setpriority(PRIO_PROCESS, 0, NICE);
 	/* A launcher binds a rank, and so us, to a core; the kernel leaves out what is not the group's. */
 	memset(&all, 0xff, sizeof(all));
@@ -284,26 +289,29 @@ int main(int argc, char **argv)
 	struct replay r = { .entries.number = -1 };
 	const char *state = "no profile";
 	unsigned seconds;
+	int err;
 
-	if (argc < 8) {
-		fprintf(stderr, "usage: _replay PARENT SECONDS DEPTH BUDGET RATE RESULT PROFILE...\n");
+	if (argc < 9) {
+		fprintf(stderr, "usage: _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROFILE...\n");
 		return EXIT_USAGE;
 	}
 	seconds = (unsigned)number(argv[2]);
 	r.began_ns = up_now_ns();
 	r.deadline_ns = r.began_ns + seconds * NS_PER_SECOND;
-	if (stand_aside((pid_t)number(argv[1]), seconds))
+	if (stand_aside((pid_t)number(argv[1]), seconds, (int)number(argv[6])))
 		return EXIT_DONE;
-	r.result_fd = hold_result(argv[6]);
-	if (r.result_fd < 0)
-		return r.result_fd == -EWOULDBLOCK ? EXIT_BUSY : EXIT_NO_RESULT;
+	err = hold(argv[7]);
+	if (err)
+		return err == -EWOULDBLOCK ? EXIT_BUSY : EXIT_NO_LOCK;
 	tell(&r, "running");
-	if (!entries_open(&r.entries, &argv[7])) {
+	if (!entries_open(&r.entries, &argv[8])) {
 		r.depth = number(argv[3]) ? (int)number(argv[3]) : entries_depth(&r.entries);
+		if ((uint32_t)r.depth > r.entries.header.entries)
+			r.depth = (int)r.entries.header.entries; /* a thread is started for each */
 		r.budget_left = entries_budget(number(argv[4]));
 		r.pace.bytes_per_second = number(argv[5]);
 		r.event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		if (r.event_fd < 0 || up_paths_create(&r.paths, r.depth, 0, r.event_fd) < 0)
+		if (r.event_fd < 0 || up_paths_create(&r.paths, r.depth ? r.depth : 1, 0, r.event_fd) < 0)
 			state = "no threads";
 		else
 			state = replay(&r);
@@ -312,6 +320,6 @@ int main(int argc, char **argv)
 	if (r.paths && !r.under_way)
 		up_paths_destroy(r.paths);
 	entries_close(&r.entries);
-	fflush(NULL);
+	unlink(argv[7]);
 	_exit(EXIT_DONE); /* whoever waits for storage does not keep it */
 }

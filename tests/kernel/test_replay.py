@@ -257,7 +257,7 @@ def test_what_a_user_may_not_read_is_not_read(everybodys: Path) -> None:
     replays.profile.chmod(0o644)
     program = str(nobody.directory / "uffdprefetch" / Path(PROGRAM).name)
     shell = ["sh", "-c", '"$0" "$$" "$@"; exit $?', program, *replays.words()[2:]]
-    subprocess.run([*nobody.prefix, *shell], check=True, timeout=HANG_SECONDS)
+    assert replays.start([*nobody.prefix, *shell]).wait(HANG_SECONDS) == 0
     told = replays.told()
     assert (told["files"], told["skipped"]) == (1, {"refused": 1})
 
@@ -288,11 +288,19 @@ def test_of_several_profiles_the_first_sound_one_is_replayed(
 def test_only_one_replays_at_a_time(bed: SlowBed, replays: Replays) -> None:
     replays.of(*start_of(bed))
     bed.reset()
-    with open(replays.result, "wb") as held:
+    with open(replays.lock, "wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert subprocess.run(replays.words(), timeout=HANG_SECONDS).returncode == 3
+        assert replays.start().wait(HANG_SECONDS) == 3
     assert bed.counters()["lookups"] == 0
-    assert replays.run()["state"] == "done"
+    assert replays.run()["state"] == "done" and not replays.lock.exists()
+
+
+def test_where_there_can_be_no_lock_nothing_is_read(bed: SlowBed, replays: Replays) -> None:
+    replays.of(*start_of(bed))
+    bed.reset()
+    replays.lock.symlink_to(replays.lock.with_name("another"))
+    assert replays.start().wait(HANG_SECONDS) == 4
+    assert bed.counters()["lookups"] == 0
 
 
 def test_a_lock_that_its_last_holder_has_removed_is_made_anew(
@@ -302,10 +310,8 @@ def test_a_lock_that_its_last_holder_has_removed_is_made_anew(
     file.write_bytes(b"x")
     replays.of(file_entry(file))
     for _ in range(20):
-        replays.result.unlink(missing_ok=True)
         running = [replays.start() for _ in range(4)]
-        with contextlib.suppress(FileNotFoundError):
-            replays.result.unlink()
+        replays.lock.unlink(missing_ok=True)
         assert {one.wait(HANG_SECONDS) for one in running} <= {0, 3}
 
 
@@ -313,8 +319,8 @@ def test_who_is_no_child_of_its_launcher_reads_nothing(bed: SlowBed, replays: Re
     """The launcher had ended before."""
     replays.of(*start_of(bed))
     bed.reset()
-    done = subprocess.run(replays.words(parent=1), timeout=HANG_SECONDS)
-    assert done.returncode == 0 and not replays.result.exists()
+    assert replays.start(parent=1).wait(HANG_SECONDS) == 0
+    assert replays.result.read_bytes() == b"" and not replays.lock.exists()
     assert bed.counters()["lookups"] == 0
 
 
@@ -323,19 +329,19 @@ def test_it_ends_with_its_launcher(bed: SlowBed, replays: Replays) -> None:
     os.kill(bed.pid, signal.SIGSTOP)
     words = replays.words(parent=0)
     code = (
-        "import os, subprocess, sys; words = sys.argv[1:]; words[1] = str(os.getpid());"
-        " print(subprocess.Popen(words).pid, flush=True); sys.stdin.read()"
+        "import os, signal, subprocess, sys; words = sys.argv[1:]; words[1] = str(os.getpid());"
+        " print(subprocess.Popen(words).pid, flush=True); signal.pause()"
     )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert launcher.stdout is not None and launcher.stdin is not None
+    with open(replays.result, "wb") as told:
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdin=told, stdout=subprocess.PIPE
+        )
+    assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
-    wait_until(replays.result.exists, "the replay")
+    wait_until(replays.result.read_bytes, "the replay")
     launcher.kill()
     launcher.wait()
     wait_until(lambda: process_gone(pid), "the end of the replay")
-    launcher.stdin.close()
     launcher.stdout.close()
 
 
@@ -368,12 +374,15 @@ def test_nothing_of_who_starts_it_stays_open_in_it(bed: SlowBed, replays: Replay
     os.kill(bed.pid, signal.SIGSTOP)
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
-    running = subprocess.Popen(replays.words(), close_fds=False)
+    with open(replays.result, "wb") as told:
+        running = subprocess.Popen(replays.words(), stdin=told, close_fds=False)
     os.close(writer)
     assert os.read(reader, 1) == b""  # the end of the pipe, while it runs
     assert running.poll() is None
     for fd in range(3):
         assert os.readlink(f"/proc/{running.pid}/fd/{fd}") == "/dev/null"
+    told_by = os.readlink(f"/proc/{running.pid}/fd/3")
+    assert told_by == str(replays.result)
     assert os.readlink(f"/proc/{running.pid}/cwd") == "/"
     assert os.getpriority(os.PRIO_PROCESS, running.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
     running.kill()

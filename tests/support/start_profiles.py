@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from conftest import HANG_SECONDS
 
 from uffdprefetch.base.file_systems import type_of
-from uffdprefetch.launch.replay import PROGRAM
+from uffdprefetch.launch.replay import PROGRAM, told_by
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
@@ -40,7 +39,8 @@ class Replays:
 
     def __init__(self, directory: Path) -> None:
         self.profile = directory / "start.upl"
-        self.result = directory / "start.replay"
+        self.result = directory / "start.told"
+        self.lock = directory / "start.lock"
 
     def of(self, *entries: StartEntry) -> Replays:
         """From now on it has these."""
@@ -54,18 +54,20 @@ class Replays:
         """The command line; of a child of this process, if no ``parent`` is given."""
         numbers = (os.getpid() if parent is None else parent, seconds, depth, budget_bytes, rate)
         paths = [self.profile] if profiles is None else profiles
-        return [PROGRAM, *map(str, numbers), str(self.result), *map(str, paths)]
+        told = ("0", str(self.lock))  # its standard input: see start()
+        return [PROGRAM, *map(str, numbers), *told, *map(str, paths)]
 
-    def start(self, **how: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self.words(**how))
+    def start(self, words: Sequence[str] | None = None, **how: Any) -> subprocess.Popen[bytes]:
+        """One; or ``words``, which start one. It tells into a new file."""
+        with open(self.result, "wb") as told:
+            return subprocess.Popen(self.words(**how) if words is None else words, stdin=told)
 
     def run(self, **how: Any) -> dict[str, Any]:
         """One, to its end: what it tells."""
-        done = subprocess.run(self.words(**how), timeout=HANG_SECONDS)
-        assert done.returncode == 0
+        assert self.start(**how).wait(HANG_SECONDS) == 0
         return self.told()
 
     def told(self) -> dict[str, Any]:
         """With nothing in ``skipped`` of which there was none."""
-        told: dict[str, Any] = json.loads(self.result.read_text())
+        told = told_by(self.result.read_text())
         return told | {"skipped": {why: n for why, n in told["skipped"].items() if n}}

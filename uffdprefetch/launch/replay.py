@@ -34,7 +34,7 @@ _GROUP = "start"
 #: What a start takes on slow storage, and more: who comes there after that waits for no replay.
 MOST_SECONDS = 30
 #: Its exit statuses (csrc/replay/replay.c).
-_BUSY, _NO_RESULT = 3, 4
+_BUSY, _NO_LOCK = 3, 4
 
 
 def why_not() -> str | None:
@@ -72,6 +72,10 @@ def key_in(path: str) -> str:
     return os.path.basename(path).removesuffix(SUFFIX)
 
 
+#: Of csrc/replay/replay.c: all of what it tells.
+_RESULT_BYTES = 1024
+
+
 class Replay:
     """What is replayed of a start, or why nothing is."""
 
@@ -80,7 +84,8 @@ class Replay:
         self.key = key
         self._state = state
         self._pid = 0
-        self._result = ""  # the path
+        self._result = -1  # a descriptor of the file by which it tells how far it is
+        self._lock = ""  # the path
         self._told: dict[str, Any] = {}
         self.read: JobRead | None = None  # what it has read, which counts for us from then on
 
@@ -89,14 +94,16 @@ class Replay:
         Raises UffdPrefetchError where there is no runtime directory, OSError."""
         directory = rundir.runtime_directory()
         socket = rundir.socket_path(directory, file_name_safe(self.key), group=_GROUP)
-        self._result = socket + leftovers.REPLAY
+        self._lock = socket + leftovers.REPLAY
+        self._result = os.memfd_create("uffdprefetch-replay")
         words = [
             PROGRAM, str(os.getpid()), str(MOST_SECONDS), str(learn.depth or 0),
-            str(learn.budget_bytes), str(rate or 0), self._result, *paths,
+            str(learn.budget_bytes), str(rate or 0), str(self._result), self._lock, *paths,
         ]  # fmt: skip
         pid = os.fork()
         if pid == 0:
             try:
+                os.set_inheritable(self._result, True)
                 os.execve(PROGRAM, words, {})  # LD_PRELOAD is the job's
             finally:
                 os._exit(EXIT_CANNOT_EXECUTE)
@@ -114,11 +121,14 @@ class Replay:
         """End it; what came of it, as the summary has it. Does not wait."""
         self._reap(os.WNOHANG)
         if self._pid:
-            self._read()
             os.kill(self._pid, signal.SIGKILL)
             self._reap(os.WNOHANG)
-            leftovers.unlink(self._result)
+            self._read()
+            leftovers.unlink(self._lock)
             self._state = "cut short"
+        if self._result >= 0:
+            os.close(self._result)
+            self._result = -1
         return learned(self.key, self._state, self._told)
 
     def _reap(self, options: int) -> None:
@@ -135,24 +145,34 @@ class Replay:
             return
         self._pid, self.read = 0, JobRead.now().since(before)
         code = os.waitstatus_to_exitcode(status)
-        if code in (_BUSY, _NO_RESULT):
+        if code in (_BUSY, _NO_LOCK):
             self._state = "another replays" if code == _BUSY else "no room in the run directory"
             return
         self._read()
         self._state = self._told.get("state", "failed") if code == 0 else "killed"
-        leftovers.unlink(self._result)
+        if code:
+            leftovers.unlink(self._lock)
 
     def _read(self) -> None:
         """How far it is, if it tells."""
-        import json
-
         try:
-            with open(self._result, encoding="utf-8") as file:
-                told = json.load(file)
+            self._told = told_by(os.pread(self._result, _RESULT_BYTES, 0).decode())
         except (OSError, ValueError):
-            return
-        if isinstance(told, dict):
-            self._told = told
+            pass
+
+
+def told_by(text: str) -> dict[str, Any]:
+    """What a replay tells (csrc/replay/replay.c, tell()), with ``skipped`` by reason. Raises
+    ValueError. (It is no JSON, to load whose reader the job's end would wait.)"""
+    told: dict[str, Any] = {"skipped": {}}
+    for line in text.split("\n"):
+        name, _, value = line.partition(" ")
+        if name == "skipped":
+            why, _, count = value.partition(" ")
+            told["skipped"][why] = int(count)
+        elif name:
+            told[name] = value if name == "state" else float(value) if "." in value else int(value)
+    return told
 
 
 def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) -> Replay | None:

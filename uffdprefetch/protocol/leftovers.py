@@ -29,7 +29,7 @@ LOG = ".log"
 #: Of a cluster's convener: temporary files of the MPI that it starts, and the agent that replaces
 #: ssh.
 MPI, AGENT = ".mpi", ".rsh"
-#: Of a replay of a start (launch/replay.py): how far it is.
+#: Lock of the replay of a start (launch/replay.py).
 REPLAY = ".replay"
 #: The socket's name while its launcher looks whether it is in use (launch/service.py).
 AWAY = ".away"
