@@ -113,6 +113,16 @@ def test_the_key_is_the_programs_own_where_no_name_is_given(home: Home) -> None:
     assert (learn["key"], learn["state"], learn["paths"]) == (key, "done", 22)
 
 
+def test_a_nested_wrap_replays_nothing_for_it_is_a_part_of_the_start(home: Home) -> None:
+    home.keep()
+    inner = uffdprefetch("wrap", "-v", "-o", "/dev/null", "--", "sleep", "0.3")
+    home.wrap(f"--learn={KEY}", "-q", job=tuple(inner))
+    assert "start " not in home.said
+    home.env["UFFDPREFETCH_LEARN"] = KEY  # by a user's variable it is asked for, too
+    assert home.wrap(job=tuple(inner))["learn"]["paths"] == 22
+    assert home.said.count("start start:") == 0
+
+
 def test_a_sites_profile_is_read_where_the_user_has_none_and_never_written(home: Home) -> None:
     site = home.directory / "site"
     path = home.keep(where=site)

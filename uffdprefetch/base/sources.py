@@ -25,7 +25,7 @@ INTERNAL_VARIABLES = frozenset(
     PREFIX + name
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
-        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "LISTEN", "LEARN_RING"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "LISTEN", "START_LOG"),
         *("LUSTRE", "SLURMBED", "CLUSTER_RUN", "CLUSTER_NODE", "CLUSTER_NODES", "GROUP"),
     )
 )

@@ -84,6 +84,8 @@ def job_environment(
     environment["UFFDPREFETCH_SOCKET"] = address.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.files.min_size_bytes)
     environment["UFFDPREFETCH_LISTEN"] = str(config.spacing_bytes)
+    if config.learn.name is not None:  # what a nested wrap runs is a part of this start
+        environment["UFFDPREFETCH_LEARN"] = "off"
     if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
