@@ -53,7 +53,7 @@ struct replay {
 	uint64_t began_ns, deadline_ns, told_ns, budget_left;
 	uint64_t bytes, waited_bytes, done[UP_PROFILE_STAT + 1], skipped[SKIPS];
 	uint32_t under_way;
-	int event_fd, depth;
+	int event_fd, depth, is_cut; /* is_cut: a part of a file was beyond the budget */
 };
 
 /* ---- RESULT ---- */
@@ -228,8 +228,10 @@ static int submit(struct replay *r)
 		r->skipped[SKIP_BUDGET]++;
 		return 1;
 	}
-	if (bytes > r->budget_left)
+	if (bytes > r->budget_left) {
 		bytes = r->budget_left;
+		r->is_cut = 1;
+	}
 	entries_request(p, &q);
 	q.id = ticket(p->entry.kind, bytes);
 	q.most_bytes = bytes;
@@ -276,7 +278,7 @@ static const char *replay(struct replay *r)
 	for (; more; more = entries_next(&r->entries) > 0)
 		left++;
 	r->skipped[SKIP_TIME] += (uint64_t)left + r->under_way;
-	return left || r->under_way ? "time" : r->skipped[SKIP_BUDGET] ? "budget" : "done";
+	return left || r->under_way ? "time" : r->skipped[SKIP_BUDGET] || r->is_cut ? "budget" : "done";
 }
 
 static uint64_t number(const char *text)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cgroups import entering, kills, memory_group
 from conftest import HANG_SECONDS, process_gone, require, wait_until
 from nobody import Nobody
 from start_profiles import Replays, directory_entry, file_entry, name_entry
@@ -133,6 +134,23 @@ def test_no_more_is_read_than_the_budget(bed: SlowBed, replays: Replays) -> None
     assert bed.counters()["bytes"] <= 10 * FILE_BYTES + 5000 + 4 * KIB  # the last page whole
     assert told["skipped"] == {"budget": FILES + 1 - 11}
     assert (told["directories"], told["names"]) == (FILES // 10, 1)
+
+
+@pytest.mark.root
+def test_of_a_memory_groups_limit_no_more_than_a_share_is_taken(
+    bed: SlowBed, replays: Replays
+) -> None:
+    """An eighth of what it leaves (native/memory_limits.py)."""
+    replays.of(*start_of(bed))
+    bed.reset()
+    limit = 40 * MIB
+    with memory_group(limit) as group:
+        words = [*entering(group), *replays.words()]
+        assert replays.start(words).wait(HANG_SECONDS) == 0
+        assert kills(group) == 0
+    told = replays.told()
+    assert told["state"] == "budget" and 0 < told["bytes"] <= limit // 8
+    assert bed.counters()["bytes"] <= limit // 8 + 4 * KIB
 
 
 def test_what_is_left_out_takes_no_part_of_the_budget(bed: SlowBed, replays: Replays) -> None:
