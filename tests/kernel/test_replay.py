@@ -46,14 +46,15 @@ def replays(tmp_path: Path) -> Replays:
 def bed(tmp_path: Path) -> Iterator[SlowBed]:
     """Files ``small0`` ... in directories of ten, and ``large`` (6 MiB)."""
     require(why_no_bed() is None, why_no_bed() or "")
-    source = tmp_path / "source"
+    source, mount = tmp_path / "source", tmp_path / "mount"
     source.mkdir()
+    mount.mkdir()
     (source / "large").write_bytes(os.urandom(6 * MIB))
     for number in range(FILES):
         directory = source / f"part{number // 10}"
         directory.mkdir(exist_ok=True)
         (directory / f"small{number}").write_bytes(os.urandom(FILE_BYTES))
-    made = SlowBed(source, bandwidth=0, latency_us=200, lookup_us=100)
+    made = SlowBed(source, mount, bandwidth=0, latency_us=200, lookup_us=100)
     made.mount()
     yield made
     with contextlib.suppress(ProcessLookupError):
@@ -71,9 +72,6 @@ def start_of(bed: SlowBed) -> list[StartEntry]:
     entries = [*map(directory_entry, directories), *map(file_entry, small(bed))]
     entries += [name_entry(bed.path("part0/missing")), file_entry(bed.path("large"))]
     bed.unmount()
-    where = Path(entries[0].path).parent
-    where.mkdir(exist_ok=True)  # the same names again
-    bed._wanted_mountpoint, bed._own_mountpoint = where, True
     bed.mount()
     return entries
 

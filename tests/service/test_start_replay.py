@@ -18,6 +18,7 @@ from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_unt
 from start_profiles import directory_entry, file_entry, name_entry
 
 from uffdprefetch.base.start_key import start_key
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.launch import replay as replays
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartProfile
@@ -194,6 +195,41 @@ def test_it_ends_with_the_job(endless: Home) -> None:
     summary = endless.wrap(f"--learn={KEY}", job=("sleep", "0.5"))
     assert summary["learn"]["state"] == "cut short"
     assert endless.left() == []
+
+
+def test_storage_that_does_not_answer_holds_up_no_job(home: Home) -> None:
+    require(why_no_bed() is None, why_no_bed() or "")
+    source, mount = home.directory / "source", home.directory / "mount"
+    source.mkdir()
+    mount.mkdir()
+    for path in home.files:
+        path.rename(source / path.name)
+    with SlowBed(source, mount) as bed:
+        home.files = [bed.path(path.name) for path in home.files]
+        home.keep()
+        bed.unmount()  # nothing is known of it any more
+        bed.mount()
+        try:
+            os.kill(bed.pid, signal.SIGSTOP)
+            learn = home.wrap(f"--learn={KEY}", job=("sh", "-c", "sleep 0.3; exit 0"))["learn"]
+            assert (learn["state"], learn["bytes"]) == ("cut short", 0)
+            wait_until(lambda: not replays_of(home.profiles), "the end of the replay")
+        finally:
+            os.kill(bed.pid, signal.SIGCONT)
+    assert home.left() == []
+
+
+def replays_of(profiles: Path) -> list[str]:
+    """The pids of replays of what lies in a directory of profiles."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] == os.fsencode(replays.PROGRAM) and str(profiles).encode() in words[-2]:
+            found.append(pid)
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
