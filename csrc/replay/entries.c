@@ -38,9 +38,10 @@ static int read_whole(struct entries *p, const char *path)
 	struct stat st;
 	ssize_t n = 1;
 
+	p->file_bytes = 0;
+	p->header = (struct up_profile_header){ 0 };
 	if (fd < 0)
 		return -errno;
-	p->file_bytes = 0;
 	p->file = fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > UP_PROFILE_BYTES_MAX ?
 			  NULL : malloc((size_t)st.st_size + 1);
 	while (p->file && n > 0 && p->file_bytes < (uint64_t)st.st_size) {
@@ -74,7 +75,7 @@ static int look_through(struct entries *p)
 
 int entries_open(struct entries *p, char **paths)
 {
-	struct up_profile_header flawed = { .flaw = UP_PROFILE_NONE_SUCH };
+	struct up_profile_header flawed = { 0 };
 
 	p->range = malloc(2 * UP_PROFILE_RANGES_MAX * sizeof(*p->range)); /* its pages come as they are used */
 	if (!p->range)
@@ -84,15 +85,16 @@ int entries_open(struct entries *p, char **paths)
 			p->number = i;
 			return 0;
 		}
-		if (p->file && p->header.flaw)
+		if (!flawed.flaw && !access(paths[i], F_OK)) { /* else nobody has written it yet */
 			flawed = p->header;
-		else if (p->file)
-			flawed.flaw = UP_PROFILE_DAMAGED;
+			if (!flawed.flaw)
+				flawed.flaw = p->file ? UP_PROFILE_DAMAGED : UP_PROFILE_NONE_SUCH;
+		}
 		free(p->file);
 		p->file = NULL;
 	}
 	p->header = flawed;
-	return -ENOENT;
+	return flawed.flaw ? -EINVAL : -ENOENT;
 }
 
 void entries_close(struct entries *p)

@@ -29,7 +29,8 @@ struct entries {
 	int number;                      /* of the profile in the list; -1: none */
 };
 
-/* The first of the paths that is a profile, all of which was looked through: 0, or -ENOENT. The list ends with NULL. */
+/* The first of the paths that is a profile, all of which was looked through: 0; -EINVAL: none of those that are there
+ * is one, and the header has the first one's flaw; -ENOENT: none is there. The list ends with NULL. */
 int entries_open(struct entries *entries, char **paths);
 void entries_close(struct entries *entries);
 /* Goes on to the next entry; 0: there are no more. */

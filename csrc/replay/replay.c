@@ -289,7 +289,7 @@ static uint64_t number(const char *text)
 int main(int argc, char **argv)
 {
 	struct replay r = { .entries.number = -1 };
-	const char *state = "no profile";
+	const char *state;
 	unsigned seconds;
 	int err;
 
@@ -306,7 +306,9 @@ int main(int argc, char **argv)
 	if (err)
 		return err == -EWOULDBLOCK ? EXIT_BUSY : EXIT_NO_LOCK;
 	tell(&r, "running");
-	if (!entries_open(&r.entries, &argv[8])) {
+	err = entries_open(&r.entries, &argv[8]);
+	state = err == -ENOENT ? "first run" : "no profile";
+	if (!err) {
 		r.depth = number(argv[3]) ? (int)number(argv[3]) : entries_depth(&r.entries);
 		if ((uint32_t)r.depth > r.entries.header.entries)
 			r.depth = (int)r.entries.header.entries; /* a thread is started for each */

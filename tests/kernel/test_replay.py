@@ -296,6 +296,9 @@ def test_of_several_profiles_the_first_sound_one_is_replayed(
     assert (told["state"], told["profile"], told["flaw"], told["files"]) == ("done", 3, 0, 1)
     told = replays.run(profiles=[none, damaged])
     assert (told["state"], told["profile"], told["flaw"], told["files"]) == ("no profile", -1, 3, 0)
+    assert replays.run(profiles=[none, fifo])["flaw"] == 1
+    told = replays.run(profiles=[none, tmp_path / "another"])
+    assert (told["state"], told["profile"], told["flaw"]) == ("first run", -1, 0)
 
 
 # ---- one at a time, and no longer than it is wanted ---------------------------------------------

@@ -262,7 +262,7 @@ def test_what_a_killed_launcher_has_left_the_next_service_removes(endless: Home)
 
 
 def test_a_replay_that_is_killed_is_told_and_is_no_zombie(endless: Home) -> None:
-    words = uffdprefetch("wrap", "-f", "-o", "run", f"--learn={KEY}", "--", "sleep", "1")
+    words = uffdprefetch("wrap", "-f", "-o", "run", f"--learn={KEY}", "--", "sleep", "3")
     wrap = subprocess.Popen(words, env=endless.env, cwd=endless.directory, stderr=subprocess.PIPE)
     found: list[int] = []
     wait_until(lambda: found.append(replay_of(wrap.pid) or 0) or found[-1], "the replay")

@@ -167,6 +167,12 @@ def socket_path(directory: str, key: str, node: str | None = None, group: str | 
     )
 
 
+def lock_path(directory: str, key: str, group: str) -> str:
+    """The path of a lock file that is called as the socket of socket_path() would be, on this node;
+    it may be longer."""
+    return os.path.join(directory, f"{key}@{file_name_safe(os.uname().nodename)}+{group}.sock")
+
+
 def _digest(text: str) -> str:
     import hashlib
 

@@ -61,10 +61,10 @@ def _found(program: str, environ: Mapping[str, str]) -> str:
 
 
 def profiles(learn: LearnOptions, key: str, environ: Mapping[str, str]) -> list[str]:
-    """Where a profile of that key lies: the user's own first."""
+    """Where a profile of that key may lie: the user's own first. (Whether it does the replay finds
+    out: storage that does not answer must not hold up the job.)"""
     directories = (profile_directory(environ), learn.directory)
-    paths = [os.path.abspath(profile_path(one, key)) for one in directories if one is not None]
-    return [path for path in paths if os.path.exists(path)]
+    return [os.path.abspath(profile_path(one, key)) for one in directories if one is not None]
 
 
 def key_in(path: str) -> str:
@@ -93,8 +93,8 @@ class Replay:
         """Start it, with profiles of which the first sound one counts; ``rate``: bytes a second.
         Raises UffdPrefetchError where there is no runtime directory, OSError."""
         directory = rundir.runtime_directory()
-        socket = rundir.socket_path(directory, file_name_safe(self.key), group=_GROUP)
-        self._lock = socket + leftovers.REPLAY
+        name = rundir.lock_path(directory, file_name_safe(self.key), _GROUP)
+        self._lock = name + leftovers.REPLAY
         self._result = os.memfd_create("uffdprefetch-replay")
         words = [
             PROGRAM, str(os.getpid()), str(MOST_SECONDS), str(learn.depth or 0),
