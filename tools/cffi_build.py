@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build uffdprefetch._uffd, the cffi module over service/helper.h, common/wire.h and common/net.h
-of csrc/ (named in setup.py)."""
+"""Build uffdprefetch._uffd, the cffi module over service/helper.h, common/wire.h, common/net.h and
+common/startlog.h of csrc/ (named in setup.py)."""
 
 from glob import glob
 from pathlib import Path
@@ -19,11 +19,12 @@ def declarations(name: str) -> str:
 ffi = FFI()
 ffi.cdef(declarations("common/net.h"))
 ffi.cdef(declarations("common/wire.h"))
+ffi.cdef(declarations("common/startlog.h"))
 ffi.cdef(declarations("service/helper.h"))
 ffi.cdef("struct up_ring { struct up_event event[...]; ...; };")  # tests look for the events
 ffi.set_source(
     "uffdprefetch._uffd",
-    '#include "service/helper.h"',
+    '#include "service/helper.h"\n#include "common/startlog.h"',
     sources=["csrc/uffd_helper.c", *sorted(glob("csrc/service/**/*.c", recursive=True))],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file
+ * lock.c - open(2) of the job, for three reasons: leases (below), wrap --learn (startlog.c), and wrap --ownlock: each rank has a lock file
  * of its own for the LMDB data files that it only reads ([Stanovnik] section 4.2), in a directory of the
  * launcher's, with no word to the program.
  *
@@ -236,6 +236,8 @@ static int takes_mode(int flags)
 		fd = up_next.call;                                                             \
 	if (fd >= 0 && (flags & O_ACCMODE) != O_RDONLY)                                        \
 		up_opened_to_write(fd);                                                        \
+	if (__builtin_expect(up_start_log != NULL, 0))                                         \
+		up_note_opened(at, path, flags, fd < 0 ? errno : 0);                           \
 	return __builtin_expect(up_own_locks, 0) ? remember(fd, flags, caller) : fd
 
 UP_EXPORT int open(const char *path, int flags, ...)

@@ -440,7 +440,7 @@ static enum up_left_alone why_alone(void)
 }
 
 /* A path in which %h stands for the node's name: the same variable for a job on many nodes. Whether it fits. */
-static int set_socket_path(const char *path)
+static int set_path(char out[UP_PATH_MAX], const char *path)
 {
 	struct new_utsname node;
 	size_t at = 0;
@@ -458,10 +458,10 @@ static int set_socket_path(const char *path)
 		}
 		if (at + bytes >= UP_PATH_MAX)
 			return 0;
-		memcpy(up_job.socket_path + at, from, bytes);
+		memcpy(out + at, from, bytes);
 		at += bytes;
 	}
-	up_job.socket_path[at] = 0;
+	out[at] = 0;
 	return at > 0;
 }
 
@@ -470,6 +470,7 @@ static int set_socket_path(const char *path)
 __attribute__((constructor)) static void start(int argc, char **argv, char **envp)
 {
 	static void *this_object; /* to glibc: whose handlers these are */
+	char start_log[UP_PATH_MAX];
 	const char *path;
 
 	(void)argc;
@@ -483,8 +484,11 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	up_job.page_bytes = getauxval(AT_PAGESZ);
 	read_rank();
 	up_lock_start(variable("UFFDPREFETCH_LOCKDIR"));
+	path = variable("UFFDPREFETCH_START_LOG");
+	if (path && set_path(start_log, path))
+		up_start_log_open(start_log);
 	path = variable("UFFDPREFETCH_SOCKET");
-	if (!path || !set_socket_path(path))
+	if (!path || !set_path(up_job.socket_path, path))
 		return;
 	read_options();
 	read_command();

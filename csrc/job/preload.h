@@ -177,6 +177,14 @@ int up_prctl_gives_up_rights(long option, long value);
 /* writer.c: the job has opened a file for writing. */
 void up_opened_to_write(int fd);
 
+/* startlog.c */
+struct up_start_log;
+extern struct up_start_log *up_start_log; /* NULL: nobody wants to know (wrap --learn) */
+/* ... and what lies at this path does. */
+void up_start_log_open(const char *path);
+/* open(2) has returned: it has read the path. ``error``: 0, or its errno. */
+void up_note_opened(int directory, const char *path, int flags, int error);
+
 /* lock.c */
 extern int up_own_locks; /* --ownlock: fixed by up_lock_start() */
 /* Lock files of the rank, which is known, go to this directory; NULL: nothing of the kind. */
