@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job has read since it was started, as entries of its start profile, in the order of first
+sight."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from uffdprefetch.base import file_systems
+from uffdprefetch.base.units import MIB
+from uffdprefetch.native.profiles import PROFILE_ENTRIES_MAX, EntryKind
+from uffdprefetch.orders.start_profile import StartEntry, united
+from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.service.program_pages import Runs
+
+#: What is opened and not mapped is wanted as a whole up to this size: of a larger one it is not
+#: known what was read, and only its name is asked for.
+WHOLE_MOST_BYTES = 4 * MIB
+#: What lies below is no storage.
+_NO_STORAGE = ("/proc/", "/sys/", "/dev/")
+Number = tuple[int, int]
+"""Of a file: device, inode."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A name that was seen. Of a file, ``number``: what it was; ``is_mapped``: by whom it is, its
+    pages tell what is wanted."""
+
+    entry: StartEntry
+    number: Number | None = None
+    is_mapped: bool = False
+
+
+class StartedFiles:
+    """Of one job, on this node. Each name is asked for once, and waits for its file system: for a
+    thread of its own."""
+
+    def __init__(self, began_ns: int) -> None:
+        """``began_ns``: since the epoch; a file that was changed later is none of the start's."""
+        self._began_ns = began_ns
+        self._known: dict[str, _Known | None] = {}  # None: of no use
+        self._names: dict[Number, str] = {}  # the first one of each file
+        self._types: dict[str, int | None] = {}  # f_type, by directory
+        #: Bytes that are wanted so far.
+        self.wanted_bytes = 0
+
+    @property
+    def paths(self) -> int:
+        """How many are known, those that are of no use with them."""
+        return len(self._known)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no profile holds more."""
+        return len(self._known) >= PROFILE_ENTRIES_MAX
+
+    # -------------------------------------------------------------- what was seen
+
+    def opened(self, path: str, *, is_missing: bool = False) -> None:
+        """A process has opened this, or (``is_missing``) has found that it is not there."""
+        if path in self._known or self.is_full:
+            return
+        if is_missing:
+            # not asked: what is not there costs a request each time
+            is_stored = self._f_type(os.path.dirname(path)) is not None
+            entry = StartEntry(EntryKind.STAT, path)
+            self._known[path] = _Known(entry) if is_stored else None
+            return
+        status = self._status(path)
+        if status is None or self._f_type(os.path.dirname(path)) is None:
+            self._known[path] = None
+        elif stat.S_ISDIR(status.st_mode):
+            self._directory(path)
+        elif self._is_wanted(status):
+            self._around(path)
+            self._file(path, status)
+        else:
+            self._known[path] = None
+
+    def mapped(self, path: str, runs: Runs) -> None:
+        """A process has it mapped, and has these pages of it in its page table."""
+        known = self._known.get(path)
+        if known is None:
+            if path in self._known or self.is_full:
+                return
+            status = self._status(path)
+            is_stored = status is not None and self._f_type(os.path.dirname(path)) is not None
+            if status is None or not is_stored or not self._is_wanted(status):
+                self._known[path] = None
+                return
+            self._file(path, status)
+            known = self._known[path]
+        first = known and self._known.get(self._names.get(known.number or (0, 0), ""))
+        if first:
+            self._touched(first, runs)
+
+    def _touched(self, known: _Known, runs: Runs) -> None:
+        """Of a file, by its first name: what is wanted of it are these blocks, too."""
+        if not runs and not known.is_mapped and known.entry.kind is EntryKind.FILE:
+            return  # opened as well, and by its pages nothing is known
+        entry = replace(known.entry, kind=EntryKind.FILE)
+        end = -(-entry.size_bytes // BLOCK_BYTES)
+        blocks = [
+            (first, min(end, -(-(offset + length) // BLOCK_BYTES)) - first)
+            for offset, length in runs
+            if (first := offset // BLOCK_BYTES) < end
+        ]
+        before = entry.blocks if known.is_mapped else ()
+        entry = replace(entry, blocks=united([*before, *blocks]))
+        self.wanted_bytes -= _wanted_bytes(known)
+        self._known[entry.path] = known = _Known(entry, known.number, is_mapped=True)
+        self.wanted_bytes += _wanted_bytes(known)
+
+    def _file(self, path: str, status: os.stat_result) -> None:
+        f_type, number = self._f_type(os.path.dirname(path)), (status.st_dev, status.st_ino)
+        whole = 0 < status.st_size <= WHOLE_MOST_BYTES and number not in self._names
+        entry = StartEntry(
+            EntryKind.FILE if whole else EntryKind.STAT, path, f_type or 0, status.st_size,
+            status.st_mtime_ns,
+        )  # fmt: skip
+        self._names.setdefault(number, path)
+        self._known[path] = known = _Known(entry, number)
+        self.wanted_bytes += _wanted_bytes(known)
+
+    def _directory(self, path: str) -> None:
+        self._known.setdefault(path, _Known(StartEntry(EntryKind.DIRECTORY, path)))
+
+    def _around(self, path: str) -> None:
+        """What is asked for before it is opened. Its directory is listed; of what Python has made
+        of a source (PEP 3147) the source's is, and the source itself is looked at."""
+        directory, name = os.path.split(path)
+        if not name.endswith(".pyc") or os.path.basename(directory) != "__pycache__":
+            self._directory(directory)
+            return
+        directory = os.path.dirname(directory)
+        self._directory(directory)
+        source = os.path.join(directory, name.partition(".")[0] + ".py")
+        self._known.setdefault(source, _Known(StartEntry(EntryKind.STAT, source)))
+
+    # -------------------------------------------------------------- what it is
+
+    def _is_wanted(self, status: os.stat_result) -> bool:
+        return stat.S_ISREG(status.st_mode) and status.st_mtime_ns < self._began_ns
+
+    @staticmethod
+    def _status(path: str) -> os.stat_result | None:
+        try:
+            return os.stat(path)
+        except (OSError, ValueError):
+            return None
+
+    def _f_type(self, directory: str) -> int | None:
+        """Of storage; None: what lies there is in memory, or nowhere."""
+        if f"{directory}/".startswith(_NO_STORAGE):
+            return None
+        if directory not in self._types:
+            self._types[directory] = self._asked_f_type(directory)
+        return self._types[directory]
+
+    def _asked_f_type(self, directory: str) -> int | None:
+        try:
+            f_type = file_systems.type_of(directory)
+        except (OSError, ValueError):
+            above = os.path.dirname(directory)
+            return self._f_type(above) if above != directory else None
+        return None if file_systems.known(f_type).in_memory else f_type
+
+    # -------------------------------------------------------------- what comes of it
+
+    def entries(self, is_left_out: Callable[[Number], bool]) -> list[StartEntry]:
+        """In the order of first sight, without files that are left out. What is mapped and was not
+        touched is asked for by its name alone."""
+        found = []
+        for known in self._known.values():
+            if known is None or (known.number is not None and is_left_out(known.number)):
+                continue
+            entry = known.entry
+            untouched = known.is_mapped and not entry.blocks
+            if untouched or entry.kind is not EntryKind.FILE:
+                kind = EntryKind.STAT if untouched else entry.kind
+                entry = StartEntry(kind, entry.path)
+            found.append(entry)
+        return found
+
+
+def _wanted_bytes(known: _Known) -> int:
+    entry = known.entry
+    if entry.kind is not EntryKind.FILE or (known.is_mapped and not entry.blocks):
+        return 0
+    return entry.wanted_bytes
