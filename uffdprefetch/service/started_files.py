@@ -92,7 +92,7 @@ class StartedFiles:
             if status is None or not is_stored or not self._is_wanted(status):
                 self._known[path] = None
                 return
-            self._file(path, status)
+            self._file(path, status, is_mapped=True)
             known = self._known[path]
         first = known and self._known.get(self._names.get(known.number or (0, 0), ""))
         if first:
@@ -115,15 +115,16 @@ class StartedFiles:
         self._known[entry.path] = known = _Known(entry, known.number, is_mapped=True)
         self.wanted_bytes += _wanted_bytes(known)
 
-    def _file(self, path: str, status: os.stat_result) -> None:
+    def _file(self, path: str, status: os.stat_result, *, is_mapped: bool = False) -> None:
         f_type, number = self._f_type(os.path.dirname(path)), (status.st_dev, status.st_ino)
-        whole = 0 < status.st_size <= WHOLE_MOST_BYTES and number not in self._names
+        is_first = number not in self._names
+        whole = is_first and 0 < status.st_size <= WHOLE_MOST_BYTES
         entry = StartEntry(
             EntryKind.FILE if whole else EntryKind.STAT, path, f_type or 0, status.st_size,
             status.st_mtime_ns,
         )  # fmt: skip
         self._names.setdefault(number, path)
-        self._known[path] = known = _Known(entry, number)
+        self._known[path] = known = _Known(entry, number, is_mapped and is_first)
         self.wanted_bytes += _wanted_bytes(known)
 
     def _directory(self, path: str) -> None:
