@@ -440,14 +440,14 @@ static enum up_left_alone why_alone(void)
 }
 
 /* A path in which %h stands for the node's name: the same variable for a job on many nodes. Whether it fits. */
-static int set_path(char out[UP_PATH_MAX], const char *path)
+static int set_path(char *out, size_t most, const char *path)
 {
 	struct new_utsname node;
 	size_t at = 0;
 
 	if (up_sys1(SYS_uname, (long)&node))
 		return 0;
-	for (; *path && at < UP_PATH_MAX; path++) {
+	for (; *path && at < most; path++) {
 		size_t bytes = 1;
 		const char *from = path;
 
@@ -456,7 +456,7 @@ static int set_path(char out[UP_PATH_MAX], const char *path)
 			bytes = up_text_bytes(from, sizeof(node.nodename));
 			path++;
 		}
-		if (at + bytes >= UP_PATH_MAX)
+		if (at + bytes >= most)
 			return 0;
 		memcpy(out + at, from, bytes);
 		at += bytes;
@@ -470,7 +470,7 @@ static int set_path(char out[UP_PATH_MAX], const char *path)
 __attribute__((constructor)) static void start(int argc, char **argv, char **envp)
 {
 	static void *this_object; /* to glibc: whose handlers these are */
-	char start_log[UP_PATH_MAX];
+	char start_log[UP_PATH_MAX + 16]; /* a suffix longer than a socket's */
 	const char *path;
 
 	(void)argc;
@@ -485,10 +485,10 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	read_rank();
 	up_lock_start(variable("UFFDPREFETCH_LOCKDIR"));
 	path = variable("UFFDPREFETCH_START_LOG");
-	if (path && set_path(start_log, path))
+	if (path && set_path(start_log, sizeof(start_log), path))
 		up_start_log_open(start_log);
 	path = variable("UFFDPREFETCH_SOCKET");
-	if (!path || !set_path(up_job.socket_path, path))
+	if (!path || !set_path(up_job.socket_path, sizeof(up_job.socket_path), path))
 		return;
 	read_options();
 	read_command();

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_PLAIN = {"--socket": str, "--log": str, "--starter": int, "--lock": int, "--listener": int}
+_PLAIN = {
+    "--socket": str, "--log": str, "--starter": int, "--lock": int, "--listener": int,
+    "--start-log": int,
+}  # fmt: skip
 
 
 class Log(logging.FileHandler):
@@ -37,14 +40,17 @@ class Command:
         parser.add_argument("--starter", type=int, default=0, help="pid of the launcher")
         parser.add_argument("--lock", type=int, help="descriptor of the lock, with --listener")
         parser.add_argument("--listener", type=int, help="descriptor of the socket that listens")
+        parser.add_argument("--start-log", type=int, help="descriptor of the start log (--learn)")
 
     def parse_plain(self, words: Sequence[str]) -> dict[str, Any] | None:
         """What argparse makes of the words of launch/service.py, without loading it; None for
         others."""
-        values: dict[str, Any] = {"starter": 0, "lock": None, "listener": None}
+        values: dict[str, Any] = {
+            "starter": 0, "lock": None, "listener": None, "start_log": None,
+        }  # fmt: skip
         try:
             for name, value in zip(words[::2], words[1::2], strict=True):
-                values[name[2:]] = _PLAIN[name](value)
+                values[name[2:].replace("-", "_")] = _PLAIN[name](value)
         except (KeyError, ValueError):
             return None
         return values if values.keys() >= {"socket", "log"} else None
@@ -60,7 +66,7 @@ class Command:
         try:
             key = os.environ.get("UFFDPREFETCH_RUN", "?")
             inherited = None if args.lock is None else (args.lock, args.listener)
-            return serve(args.socket, config, key, args.starter, inherited)
+            return serve(args.socket, config, key, args.starter, inherited, args.start_log)
         except BaseException:
             logging.exception("the service failed")
             raise

@@ -69,6 +69,8 @@ class Command:
             from uffdprefetch.launch import replay as replays
 
             replay = replays.start(loaded, rest, os.environ)
+            if replay is not None:  # the service records by that name
+                loaded = loaded.but(learn=replay.key)
         from uffdprefetch.launch import launcher
 
         for line in options.without_effect(loaded) if not loaded.wrap.quiet else ():

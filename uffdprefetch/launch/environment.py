@@ -11,6 +11,7 @@ from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.options import as_variables
 from uffdprefetch.launch import service
 from uffdprefetch.native.preload import preload_object
+from uffdprefetch.protocol import start_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
 def preload_path(config: Config, environ: Mapping[str, str], directory: str) -> str | None:
     """What is preloaded into the job, as LD_PRELOAD can name it; None: nothing is.
     ``directory``: for a link to it."""
-    if config.engine == "off" and not config.wrap.ownlock:
+    if config.engine == "off" and not config.wrap.ownlock and config.learn.name is None:
         return None
     return environ.get(TEST_PRELOAD_VARIABLE) or preloadable(preload_object(), directory)
 
@@ -99,6 +100,9 @@ def job_environment(
         environment["PYTHONPATH"] = os.pathsep.join([SITE, *before])
     if not config.wrap.ownlock:
         environment.pop(LOCKS_VARIABLE, None)
-    elif config.engine == "off":
-        del environment["UFFDPREFETCH_SOCKET"]  # the preload object only serves --ownlock
+    if config.learn.name is not None:
+        environment[start_log.VARIABLE] = address.socket + start_log.SUFFIX
+    if config.engine == "off" and preload is not None:
+        # the preload object only serves --ownlock, and --learn
+        del environment["UFFDPREFETCH_SOCKET"]
     return environment

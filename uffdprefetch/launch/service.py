@@ -23,7 +23,7 @@ from uffdprefetch.base.errors import EXIT_NO_ROOM, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.record import record
 from uffdprefetch.base.rundir import is_of_node, runtime_directory, socket_path
-from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol import leftovers, start_log
 from uffdprefetch.protocol.node import JobRead, NodeClient, NotOurService, ServiceGone
 
 TYPE_CHECKING = False
@@ -181,13 +181,16 @@ def _service_environment(
     return environment
 
 
-def command(address: Address, listener_fd: int, lock_fd: int) -> list[str]:
-    """The command line of a service that inherits both descriptors."""
-    return [
+def command(
+    address: Address, listener_fd: int, lock_fd: int, start_log_fd: int | None = None
+) -> list[str]:
+    """The command line of a service that inherits these descriptors."""
+    words = [
         *(sys.executable, "-m", "uffdprefetch", "serve"),
         *("--socket", address.socket, "--log", address.log, "--starter", str(os.getpid())),
         *("--listener", str(listener_fd), "--lock", str(lock_fd)),
     ]
+    return words if start_log_fd is None else [*words, "--start-log", str(start_log_fd)]
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -210,6 +213,8 @@ def start_service(
         listener.bind(address.socket)
         os.chmod(address.socket, 0o600)
         listener_fd = listener.fileno()
+        start_log_fd = _start_log(config)
+        inherited = (listener_fd, lock_fd, start_log_fd)
 
         def prepare(error_fd: int) -> None:
             os.setsid()  # Ctrl-C is for the job
@@ -220,14 +225,17 @@ def start_service(
             for name in os.listdir("/proc/self/fd"):
                 # an inherited pipe of the job's would never reach EOF
                 if int(name) > 2 and int(name) != error_fd:
-                    _set_inheritable(int(name), int(name) in (listener_fd, lock_fd))
+                    _set_inheritable(int(name), int(name) in inherited)
             os.chdir(address.directory)
             leftovers.show_holder(lock_fd)
             # Here, and not before: SO_PEERCRED of who connects says who has called it.
             listener.listen(BACKLOG)
 
         environment = _service_environment(environ, config, address)
-        pid = spawn.start(command(address, listener_fd, lock_fd), environment, prepare)
+        words = command(address, listener_fd, lock_fd, start_log_fd)
+        pid = spawn.start(words, environment, prepare)
+        if start_log_fd is not None:
+            _publish(address, pid, start_log_fd)
     except BaseException:
         leftovers.remove_names(address.socket, lock_fd)
         raise
@@ -238,6 +246,25 @@ def start_service(
     except OSError:
         pass
     return Started(pid, listener, lock_fd)
+
+
+def _start_log(config: Config) -> int | None:
+    """The memory in which the job's processes note what they open (`--learn`), for the service to
+    inherit; None where none is to be had: the service tells."""
+    if config.learn.name is None:
+        return None
+    try:
+        return spawn.above_standard(start_log.make())
+    except OSError:
+        return None
+
+
+def _publish(address: Address, pid: int, start_log_fd: int) -> None:
+    try:
+        start_log.publish(address.socket, pid, start_log_fd)
+    except OSError:
+        pass  # the directory is full: nothing is noted
+    os.close(start_log_fd)
 
 
 def _set_inheritable(fd: int, inheritable: bool) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
@@ -14,35 +13,35 @@ from uffdprefetch.orders.start_profile import StartEntry, StartProfile
 USED_LEAST = CHANGED_MOST = 0.5
 
 
-class Replayed(NamedTuple):
-    """What became of a profile's entries: how many were asked for, and how many were left out
-    because they are not what they were."""
-
-    entries: int
-    changed: int
-
-
-def learned(
-    profile: StartProfile | None, run: Sequence[StartEntry], replayed: Replayed | None
-) -> StartProfile:
-    """What is kept of a run. ``profile``: what was known before it, as it was replayed (None: it
-    was not). Where that does not fit any more only this run is kept."""
-    known = profile or StartProfile()
-    if replayed is not None and not fits(known, run, replayed):
-        known = StartProfile()
+def learned(profile: StartProfile | None, run: Sequence[StartEntry]) -> StartProfile:
+    """What is kept of a run. ``profile``: what was known before it; None: nothing. Where that does
+    not fit any more only this run is kept."""
+    known = profile if profile is not None and fits(profile, run) else StartProfile()
     return known.merged(run)
 
 
-def fits(profile: StartProfile, run: Iterable[StartEntry], replayed: Replayed) -> bool:
-    """Whether what was replayed in this run was of use, in this one or in the one before."""
-    if replayed.changed > CHANGED_MOST * replayed.entries:
-        return False
-    seen = {entry.path for entry in run}
+def fits(profile: StartProfile, run: Iterable[StartEntry]) -> bool:
+    """Whether what was known was of use in this run, or in the one before."""
+    seen = {entry.path: entry for entry in run}
     files = [entry for entry in profile.entries if entry.kind is EntryKind.FILE]
+    changed = [
+        entry for entry in files
+        if entry.path in seen
+        and seen[entry.path].kind is EntryKind.FILE
+        and not entry.is_same_file(seen[entry.path])
+    ]  # fmt: skip
+    if len(changed) > CHANGED_MOST * len(files):
+        return False
     now = [(entry.path in seen, entry) for entry in files]
     # those that were known then: bits above the lowest are of the runs before it
     before = [(bool(entry.seen & 1), entry) for entry in files if entry.seen >> 1]
     return _used(now) >= USED_LEAST or _used(before) >= USED_LEAST
+
+
+def used_files(profile: StartProfile, run: Iterable[StartEntry]) -> int:
+    """How many files of what was known a run has opened."""
+    seen = {entry.path for entry in run}
+    return sum(entry.kind is EntryKind.FILE and entry.path in seen for entry in profile.entries)
 
 
 def _used(files: Iterable[tuple[bool, StartEntry]]) -> float:

@@ -15,6 +15,7 @@ import time
 
 from uffdprefetch.base import claims
 from uffdprefetch.job.messages import PLAN_SUFFIX as PLAN
+from uffdprefetch.protocol.start_log import SUFFIX as STARTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ MPI, AGENT = ".mpi", ".rsh"
 REPLAY = ".replay"
 #: The socket's name while its launcher looks whether it is in use (launch/service.py).
 AWAY = ".away"
-_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG, MPI, AGENT, REPLAY)
+_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG, MPI, AGENT, REPLAY, STARTS)
 #: Age to which a log that is not empty is kept, to be read.
 LOG_SECONDS = 24 * 3600.0
 
@@ -77,8 +78,8 @@ def make_names(socket: str, plan: bool) -> None:
     """Remove what another service has left, and make the directory of announced orders (where
     ``plan``). For whoever has just got the lock. Raises OSError."""
     remove_plan(socket)
-    unlink(socket)
-    unlink(socket + AWAY)
+    for suffix in ("", AWAY, STARTS):
+        unlink(socket + suffix)
     if plan:
         os.mkdir(socket + PLAN, 0o700)
 
@@ -99,8 +100,8 @@ def remove_names(socket: str, lock_fd: int) -> None:
     """Remove a service's names, its lock last. For whoever holds the lock."""
     remove_plan(socket)
     remove_mpi(socket)
-    unlink(socket)
-    unlink(socket + AWAY)
+    for suffix in ("", AWAY, STARTS):
+        unlink(socket + suffix)
     release(socket + LOCK, lock_fd)
 
 

@@ -86,6 +86,7 @@ def learned(key: str, state: str, replayed: Mapping[str, Any]) -> dict[str, Any]
         "skipped": {why: n for why, n in replayed.get("skipped", {}).items() if n},
         "used": None,
         "ring_losses": None,
+        "recorded": None,
     }
 
 

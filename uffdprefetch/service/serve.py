@@ -18,7 +18,7 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config, fall_back, why_fallen_back
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from uffdprefetch.cluster.link import PoolNetwork
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.service.cluster import Cluster, Place
+    from uffdprefetch.service.learning import Learning
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -100,9 +101,11 @@ class Service:
     """Sockets and clocks around the core (door.py)."""
 
     def __init__(
-        self, listener: socket.socket, lock_fd: int, config: Config, run: str, starter: int
-    ) -> None:
-        """``lock_fd``: of the election; ``starter``: the pid of the launcher that started us."""
+        self, listener: socket.socket, lock_fd: int, config: Config, run: str, starter: int,
+        start_log_fd: int | None = None,
+    ) -> None:  # fmt: skip
+        """``lock_fd``: of the election; ``starter``: the pid of the launcher that started us;
+        ``start_log_fd``: in which its job notes what it opens."""
         self._seat = seat = Seat(listener, lock_fd)
         self._threads = threads = Threads()
         ledger, publisher, waits = Ledger(), EventPublisher(), Waits()
@@ -134,6 +137,9 @@ class Service:
             config, core, found, threads, publisher, lambda: self._peers.launchers.jobs(),
             seat.path, self._epoll,
         )  # fmt: skip
+        threads.learning = _with_learning(
+            config, start_log_fd, core, lambda: self._peers.launchers.jobs()
+        )
         self._orders = orders = _with_orders(config, seat.path, core, self._epoll, reads)
         agents = Agents(
             core.mappings, core.attachments, core.scanner, core.events, core.table, ledger,
@@ -144,7 +150,7 @@ class Service:
             lambda: self._peers.launchers.jobs(), reads,
         )  # fmt: skip
         self._peers = Peers(
-            listener, self._epoll, agents, publisher, ledger, self._told.summary,
+            listener, self._epoll, agents, publisher, ledger, self._summary,
             config.fingerprint(), Watchers(self._told.snapshot),
             orders.announcements if orders is not None else None, cluster,
         )  # fmt: skip
@@ -154,6 +160,12 @@ class Service:
         )  # fmt: skip
         self._ending = Ending(starter, self._peers, self._freshness)
         self._ending.heed_signals(self._epoll)
+
+    def _summary(self) -> dict[str, Any]:
+        document = self._told.summary()
+        if self._threads.learning is not None:
+            document["learn"] = self._threads.learning.describe()
+        return document
 
     def _reads_allowed(self) -> int:
         """Pages that a round of comparing may ask storage for, by all that share what they read."""
@@ -209,6 +221,8 @@ class Service:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(CLOSE_SECONDS)
         self._seat.close()
+        if self._threads.learning is not None:
+            self._threads.learning.close()
         if self._orders is not None:
             self._orders.close()
         if self._reads is not None:
@@ -291,6 +305,21 @@ def _with_reads(
         return None
 
 
+def _with_learning(
+    config: Config, start_log_fd: int | None, core: Coordinator, jobs: Callable[[], list[int]]
+) -> Learning | None:
+    """Who records the start, where it is to be learned."""
+    if not config.learn.name:
+        return None
+    from uffdprefetch.service.learning import Learning
+
+    try:
+        return Learning(config.learn, start_log_fd, jobs, core.table, core.ledger)
+    except (OSError, RuntimeError) as error:  # no thread is to be had
+        core.ledger.degrade(f"--learn: the start is not recorded: {error}")
+        return None
+
+
 def _with_orders(
     config: Config, socket_path: str, core: Coordinator, poll: select.epoll,
     reads: FollowedReads | None,
@@ -336,10 +365,12 @@ def serve(
     run: str,
     starter: int = 0,
     inherited: tuple[int, int] | None = None,
+    start_log_fd: int | None = None,
 ) -> int:
     """Run the service on socket_path; 0 also when another one has been elected. ``starter``: the
     pid of the launcher, which is our parent as long as it lives; 0: there is none. ``inherited``:
-    what elect() returns, as descriptors, of the launcher's.
+    what elect() returns, as descriptors, of the launcher's; ``start_log_fd``: its, too, of
+    protocol/start_log.py.
 
     Raises UffdPrefetchError when the socket or the workers cannot be had.
     """
@@ -356,8 +387,9 @@ def serve(
     try:
         if inherited is not None:
             lock_fd, listener_fd = inherited
-            for fd in inherited:  # not to be passed on to the processes that we start
-                os.set_inheritable(fd, False)
+            for fd in (*inherited, start_log_fd):  # not to be passed on to processes that we start
+                if fd is not None:
+                    os.set_inheritable(fd, False)
             listener = socket.socket(fileno=listener_fd)
         else:
             elected = elect(socket_path, plan=config.policy != "none")
@@ -370,7 +402,7 @@ def serve(
     except OSError as error:
         raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
     try:
-        service = Service(listener, lock_fd, config, run, starter)
+        service = Service(listener, lock_fd, config, run, starter, start_log_fd)
     except BaseException as error:
         leftovers.remove_names(socket_path, lock_fd)
         if isinstance(error, OSError):

@@ -138,11 +138,13 @@ class StartRecorder:
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._thread.start()
 
-    def step(self, jobs: Iterable[int], left_out: Iterable[Number]) -> None:
-        """Once a second, or when they change. ``jobs``: pids of the commands that launchers run;
-        ``left_out``: files that are prefetched for otherwise."""
+    def runs(self, jobs: Iterable[int]) -> None:
+        """Pids of the commands that launchers run."""
         self._jobs = tuple(jobs)
-        self._left_out = self._left_out.union(left_out)
+
+    def leave_out(self, files: Iterable[Number]) -> None:
+        """Files that are prefetched for otherwise, these too."""
+        self._left_out = self._left_out.union(files)
 
     def describe(self) -> dict[str, Any]:
         """For the summary (docs/summary-schema.md, ``learn``)."""

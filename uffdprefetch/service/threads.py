@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What works beside the service's loop, and wakes it by one event: threads that read (C), that open
-files, and that look at memory."""
+files, that look at memory, and that record a start."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from uffdprefetch.state.opening import Opener
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.service.learning import Learning
 
 WORKERS = 16
 
@@ -28,6 +29,7 @@ class Threads:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.workers = uffd.Workers(WORKERS, self.wake_fd)
         self.opener = Opener(self.wake_fd)
+        self.learning: Learning | None = None
         self._pressure: Pressure | None = None
         self._pool: NodePool | None = None
 

@@ -75,6 +75,8 @@ class Turn:
         if core.table.waits or 0 < core.table.look_ns <= now:
             core.table.look(now)
         self._observer.look(self._peers.launchers.jobs(), now)
+        if self._threads.learning is not None:
+            self._threads.learning.step(now)
         if self._reads is not None:
             self._reads.step(now)
             if self._orders is not None:

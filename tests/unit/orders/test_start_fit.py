@@ -6,14 +6,12 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.native.profiles import EntryKind
-from uffdprefetch.orders.start_fit import Replayed, learned
+from uffdprefetch.orders.start_fit import learned, used_files
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
 
-ALL_FOUND = Replayed(10, 0)
 
-
-def files(*names: str) -> list[StartEntry]:
-    return [StartEntry(EntryKind.FILE, f"/{name}", 0xEF53, 1000, 1) for name in names]
+def files(*names: str, mtime_ns: int = 1) -> list[StartEntry]:
+    return [StartEntry(EntryKind.FILE, f"/{name}", 0xEF53, 1000, mtime_ns) for name in names]
 
 
 def paths(profile: StartProfile) -> set[str]:
@@ -24,7 +22,7 @@ def after(*runs: str) -> StartProfile:
     """Each run reads a file for each of its letters."""
     profile = StartProfile()
     for run in runs:
-        profile = learned(profile, files(*run), ALL_FOUND if profile.runs else None)
+        profile = learned(profile, files(*run))
     return profile
 
 
@@ -42,13 +40,17 @@ def test_two_in_a_row_are_not() -> None:
     assert after("abcd", "abcd", "xy", "uvw").runs == 1
 
 
-@pytest.mark.parametrize(("changed", "runs"), [(5, 2), (6, 1)])
-def test_more_than_half_changed_is_another_program(changed: int, runs: int) -> None:
-    known = after("abcd")
-    assert learned(known, files(*"abcd"), Replayed(10, changed)).runs == runs
+@pytest.mark.parametrize(("changed", "runs"), [("ab", 2), ("abc", 1)])
+def test_more_than_half_changed_is_another_program(changed: str, runs: int) -> None:
+    same = set("abcd") - set(changed)
+    run = files(*same) + files(*changed, mtime_ns=2)
+    assert learned(after("abcd"), run).runs == runs
 
 
-def test_where_nothing_was_replayed_nothing_is_judged() -> None:
-    known = after("abcd", "abcd", "xy")
-    assert learned(known, files("u"), None).runs == 4
-    assert learned(None, files("u"), None).runs == 1
+def test_the_first_run_is_kept_as_it_is() -> None:
+    assert paths(learned(None, files("u"))) == {"/u"}
+
+
+def test_of_what_was_known_it_is_counted_what_was_opened() -> None:
+    known = StartProfile((*files(*"abc"), StartEntry(EntryKind.STAT, "/d")))
+    assert used_files(known, files(*"bcd")) == 2

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--learn`, in the service: the start is recorded beside the loop, and kept as a start profile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from uffdprefetch.base.clock import MS
+from uffdprefetch.base.config import LearnOptions
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.start_key import profile_directory, profile_path
+from uffdprefetch.native.start_log import StartLog
+from uffdprefetch.orders import profile_store
+from uffdprefetch.orders.start_fit import learned, used_files
+from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+from uffdprefetch.service.start_recorder import StartRecorder
+from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.ledger import Ledger
+
+#: How often the files are told that are prefetched for otherwise.
+LEAVE_OUT_NS = 1000 * MS
+
+
+class Learning:
+    """Of one run. The service's thread calls everything here."""
+
+    def __init__(
+        self, options: LearnOptions, start_log_fd: int | None, jobs: Callable[[], list[int]],
+        table: FileTable, ledger: Ledger,
+    ) -> None:  # fmt: skip
+        """``start_log_fd``: of protocol/start_log.py, which stays open, as the job finds it by its
+        number; ``jobs``: pids of the commands that launchers run. Raises OSError."""
+        if start_log_fd is None:
+            ledger.degrade("--learn: there is no memory in which the job could note what it opens")
+        self._kept = KeptStart(options)
+        self._jobs, self._table = jobs, table
+        self._leave_out_ns = 0
+        log = StartLog(start_log_fd) if start_log_fd is not None else None
+        self._recorder = StartRecorder(log, self._kept.keep)
+
+    def step(self, now_ns: int) -> None:
+        """Once a turn."""
+        self._recorder.runs(self._jobs())
+        if now_ns >= self._leave_out_ns:
+            self._leave_out_ns = now_ns + LEAVE_OUT_NS
+            self._recorder.leave_out([key[:2] for key in self._table.files])
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary (docs/summary-schema.md, ``learn``). Where no job runs any more the
+        record is ended."""
+        if not self._jobs():
+            self.close()
+        told = self._recorder.describe()
+        return {"used": self._kept.used, "ring_losses": told.pop("lost"), "recorded": told}
+
+    def close(self) -> None:
+        """End it: what was recorded is kept."""
+        self._recorder.leave_out([key[:2] for key in self._table.files])
+        self._recorder.end()
+
+
+class KeptStart:
+    """The start profile of a run's program."""
+
+    def __init__(self, options: LearnOptions) -> None:
+        self._options = options
+        #: Of what was known, how many files were opened; None: nothing was, or it is not yet known.
+        self.used: int | None = None
+
+    def keep(self, run: Sequence[StartEntry]) -> None:
+        """Merge a run into it. Raises OSError."""
+        name, directory = self._options.name, profile_directory(os.environ)
+        if not name:
+            return
+        if directory is None:
+            raise OSError("neither XDG_CACHE_HOME nor HOME names a place for it")
+        path = profile_path(directory, name)
+        own = _loaded(path)
+        known = own
+        if known is None and self._options.directory is not None:
+            known = _loaded(profile_path(self._options.directory, name))
+        if known is not None:
+            self.used = used_files(known, run)
+        profile_store.store(path, learned(own, run))
+
+
+def _loaded(path: str) -> StartProfile | None:
+    """None: there is none, or what lies there is none."""
+    try:
+        return profile_store.load(path)
+    except (OSError, UffdPrefetchError):
+        return None
