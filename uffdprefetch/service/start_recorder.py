@@ -61,7 +61,7 @@ class StartState(Enum):
 
 
 @dataclass
-class _Process:
+class _ProgramLooks:
     """Of the job. ``looks``: how many; ``cost_ns``: of the last one."""
 
     found_ns: int
@@ -153,6 +153,7 @@ class StartRecorder:
             "paths": self._files.paths,
             "bytes": self._files.wanted_bytes,
             "lost": self._lost,
+            "looks": self._seen.looks,
             "unresolved": self._names.unresolved,
             "silent_programs": sorted(self._seen.silent),
         }
@@ -225,8 +226,9 @@ class _Programs:
 
     def __init__(self, files: StartedFiles) -> None:
         self._files = files
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, _ProgramLooks] = {}
         self._walked_ns = self._walk_cost_ns = 0
+        self.looks = 0  # at a process
         #: Names of programs that note nothing of what they open: static ones, those that have been
         #: given another environment, or other rights.
         self.silent: set[str] = set()
@@ -249,11 +251,11 @@ class _Programs:
         began = time.thread_time_ns()
         pids = {pid for job in jobs for pid in descendants(job)}
         self._processes = {
-            pid: self._processes.get(pid) or _Process(now_ns) for pid in pids
+            pid: self._processes.get(pid) or _ProgramLooks(now_ns) for pid in pids
         }  # fmt: skip
         self._walked_ns, self._walk_cost_ns = now_ns, time.thread_time_ns() - began
 
-    def _look_at(self, pid: int, process: _Process) -> None:
+    def _look_at(self, pid: int, process: _ProgramLooks) -> None:
         began = time.thread_time_ns()
         if program_pages.sees_what_we_see(pid):
             found = program_pages.look(pid)
@@ -263,6 +265,7 @@ class _Programs:
                     self._note_silent(pid)
                 for path, runs in files.items():
                     self._files.mapped(path, runs)
+        self.looks += 1
         process.looks += 1
         process.has_news = False
         process.looked_ns = time.monotonic_ns()
