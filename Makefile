@@ -121,7 +121,8 @@ build/slowfs: bench/slowfs.c
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/faults/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
-	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/paths_stress build/%/reads_stress \
+	build/%/pool_trouble build/%/net_stress build/%/compare_stress build/%/cond_stress build/%/opens_stress \
+	build/%/paths_stress build/%/reads_stress \
 	build/%/replay build/%/profile_fuzz
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
@@ -131,10 +132,10 @@ build/%/preload.so: $(PRELOAD_SOURCES) $(CSRC_HEADERS)
 	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) -fPIC -shared -fvisibility=hidden -Wl,-z,now \
 		-DUP_AGENT_PTHREAD $(PRELOAD_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
-build/%/preload_stress build/%/cond_stress: tests/programs/preload_stress.c tests/programs/cond_stress.c \
-		$(CSRC_HEADERS)
+build/%/preload_stress build/%/cond_stress build/%/opens_stress: tests/programs/preload_stress.c \
+		tests/programs/cond_stress.c tests/programs/opens_stress.c $(CSRC_HEADERS)
 	@mkdir -p $(@D)
-	for name in preload_stress cond_stress; do \
+	for name in preload_stress cond_stress opens_stress; do \
 		$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) tests/programs/$$name.c -o $(@D)/$$name.$$$$ && \
 			mv $(@D)/$$name.$$$$ $(@D)/$$name || exit 1; \
 	done

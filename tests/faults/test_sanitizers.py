@@ -25,11 +25,14 @@ from typing import Any
 import pytest
 from components import why_no_checkpoints
 from conftest import HANG_SECONDS, require
-from harness import AGENT_STATES, Start, hammered
+from harness import AGENT_STATES, Start, hammered, programs
 from paths import ROOT
 from start_profiles import Replays, directory_entry, file_entry, name_entry
 
 from uffdprefetch.launch.environment import TEST_PRELOAD_VARIABLE
+from uffdprefetch.native.preload import preload_object
+from uffdprefetch.native.start_log import StartLog
+from uffdprefetch.protocol import start_log
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow
@@ -48,6 +51,7 @@ VARIABLES = {
 #: No complaint: LeakSanitizer misses an agent that ended as a crash would, without pthread_exit.
 LOST_THREAD = re.compile(r"^==\d+==Running thread \d+ was not suspended\..*\n", re.MULTILINE)
 THREADS = "4"
+GOOD = "all as it should be\n"
 #: ThreadSanitizer's symbolizer maps the program's files through our mmap while it holds the lock of
 #: its thread registry: where that meets a second race it waits for itself, in one of three runs.
 RUNS_OF_THE_BROKEN = 8
@@ -316,6 +320,29 @@ def test_however_the_job_ends(any_build: Build, data: Path, tmp_path: Path, hamm
     stop = hammer(4, file=data)
     any_build.clean(any_build.run([any_build.program, str(data), "ends"], hammered(tmp_path)))
     assert stop()["peers"] > 6
+
+
+def test_what_notes_what_is_opened_is_clean(any_build: Build, tmp_path: Path) -> None:
+    """Many processes and threads at once, in a log that has room for them all and then in one that
+    has not."""
+    program = any_build.program.replace("preload_stress", "opens_stress")
+    if any_build.kind == "plain":
+        program = programs(tmp_path, "opens_stress")
+    fd = start_log.make()
+    log = StartLog(fd)
+    start_log.publish(str(tmp_path / "s"), os.getpid(), fd)
+    env = dict(os.environ, LD_PRELOAD=preload_object())
+    env[start_log.VARIABLE] = str(tmp_path / "s") + start_log.SUFFIX
+    for _ in range(2):
+        assert any_build.clean(any_build.run([program, str(tmp_path)], env)) == GOOD
+        assert log.lost == 0
+    own = [one.path for one in log.take(1 << 20) if one.path.startswith(f"{tmp_path}/")]
+    # 3 processes with 4 threads, of 400 names of their own each, twice; and 400 that are the same
+    assert len(own) == len(set(own)) == 2 * 3 * 4 * 400 + 400
+    os.pwrite(fd, (1 << 40).to_bytes(8, "little"), 0)  # as if so much of it were taken
+    assert any_build.clean(any_build.run([program, str(tmp_path)], env)) == GOOD
+    log.close()
+    os.close(fd)
 
 
 # ---- would they say anything? -------------------------------------------------------------------
