@@ -44,7 +44,8 @@ class StartedFiles:
         self._began_ns = began_ns
         self._known: dict[str, _Known | None] = {}  # None: of no use
         self._names: dict[Number, str] = {}  # the first one of each file
-        self._types: dict[str, int | None] = {}  # f_type, by directory
+        self._directories: dict[str, bool] = {}  # whether on storage
+        self._types: dict[int, int | None] = {}  # f_type of storage, by device
         #: Bytes that are wanted so far.
         self.wanted_bytes = 0
 
@@ -65,13 +66,11 @@ class StartedFiles:
         if path in self._known or self.is_full:
             return
         if is_missing:
-            # not asked: what is not there costs a request each time
-            is_stored = self._f_type(os.path.dirname(path)) is not None
             entry = StartEntry(EntryKind.STAT, path)
-            self._known[path] = _Known(entry) if is_stored else None
+            self._known[path] = _Known(entry) if self._would_be_stored(path) else None
             return
         status = self._status(path)
-        if status is None or self._f_type(os.path.dirname(path)) is None:
+        if status is None:
             self._known[path] = None
         elif stat.S_ISDIR(status.st_mode):
             self._directory(path)
@@ -88,8 +87,7 @@ class StartedFiles:
             if path in self._known or self.is_full:
                 return
             status = self._status(path)
-            is_stored = status is not None and self._f_type(os.path.dirname(path)) is not None
-            if status is None or not is_stored or not self._is_wanted(status):
+            if status is None or not self._is_wanted(status):
                 self._known[path] = None
                 return
             self._file(path, status, is_mapped=True)
@@ -116,7 +114,7 @@ class StartedFiles:
         self.wanted_bytes += _wanted_bytes(known)
 
     def _file(self, path: str, status: os.stat_result, *, is_mapped: bool = False) -> None:
-        f_type, number = self._f_type(os.path.dirname(path)), (status.st_dev, status.st_ino)
+        number, f_type = (status.st_dev, status.st_ino), self._types[status.st_dev]
         is_first = number not in self._names
         whole = is_first and 0 < status.st_size <= WHOLE_MOST_BYTES
         entry = StartEntry(
@@ -147,28 +145,36 @@ class StartedFiles:
     def _is_wanted(self, status: os.stat_result) -> bool:
         return stat.S_ISREG(status.st_mode) and status.st_mtime_ns < self._began_ns
 
-    @staticmethod
-    def _status(path: str) -> os.stat_result | None:
+    def _status(self, path: str) -> os.stat_result | None:
+        """None: it is not there, or not on storage."""
+        if path.startswith(_NO_STORAGE):
+            return None
         try:
-            return os.stat(path)
+            status = os.stat(path)
+            if (
+                status.st_dev not in self._types
+            ):  # a request for each file system, not for each file
+                f_type = file_systems.type_of(path)
+                in_memory = file_systems.known(f_type).in_memory
+                self._types[status.st_dev] = None if in_memory else f_type
         except (OSError, ValueError):
             return None
+        return status if self._types[status.st_dev] is not None else None
 
-    def _f_type(self, directory: str) -> int | None:
-        """Of storage; None: what lies there is in memory, or nowhere."""
-        if f"{directory}/".startswith(_NO_STORAGE):
-            return None
-        if directory not in self._types:
-            self._types[directory] = self._asked_f_type(directory)
-        return self._types[directory]
-
-    def _asked_f_type(self, directory: str) -> int | None:
-        try:
-            f_type = file_systems.type_of(directory)
-        except (OSError, ValueError):
-            above = os.path.dirname(directory)
-            return self._f_type(above) if above != directory else None
-        return None if file_systems.known(f_type).in_memory else f_type
+    def _would_be_stored(self, path: str) -> bool:
+        """Of a name that is missing: by the directory that would have it, or one above. It is not
+        asked for itself: what is not there costs a request each time."""
+        missing = []
+        while path != "/" and not path.startswith(_NO_STORAGE):
+            path = os.path.dirname(path)
+            if path not in self._directories and not os.path.lexists(path):
+                missing.append(path)
+                continue
+            if path not in self._directories:
+                self._directories[path] = self._status(path) is not None
+            self._directories.update(dict.fromkeys(missing, self._directories[path]))
+            return self._directories[path]
+        return False
 
     # -------------------------------------------------------------- what comes of it
 
