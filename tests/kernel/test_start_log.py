@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import require
 from harness import programs
 
 from uffdprefetch.native import uffd
@@ -234,3 +237,34 @@ def test_an_open_makes_no_call_that_plain_would_not(bed: Bed, tmp_path: Path) ->
     program = programs(tmp_path, "frugal")
     assert bed.run(program) == "ok\n"
     assert "/nonexistent/file" in [one.path for one in bed.log.take(ALL)]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o4755], ids=["other user", "set-uid"])
+def test_who_has_other_rights_than_the_launcher_notes_nothing(
+    bed: Bed, own_directory: Path, mode: int
+) -> None:
+    """The kernel does not let it follow the link; a set-uid program does not even load us."""
+    require(os.geteuid() == 0 and shutil.which("setpriv"), "only root can become another user")
+    source, program = own_directory / "reads.c", own_directory / "reads"
+    source.write_text(
+        "#include <fcntl.h>\n#include <unistd.h>\n"
+        "int main(int argc, char **argv) { return argc < 2 || open(argv[1], O_RDONLY) < 0; }\n"
+    )
+    subprocess.run(["cc", "-O1", source, "-o", program], check=True)
+    program.chmod(mode)
+    preload = shutil.copy(preload_object(), own_directory)
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", program, source],
+        env={"LD_PRELOAD": preload, start_log.VARIABLE: os.readlink(bed.name)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not [one for one in bed.log.take(ALL) if one.path == str(source)]
+
+
+@pytest.fixture
+def own_directory() -> Iterator[Path]:
+    """One that everybody may read."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
