@@ -223,6 +223,21 @@ def test_opens_that_pass_libc_s_are_not_seen(recorded: Recorded, tmp_path: Path)
     assert of(recorded.end(), FILE, tmp_path) == ["short"]
 
 
+def test_a_process_with_mounts_of_its_own_is_left_out(recorded: Recorded, tmp_path: Path) -> None:
+    """By the same path another file may lie there: a container's."""
+    apart = ["unshare", "--mount"]
+    works = shutil.which("unshare") and subprocess.run([*apart, "true"], capture_output=True)
+    require(works and works.returncode == 0, "no mount namespace may be made")
+    code = "import os, sys; os.open(os.path.abspath('short'), 0); print(flush=True); input()"
+    job = recorded.start(*apart, sys.executable, "-c", code)
+    assert job.stdout is not None and job.stdout.readline() == "\n"
+    here = recorded.python("os.open(os.path.abspath('here'), os.O_RDONLY); sys.stdin.readline()")
+    recorded.knows(tmp_path / "here")
+    tell(job)
+    tell(here)
+    assert of(recorded.end(), FILE, tmp_path) == ["here"]
+
+
 def test_a_start_of_which_nothing_was_seen_is_not_written() -> None:
     written: list[StartEntry] = []
     recorder = StartRecorder(None, written.extend)

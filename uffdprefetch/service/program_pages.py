@@ -55,11 +55,12 @@ def touched(pid: int, maps: str) -> dict[str, Runs]:
     return found
 
 
-def sees_what_we_see(pid: int) -> bool:
-    """Whether a path means to a process what it means to us: the same mounts, no other root."""
+def is_elsewhere(pid: int) -> bool:
+    """Whether a path may mean something else to a process than to us: it has mounts of its own (a
+    container), or another root. No, if it has ended."""
     try:
-        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
-        return same and os.readlink(f"/proc/{pid}/root") == "/"
+        other = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+        return other or os.readlink(f"/proc/{pid}/root") != "/"
     except OSError:
         return False
 

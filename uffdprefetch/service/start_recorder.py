@@ -82,20 +82,27 @@ class _ProgramLooks:
 
 
 class _Names:
-    """What paths that are not absolute mean."""
+    """What paths that processes have opened mean here."""
 
     def __init__(self) -> None:
         self._began_in: dict[int, str] = {}  # working directories, by pid
+        self._elsewhere: dict[int, bool] = {}
         self.unresolved = 0
 
     def began_in(self, pid: int, directory: str) -> None:
         """... when the process was loaded."""
         self._began_in[pid] = directory
+        self._elsewhere.pop(pid, None)
 
-    def absolute(self, noted: Noted) -> str | None:
-        """None: nobody knows any more."""
-        if noted.path.startswith("/"):
-            return noted.path
+    def meant(self, noted: Noted) -> str | None:
+        """None: nothing here, or nobody knows any more."""
+        if noted.pid not in self._elsewhere:
+            self._elsewhere[noted.pid] = program_pages.is_elsewhere(noted.pid)
+        if self._elsewhere[noted.pid]:
+            return None
+        return noted.path if noted.path.startswith("/") else self._absolute(noted)
+
+    def _absolute(self, noted: Noted) -> str | None:
         at_cwd = noted.directory == _AT_CWD
         candidates = []
         try:
@@ -201,7 +208,7 @@ class StartRecorder:
                 if noted.is_directory:
                     self._names.began_in(noted.pid, noted.path)
                     continue
-                path = self._names.absolute(noted)
+                path = self._names.meant(noted)
                 if path is not None:
                     self._files.opened(path, is_missing=noted.is_missing)
                     self._seen.news(noted.pid)
@@ -257,7 +264,7 @@ class _Programs:
 
     def _look_at(self, pid: int, process: _ProgramLooks) -> None:
         began = time.thread_time_ns()
-        if program_pages.sees_what_we_see(pid):
+        if not program_pages.is_elsewhere(pid):
             found = program_pages.look(pid)
             if found is not None:
                 maps, files = found
