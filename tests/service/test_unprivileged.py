@@ -20,6 +20,8 @@ from nobody import UID, Nobody, with_open_device
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully, why_no_bed
+from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.orders import profile_store
 
 pytestmark = pytest.mark.root
 
@@ -280,3 +282,26 @@ def test_where_nothing_counts_reads_our_own_waits_tell_what_was_cached(
         # the first read of a file may wait for its attributes
         assert totals["prefetched_bytes"] <= 4 * MIB <= totals["already_resident_bytes"]
         assert "nothing to gain: the data was in memory" in said
+
+
+def test_a_start_is_recorded_as_for_root(nobody: Nobody, env: dict[str, str]) -> None:
+    """Another user's programs and libraries, whose residency nobody tells. A job that lives for
+    some looks."""
+    out = nobody.work / "run.summary.json"
+    env["XDG_CACHE_HOME"] = str(nobody.work / "cache")
+    code = "import decimal, json, time, xml.dom.minidom; time.sleep(1.5)"
+    wanted = {}
+    for name, prefix in (("nobody", nobody.prefix), ("root", [])):
+        words = nobody.wrap(out, "-q", f"--learn={name}", "--strict")[len(nobody.prefix) :]
+        done = subprocess.run(
+            [*prefix, *words, nobody.python, "-c", code],
+            cwd=nobody.work, env=nobody.environment(env), capture_output=True, text=True,
+            timeout=HANG_SECONDS,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        path = nobody.work / "cache" / "uffdprefetch" / "profiles" / f"{name}.upl"
+        entries = profile_store.load(str(path)).entries
+        wanted[name] = {one.path for one in entries if one.kind is EntryKind.FILE}
+        shutil.rmtree(nobody.work / "run")  # it is its user's alone
+    assert len(wanted["root"]) > 30
+    assert len(wanted["nobody"] & wanted["root"]) >= 0.95 * len(wanted["root"])

@@ -15,6 +15,7 @@ from uffdprefetch.native.start_log import StartLog
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_fit import learned, used_files
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+from uffdprefetch.service import our_files
 from uffdprefetch.service.start_recorder import StartRecorder
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.ledger import Ledger
@@ -38,7 +39,7 @@ class Learning:
         self._jobs, self._table = jobs, table
         self._leave_out_ns = 0
         log = StartLog(start_log_fd) if start_log_fd is not None else None
-        self._recorder = StartRecorder(log, self._kept.keep)
+        self._recorder = StartRecorder(log, self._kept.keep, our_files.note)
 
     def step(self, now_ns: int) -> None:
         """Once a turn."""

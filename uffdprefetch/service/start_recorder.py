@@ -130,10 +130,13 @@ class StartRecorder:
     """Of one job on one node. The service's thread calls what has no underscore."""
 
     def __init__(
-        self, start_log: StartLog | None, write: Callable[[list[StartEntry]], None]
-    ) -> None:
+        self, start_log: StartLog | None, write: Callable[[list[StartEntry]], None],
+        ours: Callable[[StartedFiles], None] | None = None,
+    ) -> None:  # fmt: skip
         """``start_log``: None where there is none: what is mapped is all that is seen then.
-        ``write``: is handed what was read, once, in the thread; raises OSError."""
+        ``write``: is handed what was read, once, in the thread; raises OSError. ``ours``: has it
+        know what we have read ourselves; in the thread, too."""
+        self._ours = ours
         self._log, self._write = start_log, write
         self._files = StartedFiles(time.time_ns())
         self._names = _Names()
@@ -217,6 +220,8 @@ class StartRecorder:
     def _written(self) -> StartState:
         if self._log is not None:
             self._log.end()
+        if self._ours is not None and self._files.paths:
+            self._ours(self._files)
         entries = self._files.entries(self._left_out.__contains__)
         if not entries:
             return StartState.EMPTY

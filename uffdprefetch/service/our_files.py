@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher and the service read when they start: from the same slow environment, often, as
+the job's interpreter, and after the replay has begun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uffdprefetch
+from uffdprefetch.service import program_pages
+from uffdprefetch.service.started_files import StartedFiles
+
+
+def note(files: StartedFiles) -> None:
+    """Have it in the profile, too."""
+    for path in (*_modules(), *_launcher_s()):
+        files.opened(path)
+    seen = program_pages.look(os.getpid())
+    if seen is not None:
+        for path, runs in seen[1].items():
+            files.mapped(path, runs)
+
+
+def _modules() -> Iterator[str]:
+    """Of this process, as they were read."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__cached__", None) or getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith((".py", ".pyc")) and os.path.isabs(path):
+            yield path
+
+
+def _launcher_s() -> Iterator[str]:
+    """Of the launcher, which are no modules of this process."""
+    cache = Path(uffdprefetch.__file__).parent / "launch" / "__pycache__"
+    yield from map(str, sorted(cache.glob(f"*.{sys.implementation.cache_tag}.pyc")))
