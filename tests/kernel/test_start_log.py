@@ -181,6 +181,27 @@ def test_what_does_not_fit_is_counted(bed: Bed) -> None:
     assert bed.python("print('still')") == "still\n"
 
 
+def test_who_dies_over_it_spoils_one_place(bed: Bed) -> None:
+    """It has taken a place and not filled it; one that was only stopped fills it later."""
+    first = bed.directory / "first"
+    bed.python("pass")
+    begun = bed.log.take(ALL)
+    taken = int.from_bytes(os.pread(bed.fd, 8, 0), "little")
+    os.pwrite(bed.fd, (taken + (1 << 32) + 128).to_bytes(8, "little"), 0)
+    bed.python("open(sys.executable)")
+    again = bed.log.take(ALL)
+    assert [one.path for one in again if one.path == sys.executable] == [sys.executable]
+    log = uffd._ffi.typeof("struct up_start_log")
+    offsets = {name: field.offset for name, field in log.fields}
+    slot, at = taken >> 32, taken & 0xFFFFFFFF
+    entry = uffd._ffi.new("struct up_start_entry *")
+    entry.kind, entry.bytes = uffd._lib.UP_START_OPEN, len(os.fsencode(first))
+    text = bytes(uffd._ffi.buffer(entry)) + os.fsencode(first)
+    os.pwrite(bed.fd, text, offsets["text"] + at)
+    os.pwrite(bed.fd, (at // 8 + 1).to_bytes(4, "little"), offsets["slot"] + 4 * slot)
+    assert [one.path for one in bed.log.take(ALL)] == [str(first)] and begun
+
+
 def test_nobody_makes_it_shorter(bed: Bed) -> None:
     with pytest.raises(PermissionError):
         os.truncate(bed.name, 0)
