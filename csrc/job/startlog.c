@@ -145,12 +145,24 @@ static void note(const struct up_start_entry *entry, const char *path)
 	__atomic_store_n(&log->slot[taken / SLOT_ONE], (uint32_t)(at / 8 + 1), __ATOMIC_RELEASE);
 }
 
-/* Of what lies on no storage. */
 static int begins_with(const char *path, const char *start)
 {
 	while (*start && *path == *start)
 		path++, start++;
 	return !*start;
+}
+
+static int is_on_no_storage(const char *path)
+{
+	switch (path[1]) {
+	case 'p':
+		return begins_with(path, "/proc/");
+	case 's':
+		return begins_with(path, "/sys/");
+	case 'd':
+		return begins_with(path, "/dev/");
+	}
+	return 0;
 }
 
 static void note_relative(const struct up_start_entry *entry, const char *path)
@@ -186,7 +198,7 @@ void up_note_opened(int directory, const char *path, int flags, int error)
 	entry.bytes = (uint16_t)bytes;
 	if (*path != '/')
 		return note_relative(&entry, path);
-	if (begins_with(path, "/proc/") || begins_with(path, "/sys/") || begins_with(path, "/dev/"))
+	if (is_on_no_storage(path))
 		return;
 	if (!is_known(hash_of(path, bytes, missing)))
 		note(&entry, path);

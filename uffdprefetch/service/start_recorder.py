@@ -169,9 +169,10 @@ class StartRecorder:
         }
 
     def end(self) -> StartState:
-        """The job is over: what is known is written, if it was not. Waits END_SECONDS at most."""
-        self._stop.set()
-        self._thread.join(END_SECONDS)
+        """The job is over: what is known is written, if it was not. Waits once, END_SECONDS."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._thread.join(END_SECONDS)
         return self._state
 
     # -------------------------------------------------------------- the thread's
