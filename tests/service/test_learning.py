@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from components import Runner, on_memory, python
-from conftest import require
+from conftest import require, uffdprefetch
 from harness import Start, service_pid
 from harness import python as job_of_python
 
@@ -120,3 +120,14 @@ def test_a_job_whose_service_dies_opens_on(
     assert one.line() == {"status": 0}
     assert one.process.wait() == 0
     assert not cache.exists()
+
+
+def test_what_a_nested_wrap_runs_is_a_part_of_the_start(
+    env: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    """Its launcher was told nothing of --learn, and says nothing of other options."""
+    nested = [*uffdprefetch("wrap", "-o", "/dev/null"), "--"]
+    words = [*nested, *python(READS, old(tmp_path / "a"))]
+    done = Runner(env, tmp_path).wrapped(*words, options=(*LEARN, *STRICT))
+    assert (done.status, done.stdout) == (0, b"") and "other options" not in done.stderr
+    assert files(profile_store.load(str(cache)), tmp_path) == {"a"}

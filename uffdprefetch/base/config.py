@@ -191,9 +191,10 @@ _WHERE = {
     "engine_reason": "source.engine_reason",
     "place": "cluster.place",
 }
-#: Names of the values that do not concern the service.
+#: Names of the values that do not concern the service; and of `--learn`: a start has one profile,
+#: the first launcher's.
 _OF_THE_LAUNCHER = frozenset(
-    name for name, where in _WHERE.items() if where.startswith(("wrap.", "source."))
+    name for name, where in _WHERE.items() if where.startswith(("wrap.", "source.", "learn."))
 ) | {"place"}
 
 
