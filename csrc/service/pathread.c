@@ -217,14 +217,6 @@ static int is_mappable(int fd, size_t page)
 	return 1;
 }
 
-/* 0: it cannot be told. */
-static uint32_t file_system_of(int fd)
-{
-	struct statfs fs;
-
-	return fstatfs(fd, &fs) ? 0 : (uint32_t)fs.f_type;
-}
-
 /* Its first page, read twice by each of two opens, and its attributes: what of it waits? */
 static int probe(int path_fd, const struct stat *st, struct up_path_result *r, char *scratch)
 {
@@ -256,7 +248,7 @@ static int probe(int path_fd, const struct stat *st, struct up_path_result *r, c
 			err = fstat(fd, &again) ? -errno : 0;
 			end_look(r, UP_LOOK_STATUS);
 			r->mappable = (uint32_t)is_mappable(fd, page);
-			r->file_system = file_system_of(fd);
+			up_path_type(fd, st->st_dev, &r->file_system);
 		}
 		close(fd);
 		if (err)
