@@ -29,7 +29,7 @@ sha = hashlib.sha256()
 for path in paths:
     m = Mapping(path)
     for at in range(0, m.length, 1 << 20):
-        if path == paths[0] and at == m.length - (8 << 20):
+        if path == paths[0] and at == m.length - (2 << 20):
             say(near=path)
             hear()
         sha.update(m.view[at : at + (1 << 20)])

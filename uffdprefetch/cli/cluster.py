@@ -36,7 +36,8 @@ class Command:
     def rare(self) -> Collection[str]:
         from uffdprefetch.base import options
 
-        return options.RARE - {"--meet", "--share", "--launcher"}
+        # what is read by calls is each node's own
+        return options.RARE - {"--meet", "--share", "--launcher"} | {"--reads"}
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import options

@@ -24,6 +24,7 @@ HEADINGS = {
     doc.File: "## `files[]` of a snapshot",
     doc.Node: "## `node`",
     doc.PoolActivity: "## `pool` of a snapshot",
+    doc.SmallFilesAhead: "## `small_files` of a snapshot",
 }
 #: Parts that are told in a line of their whole: whose, and the field.
 LINES = {
@@ -32,6 +33,8 @@ LINES = {
     doc.IoPressure: (doc.Node, "io_pressure"), doc.PoolHit: (doc.PoolActivity, "hit"),
     doc.History: (doc.Snapshot, "history"), doc.NotManaged: (doc.Snapshot, "not_managed"),
     doc.UnservedProcess: (doc.Snapshot, "not_managed"),
+    doc.FileTree: (doc.SmallFilesAhead, "trees"),
+    doc.FollowedFiles: (doc.SmallFilesAhead, "orders"),
 }  # fmt: skip
 LOOKED = doc.NotManaged(
     (doc.UnservedProcess(7, 1, "go", "static", 1 << 24),), None, "/proc", 3, None, 0, 1
