@@ -144,6 +144,22 @@ def test_what_is_read_in_order_is_read_ahead(
     check_followed(run, bed, came)
 
 
+def test_a_process_that_maps_what_it_has_read_by_calls_is_one(
+    runner: Runner, bed: SlowBed, source: Source
+) -> None:
+    """It is met when it reads, and connects when it maps."""
+    code = """
+for at in range(0, 48 << 20, 1 << 20): os.pread(file, 1 << 20, at)
+import mmap
+view = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+for at in range(0, len(view), 1 << 20): sha.update(view[at : at + (1 << 20)])
+"""
+    run, _ = wrapped(runner, bed, *reader(code, bed))
+    assert run.stdout.decode().strip() == source.digest
+    assert [len(rank["processes"]) for rank in run.summary["ranks"]] == [1]
+    assert run.summary["reads"]["read_bytes"] > 0
+
+
 def test_who_stops_on_the_way_has_drawn_little_that_it_does_not_read(
     runner: Runner, source: Source
 ) -> None:

@@ -72,14 +72,18 @@ def test_a_file_of_the_users_is_read_whole_before_it_is_touched(
 def test_a_file_that_is_not_named_or_does_not_fit_is_not(
     job: Start, bed: SlowBed, store: Path
 ) -> None:
-    for options, findings in (("--whole", "*.other"), 0), (("--whole", "*", "--budget", "4MiB"), 1):
+    for options, findings in (
+        (("--whole", "*.other"), False),
+        (("--whole", "*", "--budget", "4MiB"), True),
+    ):
         work = start(job, bed, store, *options)
         work.tell("read")
         assert work.line()["right"]
         said, summary = end(work, bed)
         assert (said["state"] if said else None) == ("refused" if findings else None)
         found = [line for line in summary["degradations"] if "--whole" in line]
-        assert len(found) == findings
+        # again where it has become a new file to the service meanwhile, with more or less room
+        assert bool(found) == findings
 
 
 def all_of_it(bed: SlowBed, store: Path) -> None:

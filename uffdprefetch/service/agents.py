@@ -63,8 +63,10 @@ class Agents:
     def join(self, sock: socket.socket, hello: wire.Hello, pid: int, received: list[int]) -> None:
         """A process of the job says hello; of the descriptors that it has sent those are taken out
         of the list that are kept."""
-        client = Client(sock, hello, pid)
-        self._ledger.processes.hello(client)
+        client, met = Client(sock, hello, pid), self._mappings.clients.pop(-pid, None)
+        self._ledger.processes.hello(client, met)
+        if met is not None:
+            self._mappings.forget(met)
         self._publisher.process(client)
         self._mappings.clients[client.agent.fd] = client
         client.agent.send(

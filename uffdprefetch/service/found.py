@@ -26,8 +26,8 @@ class FoundHandler(Protocol):
     def detached(self, client: Client, region_id: int) -> None:
         """A mapping is gone."""
 
-    def left(self, client: Client) -> None:
-        """The process is gone, and its mappings are."""
+    def forget(self, client: Client) -> None:
+        """Who was met without an agent has ended, or has one by now."""
 
 
 class FoundMappings:
@@ -65,11 +65,7 @@ class FoundMappings:
     def forget(self, pids: set[int]) -> None:
         """All that are not these: they have ended, or have an agent now."""
         for key in [k for k, c in self._clients.items() if c.observed and c.pid not in pids]:
-            client = self._clients.pop(key)
-            for region in list(client.regions):
-                self._mappings.detached(client, region)
-            self._mappings.left(client)
-            client.close()
+            self._mappings.forget(self._clients.pop(key))
 
     def reconcile(self, client: Client, mappings: list[Mapping]) -> None:
         """These are a process's: what is not known of them, and what is known and not of them."""

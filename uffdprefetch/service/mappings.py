@@ -122,6 +122,13 @@ class ManagedMappings:
         if reason == wire.Gone.WRITTEN and region is not None:
             self.writer_came(region.file)
 
+    def forget(self, client: Client) -> None:
+        """A process that was met without an agent has ended, or has one by now."""
+        for region in list(client.regions):
+            self.detached(client, region)
+        self.left(client)
+        client.close()
+
     def left(self, client: Client) -> None:
         """The process is gone, and its mappings are."""
         for reader in client.readers.values():

@@ -29,9 +29,12 @@ class JobProcesses:
     single: list[JobProcess] = field(default_factory=list)
     folded: dict[int, JobProcess] = field(default_factory=dict)  # rank -> ended ones, together
 
-    def hello(self, client: Client) -> None:
-        """A process of the job has connected."""
+    def hello(self, client: Client, met: Client | None = None) -> None:
+        """A process of the job has connected, or was met without an agent; ``met``: so it was
+        before it connected."""
         hello = client.hello
+        if met is not None:
+            self.single = [one for one in self.single if one.watched is not met.watched]
         one = JobProcess(client.rank, hello.local_rank, hello.command, Watched(client.pid))
         client.watched = one.watched
         self.single.append(one)
