@@ -73,7 +73,10 @@ def check(
     if status.st_uid != uid:
         raise refuse(f"it belongs to uid {status.st_uid}, we are {uid}")
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise refuse(f"its mode is {stat.S_IMODE(status.st_mode):04o}, others may enter")
+        mode = f"its mode is {stat.S_IMODE(status.st_mode):04o}, others may enter"
+        raise UffdPrefetchError(
+            f"{what} {path} refused: {mode}; chmod 700 it or {instead}", EXIT_OURS
+        )
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
