@@ -275,7 +275,7 @@ def _readers(report: dict[str, Any], by: str, width: int) -> list[str]:
     files = {file.get("id"): file for file in report.get("files") or []}
     page_bytes = _page_bytes(report)
     if not readers and not files:
-        return ["no file was seen being read"]
+        return ["no file of 1 MiB or more, or of --include, was seen being read"]
     if by == "file":
         return _by_file(list(files.values()), readers, page_bytes, width)
     names = _file_names(files.values())
