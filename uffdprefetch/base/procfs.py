@@ -41,7 +41,7 @@ def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
     found: list[Mapping] = []
     programs: set[tuple[int, str]] = set()
     bridge = 0  # end of the checkpoint after the last piece
-    for line in maps.splitlines():
+    for line in maps.split("\n"):
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[1][2] == "x":
             programs.add((int(fields[4]), fields[5]))
@@ -82,7 +82,7 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
     bytes, whether the file is deleted; else it is mapped shared and writable). A page of ours in
     the midst of a mapping parts it in two: all parts of a file count."""
     found: dict[tuple[str, bool], int] = {}
-    for line in maps.splitlines():
+    for line in maps.split("\n"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith("/") or fields[5].startswith(_NO_FILES):
             continue
@@ -180,9 +180,11 @@ def may_write(pid: int, path: str) -> bool:
 
 
 def maps_text(pid: int) -> str | None:
-    """/proc/PID/maps of a process; None: it cannot be read."""
+    """/proc/PID/maps of a process; None: it cannot be read. Its lines end with "\\n" alone: what
+    splitlines() takes for an end, too, may be in a file's name."""
     try:
-        return Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+        with open(f"/proc/{pid}/maps", errors="surrogateescape", newline="\n") as file:
+            return file.read()
     except OSError:
         return None
 

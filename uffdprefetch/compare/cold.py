@@ -284,7 +284,7 @@ def _holders(paths: Sequence[str]) -> dict[str, tuple[int, ...]]:
             numbers[str(os.stat(path).st_ino), os.path.basename(path)] = path
     found = dict[str, list[int]]()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc") if numbers else ())):
-        lines = (line.split(None, 5) for line in (procfs.maps_text(pid) or "").splitlines())
+        lines = (line.split(None, 5) for line in (procfs.maps_text(pid) or "").split("\n"))
         keys = {(words[4], os.path.basename(words[5])) for words in lines if len(words) == 6}
         for key in keys & numbers.keys():
             found.setdefault(numbers[key], []).append(pid)

@@ -22,7 +22,7 @@ _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage", "/proc/", "/sys/")
 def mapped_to_read(maps: str) -> Iterator[tuple[str, int, int, int]]:
     """The parts of files that a text of /proc/PID/maps shows, but for those that are written by it:
     (path, offset, address, bytes)."""
-    for line in maps.splitlines():
+    for line in maps.split("\n"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith("/") or fields[1][1::2] == "ws":
             continue

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
 from uffdprefetch.base import procfs
+from uffdprefetch.service import program_pages
 
 
 def test_files_that_are_read_are_told_and_directories_are_not(tmp_path: Path) -> None:
@@ -43,3 +45,20 @@ def test_a_mapping_that_a_page_of_ours_has_parted_counts_whole() -> None:
     assert found == [("/data/a", (96 << 20) - 4096, True)], "no part of it is as large"
     found = procfs.unserved_files(maps, 16 << 20)
     assert found == [("/data/a", (96 << 20) - 4096, True), ("/data/b", 32 << 20, False)]
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028"])
+def test_a_mapped_file_s_name_may_have_what_looks_like_an_end_of_line(
+    end: str, tmp_path: Path
+) -> None:
+    """The service died of it."""
+    path = tmp_path / f"a{end}b - c d e " / "data"
+    path.parent.mkdir()
+    path.write_bytes(bytes(8192))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[0] == 0
+        maps = procfs.maps_text(os.getpid())
+    assert maps is not None
+    assert str(path) in [mapping.path for mapping in procfs.file_readers(maps, 8192)]
+    assert procfs.unserved_files(maps, 1 << 40) == []
+    assert str(path) in [path for path, *_ in program_pages.mapped_to_read(maps)]

@@ -331,7 +331,7 @@ class FileRegistry:
             if self._witness is not None:
                 self._witness.follow(one)
             try:
-                with open(f"/proc/{one}/maps", errors="surrogateescape") as maps:
+                with open(f"/proc/{one}/maps", errors="surrogateescape", newline="\n") as maps:
                     mapped = file_readers(maps.read(), 1)
             except OSError:
                 continue

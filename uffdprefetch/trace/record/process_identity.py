@@ -20,6 +20,7 @@ from typing import Any
 
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
+from uffdprefetch.base.procfs import maps_text
 from uffdprefetch.trace.file.trace_file import TracedFile, TracedProcess
 
 #: Paths of no record files: programs, libraries, what an interpreter reads to start.
@@ -40,10 +41,7 @@ def kernel_device(st_dev: int) -> int:
 
 
 def _maps_lines(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
+    return (maps_text(pid) or "").split("\n")
 
 
 def mappings(pid: int, device: int, inode: int) -> list[tuple[int, int, int, str, str]]:
