@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `uffdprefetch profile` and `warm` show: documents, and how they read. Pure."""
+"""What `uffdprefetch profile` and `warm` show: documents, and how they read. Pure.
+
+A profile may be a stranger's: what it says does nothing to a terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from uffdprefetch.base.units import format_size
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.report.columns import TextReport, TextTable
 from uffdprefetch.report.summary import start_line
+from uffdprefetch.report.text import printable
 
 if TYPE_CHECKING:
     from uffdprefetch.orders.profile_store import StoredProfile
@@ -49,10 +52,10 @@ def list_text(document: Mapping[str, Any]) -> TextReport:
     rows, flaws = [], []
     for one in document["profiles"]:
         if "flaw" in one:
-            flaws.append(f"{one['path']}: {one['flaw']}")
+            flaws.append(printable(f"{one['path']}: {one['flaw']}"))
             continue
         numbers = [str(one[name]) for name in ("runs", "files", "directories", "names")]
-        rows.append([one["key"], *numbers, format_size(one["wanted_bytes"])])
+        rows.append([printable(one["key"]), *numbers, format_size(one["wanted_bytes"])])
     if not rows and not flaws:
         return TextReport(notes=[f"no start profile in {document['directory']}"])
     heads = ("key", "runs", "files", "directories", "names", "to read")
@@ -85,7 +88,7 @@ def show_text(document: Mapping[str, Any]) -> TextReport:
         is_file = one["kind"] == "file"
         wanted = format_size(one["wanted_bytes"]) if is_file else ""
         where = file_systems.known(one["f_type"]).name if is_file else ""
-        rows.append([one["path"], one["kind"], where, wanted])
+        rows.append([printable(one["path"]), one["kind"], where, wanted])
     facts = (
         f"{document['path']}: of {document['runs']} runs, {document['files']} files,"
         f" {document['directories']} directories, {document['names']} names,"

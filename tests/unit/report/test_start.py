@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `uffdprefetch profile` shows of a profile, which may be a stranger's."""
+
+from __future__ import annotations
+
+from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.orders.profile_store import StoredProfile
+from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+from uffdprefetch.report import start
+
+HOSTILE = "/a\x1b[2J\x1b]0;mine\x07\nb\u202e\udcff"
+SHOWN = r"/a\x1b[2J\x1b]0;mine\x07\nb\u202e\udcff"
+
+
+def test_what_a_profile_says_does_nothing_to_a_terminal() -> None:
+    profile = StartProfile((StartEntry(EntryKind.STAT, HOSTILE),), 1)
+    text = start.show_text(start.show_document("it", profile)).plain()
+    assert SHOWN in text and len(text.splitlines()) == 3
+    found = [StoredProfile(HOSTILE, HOSTILE, 1, 1, one, "flaw") for one in (profile, None)]
+    text = start.list_text(start.list_document("/there", found)).plain()
+    assert text.count(SHOWN) == 2 and len(text.splitlines()) == 3
