@@ -315,6 +315,9 @@ enum up_profile_limits {
 	UP_PROFILE_BYTES_MAX = 16777216,
 	UP_PROFILE_ENTRIES_MAX = 65536,
 	UP_PROFILE_RANGES_MAX = 65536, /* of one entry. A start is 4 GiB at most: so many blocks */
+	/* Of all entries: what is made of a small file takes no more memory than of a start. */
+	UP_PROFILE_ALL_RANGES_MAX = 262144,
+	UP_PROFILE_ALL_PATHS_MAX = 33554432, /* bytes, each path whole */
 };
 
 enum up_profile_kind {

@@ -31,6 +31,7 @@ struct up_profile {
 	const uint8_t *at, *end;
 	uint32_t left; /* entries */
 	uint32_t path_bytes;
+	uint64_t all_ranges, all_paths; /* of the entries so far; bytes */
 	char path[PATH_BYTES_MAX + 1];
 	uint64_t range[2 * UP_PROFILE_RANGES_MAX];
 };
@@ -93,6 +94,7 @@ int up_profile_open(struct up_profile **out, const void *file, uint64_t bytes,
 	p->end = at + bytes;
 	p->left = header->entries;
 	p->path_bytes = 0;
+	p->all_ranges = p->all_paths = 0;
 	*out = p;
 	return 0;
 }
@@ -145,7 +147,8 @@ static int take_path(struct up_profile *p)
 	memcpy(p->path + shared, rest, more);
 	p->path_bytes = (uint32_t)(shared + more);
 	p->path[p->path_bytes] = 0;
-	return p->path[0] == '/';
+	p->all_paths += p->path_bytes;
+	return p->path[0] == '/' && p->all_paths <= UP_PROFILE_ALL_PATHS_MAX;
 }
 
 /* Blocks, in rising order, as gaps and lengths; [offset, length) in bytes, the last one cut at the file's end. */
@@ -153,8 +156,10 @@ static int take_ranges(struct up_profile *p, struct up_profile_entry *e)
 {
 	uint64_t blocks = (e->size_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES, at = 0, count;
 
-	if (!take_number(p, &count) || count > UP_PROFILE_RANGES_MAX)
+	if (!take_number(p, &count) || count > UP_PROFILE_RANGES_MAX ||
+	    count > UP_PROFILE_ALL_RANGES_MAX - p->all_ranges)
 		return 0;
+	p->all_ranges += count;
 	for (uint64_t i = 0; i < count; i++) {
 		uint64_t gap, length, end;
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.native.net import checksum
 from uffdprefetch.native.profiles import (
+    PROFILE_ALL_PATHS_MAX,
+    PROFILE_ALL_RANGES_MAX,
     PROFILE_BYTES_MAX,
     PROFILE_ENTRIES_MAX,
     PROFILE_RANGES_MAX,
@@ -123,6 +125,7 @@ def encode(profile: StartProfile) -> bytes:
     the end, and paths that are not absolute, too long, or have a NUL in them."""
     parts: list[bytes] = []
     room, before, wanted = PROFILE_BYTES_MAX - _HEADER.size - 4, b"", 0
+    paths_room, ranges_room = PROFILE_ALL_PATHS_MAX, PROFILE_ALL_RANGES_MAX
     for entry in profile.entries:
         path = os.fsencode(entry.path)
         if not path.startswith(b"/") or len(path) > _PATH_BYTES_MAX or b"\0" in path:
@@ -130,7 +133,13 @@ def encode(profile: StartProfile) -> bytes:
         if entry.kind is EntryKind.FILE and entry.size_bytes <= 0:
             continue
         data = _entry(entry, path, before)
-        if len(data) > room or len(parts) == PROFILE_ENTRIES_MAX:
+        paths_room -= len(path)
+        ranges_room -= len(_written_blocks(entry))
+        if (
+            len(data) > room
+            or len(parts) == PROFILE_ENTRIES_MAX
+            or min(paths_room, ranges_room) < 0
+        ):
             break
         parts.append(data)
         room, before = room - len(data), path
@@ -168,13 +177,19 @@ def _entry(entry: StartEntry, path: bytes, before: bytes) -> bytes:
     found += _number(shared) + _number(len(path) - shared) + path[shared:]
     if entry.kind is EntryKind.FILE:
         found += _FIXED.pack(entry.f_type, entry.mtime_ns) + _number(entry.size_bytes)
-        blocks = entry.blocks if len(entry.blocks) <= PROFILE_RANGES_MAX else ()
+        blocks = _written_blocks(entry)
         found += _number(len(blocks))
         at = 0
         for first, count in blocks:
             found += _number(first - at) + _number(count)
             at = first + count
     return bytes(found)
+
+
+def _written_blocks(entry: StartEntry) -> tuple[tuple[int, int], ...]:
+    """None where there are too many: then all of it is wanted."""
+    is_kept = entry.kind is EntryKind.FILE and len(entry.blocks) <= PROFILE_RANGES_MAX
+    return entry.blocks if is_kept else ()
 
 
 def _shared(path: bytes, before: bytes) -> int:
