@@ -160,6 +160,29 @@ def test_what_is_left_out_takes_no_part_of_the_budget(bed: SlowBed, replays: Rep
     assert (told["files"], told["skipped"]) == (10, {"changed": 30})
 
 
+@pytest.mark.parametrize(("may_have", "workers"), [(1024, 32), (100, 3), (20, 0)])
+def test_of_the_threads_that_a_user_may_have_a_share_is_taken(
+    may_have: int, workers: int, tmp_path: Path, replays: Replays
+) -> None:
+    """With ``ulimit -u 40`` the job could not fork any more."""
+    paths = [tmp_path / f"file{number}" for number in range(40)]
+    for path in paths:
+        path.write_bytes(bytes(MIB))
+    replays.of(*map(file_entry, paths))
+    words = ["prlimit", f"--nproc={may_have}", *replays.words(rate=MIB)]
+    running = replays.start(words)
+    try:
+        if workers:
+            tasks = Path(f"/proc/{running.pid}/task")
+            wait_until(lambda: len(list(tasks.iterdir())) == 1 + workers, "its threads")
+        else:
+            assert running.wait(HANG_SECONDS) == 0
+            assert replays.told()["state"] == "no threads"
+    finally:
+        running.kill()
+        running.wait()
+
+
 def test_a_rate_that_is_given_is_kept_and_all_is_read(bed: SlowBed, replays: Replays) -> None:
     replays.of(*start_of(bed))
     told = replays.run(rate=16 * MIB, depth=4)
