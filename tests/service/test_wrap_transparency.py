@@ -79,6 +79,28 @@ def test_a_program_that_is_not_there_is_127(alone: dict[str, str]) -> None:
     assert wrap(alone, "no-such-program-in-path").returncode == 127
 
 
+@pytest.mark.parametrize("options", [[], ["--learn"], ["--learn=name"]])
+def test_a_working_directory_that_was_removed_is_the_jobs_affair(
+    env: dict[str, str], tmp_path: Path, options: list[str]
+) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        into = 'cd "$0" && rmdir "$0" && exec "$@"'
+        return subprocess.run(
+            ["sh", "-c", into, str(gone), *words], env=env | {"HOME": str(tmp_path)},
+            capture_output=True, text=True, timeout=HANG_SECONDS,
+        )  # fmt: skip
+
+    done = run(*uffdprefetch("wrap", "--quiet", *options, "--", "/bin/sh", "-c", "exit 4"))
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False)
+    done = run(*uffdprefetch("wrap", *options, "--", "no-such-program"))
+    assert done.returncode == 127
+    done = run(*uffdprefetch("wrap", "--learn-dir", "relative", "--", "true"))
+    assert done.returncode == 2
+    assert "--learn-dir: relative: the working directory has been removed" in done.stderr
+
+
 def test_a_program_that_cannot_be_executed_is_126(alone: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "data").write_text("no program")
     assert wrap(alone, str(tmp_path / "data")).returncode == 126

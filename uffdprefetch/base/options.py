@@ -81,6 +81,13 @@ def _format_nodes(value: int | None) -> str:
     return {None: "off", 0: "auto"}.get(value, str(value))
 
 
+def _parse_path(text: str) -> str:
+    try:
+        return os.path.abspath(text)
+    except OSError:
+        raise usage_error(f"{text}: the working directory has been removed") from None
+
+
 def _parse_learn(text: str) -> str | None:
     """ "": the program's own profile."""
     if text.strip().lower() in ("off", "auto"):
@@ -199,7 +206,7 @@ OPTIONS = (
            "share what is read with the run's other nodes, by MPI: each byte is read once for all"
            " (--engine pool; N: how many nodes there are, where the launcher does not say;"
            " docs/cluster.md)", "N", format=_format_nodes, implied="auto"),
-    Option("meet", "meet", os.path.abspath,
+    Option("meet", "meet", _parse_path,
            "the directory in which the nodes of --cluster meet, on a file system that all see"
            " (default: the current one)", "DIR"),
     Option("share", "share", _parse_globs,
@@ -218,7 +225,7 @@ OPTIONS = (
            "follow files that are read by read(2), pread(2) and the like, and directories of small"
            " files, from outside (auto, default; docs/reads.md), or leave them to the kernel (off)",
            "|".join(READS), choices=READS),
-    Option("plan", "plan", os.path.abspath,
+    Option("plan", "plan", _parse_path,
            "the order in which each rank reads its records, or its files (docs/plans.md;"
            " `uffdprefetch plan FILE` checks one)", "FILE"),
     Option("torch", "torch", _one_of(TORCH),
@@ -235,7 +242,7 @@ OPTIONS = (
     Option("learn_budget_bytes", "learn-budget", parse_size,
            "bytes that --learn reads ahead of a start at the most (default: 1GiB)", "SIZE",
            format=format_size_exact),
-    Option("learn_dir", "learn-dir", os.path.abspath,
+    Option("learn_dir", "learn-dir", _parse_path,
            "a directory with records of --learn, which are read where the user has none, and never"
            " written", "DIR", format=lambda value: value or ""),
     Option("trace", "trace", str,

@@ -148,7 +148,7 @@ def load(
     """
     args = args or {}
     environ = os.environ if environ is None else environ
-    cwd = os.getcwd() if cwd is None else cwd
+    cwd = _here() if cwd is None else cwd
     explicit = args.get("config_file") or environ.get(PREFIX + "CONFIG") or None
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -178,6 +178,15 @@ def load(
     _report(wrong, strict=values.get("strict", False))
     values["config_file"] = explicit
     return _whole(values, origins)
+
+
+def _here() -> str:
+    """The working directory; by another name where it has been removed, in which a program may run
+    all the same."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/proc/self/cwd"
 
 
 def _named_on_the_command_line(args: Mapping[str, Any], cwd: str) -> str | None:

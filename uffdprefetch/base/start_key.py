@@ -28,11 +28,18 @@ def start_key(command: Sequence[str], environ: Mapping[str, str], program: str) 
     the first ``-m`` or ``-c``) and its environment. No other argument, no rank and no number of
     them is part of it: the ranks of a job start alike.
     """
-    parts = [os.path.realpath(program), *_what_it_runs(command[1:])]
+    parts = [_real(program), *_what_it_runs(command[1:])]
     parts += [environ.get(name, "") for name in ENVIRONMENT]
     parts.append(__version__)
     digest = _sha256("\0".join(parts).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:_KEY_CHARS]
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError:  # the working directory has been removed
+        return path
 
 
 def _sha256(data: bytes) -> Any:
@@ -52,7 +59,7 @@ def _what_it_runs(arguments: Sequence[str]) -> tuple[str, str]:
         if word in ("-m", "-c") and at + 1 < len(arguments):
             return word, arguments[at + 1]
         if os.path.isfile(word):
-            return "", os.path.realpath(word)
+            return "", _real(word)
     return "", ""
 
 
