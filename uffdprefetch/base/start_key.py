@@ -19,6 +19,8 @@ SUFFIX = ".upl"
 ENVIRONMENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
 #: Of a key's digest: enough that two of a user's programs never share one.
 _KEY_CHARS = 24
+#: Of a command's arguments, asked for whether they are files: the job waits for that.
+ARGUMENTS_ASKED = 32
 
 
 def start_key(command: Sequence[str], environ: Mapping[str, str], program: str) -> str:
@@ -55,7 +57,7 @@ def _sha256(data: bytes) -> Any:
 
 
 def _what_it_runs(arguments: Sequence[str]) -> tuple[str, str]:
-    for at, word in enumerate(arguments):
+    for at, word in enumerate(arguments[:ARGUMENTS_ASKED]):
         if word in ("-m", "-c") and at + 1 < len(arguments):
             return word, arguments[at + 1]
         if os.path.isfile(word):

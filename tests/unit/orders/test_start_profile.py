@@ -227,6 +227,21 @@ def test_runs_that_touch_are_one() -> None:
 # ---- keys ---------------------------------------------------------------------------------------
 
 
+def test_for_a_key_no_more_than_some_arguments_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 100,000 the job waited 0.8 s longer, on slow storage a minute."""
+    asked: list[str] = []
+
+    def isfile(path: str) -> bool:
+        asked.append(path)
+        return False
+
+    monkeypatch.setattr("os.path.isfile", isfile)
+    start_key(["echo", *map(str, range(1000))], {}, "/bin/echo")
+    assert asked == [str(number) for number in range(32)]
+
+
 def test_a_key_is_of_the_program_what_it_runs_and_its_environment(tmp_path: Path) -> None:
     script, data = tmp_path / "train.py", tmp_path / "data.bin"
     script.touch()
