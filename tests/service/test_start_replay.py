@@ -346,6 +346,18 @@ def test_warm_reads_what_a_profile_names(home: Home) -> None:
     assert home.left() == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_warm_that_is_ended_leaves_nothing(endless: Home, number: int) -> None:
+    words = uffdprefetch("warm", KEY, "--max-rate", "1MiB/s")
+    warm = subprocess.Popen(words, env=endless.env, stderr=subprocess.PIPE)
+    wait_until(lambda: endless.left() != [], "the replay")
+    warm.send_signal(number)
+    assert warm.communicate(timeout=HANG_SECONDS)[1] == b""
+    assert warm.returncode == -number
+    assert endless.left() == []
+    wait_until(lambda: not replays_of(endless.profiles), "the end of the replay")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

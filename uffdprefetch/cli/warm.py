@@ -4,8 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+from typing import TYPE_CHECKING
 
 from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Command:
@@ -56,11 +64,31 @@ class Command:
         if why is not None:
             raise UffdPrefetchError(why, EXIT_CANNOT)
         replay = replays.Replay(replays.key_in(path), "failed")
+        for number in _ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _end)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             replay.begin([path], config.learn, config.max_rate_bytes_per_second)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            replay.wait()
         except OSError as error:
             raise UffdPrefetchError(f"cannot read ahead: {error.strerror}", EXIT_CANNOT) from None
-        replay.wait()
+        except _Ended as ended:
+            replay.end()  # whose lock stays nowhere
+            os.kill(os.getpid(), ended.number)
         document = report.warm_document(replay.end())
         show(document, report.warm_text(document), args.json)
         return 0
+
+
+class _Ended(BaseException):
+    """By a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # another one ends us at once
+    raise _Ended(number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import uffdprefetch
 from uffdprefetch.base import rundir
@@ -33,6 +34,8 @@ PROGRAM = os.path.join(os.path.dirname(os.path.abspath(uffdprefetch.__file__)), 
 _GROUP = "start"
 #: What a start takes on slow storage, and more: who comes there after that waits for no replay.
 MOST_SECONDS = 30
+#: Between two looks whether it has ended, of who waits for that.
+WAIT_SECONDS = 0.02
 #: Its exit statuses (csrc/replay/replay.c).
 _BUSY, _NO_LOCK = 3, 4
 
@@ -114,8 +117,12 @@ class Replay:
         self._reap(os.WNOHANG)
 
     def wait(self) -> None:
-        """Until it has ended."""
-        self._reap(0)
+        """Until it has ended. (Whoever waits in waitpid(2) may sleep over a signal that has come
+        just before.)"""
+        while self._pid:
+            self._reap(os.WNOHANG)
+            if self._pid:
+                time.sleep(WAIT_SECONDS)
 
     def end(self) -> dict[str, Any]:
         """End it; what came of it, as the summary has it. Does not wait."""
