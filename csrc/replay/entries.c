@@ -5,8 +5,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +29,10 @@
 #define MEMORY_PART 2u
 #define GROUP_PART 8u
 #define GROUP_ROOT "/sys/fs/cgroup"
+/* Of the threads that the user may have (ulimit -u), and of those that process groups leave: they are the job's
+ * before. */
+#define USER_THREADS_PART 32u
+#define GROUP_THREADS_PART 8u
 /* No budget is more, so that nothing overflows that is added to it. */
 #define BUDGET_MOST (UINT64_C(1) << 60)
 
@@ -179,9 +186,85 @@ void entries_request(const struct entries *p, struct up_path_request *q)
 
 /* ---- how much at a time, and in all ---- */
 
-int entries_depth(const struct entries *p)
+/* A small file, with a NUL; empty: there is none. */
+static void read_text(const char *path, char *text, size_t room)
 {
-	return p->lustre_bytes > p->bytes / 2 ? LUSTRE_DEPTH : DEPTH;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : read(fd, text, room - 1);
+
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = 0;
+}
+
+/* UINT64_MAX: none is said. */
+static uint64_t number_in(const char *directory, const char *name)
+{
+	char path[PATH_MAX], text[32];
+
+	if (snprintf(path, sizeof(path), "%s/%s", directory, name) >= (int)sizeof(path))
+		return UINT64_MAX;
+	read_text(path, text, sizeof(text));
+	return *text >= '0' && *text <= '9' ? strtoull(text, NULL, 10) : UINT64_MAX;
+}
+
+/* Threads that a process group, and those above it, leave; UINT64_MAX: none limits them. */
+static uint64_t threads_left(const char *root, const char *group)
+{
+	char directory[PATH_MAX];
+	uint64_t least = UINT64_MAX;
+
+	if (snprintf(directory, sizeof(directory), "%s%s", root, group) >= (int)sizeof(directory))
+		return least;
+	for (char *end = directory; end; end = strrchr(directory, '/')) {
+		uint64_t most, now;
+
+		if (end != directory)
+			*end = 0;
+		if (strlen(directory) < strlen(root))
+			break;
+		most = number_in(directory, "pids.max");
+		now = most == UINT64_MAX ? 0 : number_in(directory, "pids.current");
+		if (most != UINT64_MAX && (most < now ? 0 : most - now) < least)
+			least = most < now ? 0 : most - now;
+	}
+	return least;
+}
+
+static uint64_t threads(void)
+{
+	char groups[8192], *next = groups;
+	uint64_t most = UINT64_MAX;
+	struct rlimit limit;
+
+	if (!getrlimit(RLIMIT_NPROC, &limit) && limit.rlim_cur != RLIM_INFINITY)
+		most = limit.rlim_cur / USER_THREADS_PART;
+	read_text("/proc/self/cgroup", groups, sizeof(groups));
+	for (char *line = strsep(&next, "\n"); line; line = strsep(&next, "\n")) {
+		char *kind = strchr(line, ':'), *group = kind ? strchr(kind + 1, ':') : NULL;
+		uint64_t left = UINT64_MAX;
+
+		if (!group)
+			continue;
+		*group++ = 0;
+		if (!kind[1]) /* cgroup v2 */
+			left = threads_left(GROUP_ROOT, group);
+		else if (!strcmp(kind + 1, "pids"))
+			left = threads_left(GROUP_ROOT "/pids", group);
+		if (left != UINT64_MAX && left / GROUP_THREADS_PART < most)
+			most = left / GROUP_THREADS_PART;
+	}
+	return most;
+}
+
+int entries_depth(const struct entries *p, int asked)
+{
+	int depth = asked ? asked : p->lustre_bytes > p->bytes / 2 ? LUSTRE_DEPTH : DEPTH;
+	uint64_t most = threads();
+
+	if ((uint32_t)depth > p->header.entries)
+		depth = p->header.entries ? (int)p->header.entries : 1;
+	return most < (uint64_t)depth ? (int)most : depth;
 }
 
 /* What is left to these memory groups, or to the machine; UINT64_MAX: nobody says. */
@@ -200,13 +283,9 @@ static uint64_t left(const char *groups, const char *meminfo)
 uint64_t entries_budget(uint64_t bytes)
 {
 	char groups[8192];
-	int fd = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? 0 : read(fd, groups, sizeof(groups) - 1);
 	uint64_t machine, group;
 
-	if (fd >= 0)
-		close(fd);
-	groups[n > 0 ? n : 0] = 0;
+	read_text("/proc/self/cgroup", groups, sizeof(groups));
 	machine = left("", "/proc/meminfo");
 	group = left(groups, "/dev/null");
 	if (machine != UINT64_MAX && machine / MEMORY_PART < bytes)

@@ -41,8 +41,9 @@ int entries_is_refused(const struct entries *entries);
 uint64_t entries_bytes(const struct entries *entries);
 /* As a request; its number, and what bounds it, are the caller's. */
 void entries_request(const struct entries *entries, struct up_path_request *out);
-/* Requests at a time. */
-int entries_depth(const struct entries *entries);
+/* Requests at a time, each of which takes a thread: so many as are asked for, or (0) as the file system likes, as far as
+ * the job is left its own; 0: none may be had. */
+int entries_depth(const struct entries *entries, int asked);
 /* The part of a budget for which there is memory now. */
 uint64_t entries_budget(uint64_t bytes);
 

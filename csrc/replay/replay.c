@@ -33,9 +33,6 @@
 #define NS_PER_SECOND 1000000000ull
 /* The job's threads come first. */
 #define NICE 10
-/* Of the threads that the user may have (ulimit -u), which are the job's before: where a part is none, nothing is
- * replayed. */
-#define THREADS_PART 32
 /* After so long beyond its time this program ends, whatever it waits for. */
 #define GRACE_SECONDS 2u
 /* The first after the standard streams. */
@@ -157,6 +154,8 @@ static int stand_aside(pid_t parent, unsigned seconds, int result)
 	setsid(); /* what the terminal sends is for the job */
 	if (keep_only(result) || chdir("/"))
 		return -EBADF;
+	if (sched_getscheduler(0) == SCHED_FIFO || sched_getscheduler(0) == SCHED_RR) /* they know no nice */
+		sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){ 0 });
 	setpriority(PRIO_PROCESS, 0, NICE);
 	/* A launcher binds a rank, and so us, to a core; the kernel leaves out what is not the group's. */
 	memset(&all, 0xff, sizeof(all));
@@ -284,19 +283,6 @@ static const char *replay(struct replay *r)
 	return left || r->under_way ? "time" : r->skipped[SKIP_BUDGET] || r->is_cut ? "budget" : "done";
 }
 
-/* Requests at a time, each of which takes a thread; 0: none may be had. */
-static int depth_of(const struct entries *entries, int asked)
-{
-	int depth = asked ? asked : entries_depth(entries);
-	struct rlimit most;
-
-	if ((uint32_t)depth > entries->header.entries)
-		depth = entries->header.entries ? (int)entries->header.entries : 1;
-	if (!getrlimit(RLIMIT_NPROC, &most) && most.rlim_cur / THREADS_PART < (rlim_t)depth)
-		depth = (int)(most.rlim_cur / THREADS_PART);
-	return depth;
-}
-
 static uint64_t number(const char *text)
 {
 	return strtoull(text, NULL, 10);
@@ -325,7 +311,7 @@ int main(int argc, char **argv)
 	err = entries_open(&r.entries, &argv[8]);
 	state = err == -ENOENT ? "first run" : "no profile";
 	if (!err) {
-		r.depth = depth_of(&r.entries, (int)number(argv[3]));
+		r.depth = entries_depth(&r.entries, (int)number(argv[3]));
 		r.budget_left = entries_budget(number(argv[4]));
 		r.pace.bytes_per_second = number(argv[5]);
 		r.event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

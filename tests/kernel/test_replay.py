@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cgroups import entering, kills, memory_group
+from cgroups import entering, kills, memory_group, pids_group
 from conftest import HANG_SECONDS, process_gone, require, wait_until
 from nobody import Nobody
 from start_profiles import Replays, directory_entry, file_entry, name_entry
@@ -160,27 +160,58 @@ def test_what_is_left_out_takes_no_part_of_the_budget(bed: SlowBed, replays: Rep
     assert (told["files"], told["skipped"]) == (10, {"changed": 30})
 
 
-@pytest.mark.parametrize(("may_have", "workers"), [(1024, 32), (100, 3), (20, 0)])
-def test_of_the_threads_that_a_user_may_have_a_share_is_taken(
-    may_have: int, workers: int, tmp_path: Path, replays: Replays
-) -> None:
-    """With ``ulimit -u 40`` the job could not fork any more."""
+@pytest.fixture
+def long(tmp_path: Path, replays: Replays) -> Replays:
+    """40 MiB, for which it takes 40 s with a rate of one a second."""
     paths = [tmp_path / f"file{number}" for number in range(40)]
     for path in paths:
         path.write_bytes(bytes(MIB))
-    replays.of(*map(file_entry, paths))
-    words = ["prlimit", f"--nproc={may_have}", *replays.words(rate=MIB)]
-    running = replays.start(words)
+    return replays.of(*map(file_entry, paths))
+
+
+@contextlib.contextmanager
+def beginning(replays: Replays, *before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One that has just been started by the words before it."""
+    running = replays.start([*before, *replays.words(rate=MIB)])
     try:
-        if workers:
-            tasks = Path(f"/proc/{running.pid}/task")
-            wait_until(lambda: len(list(tasks.iterdir())) == 1 + workers, "its threads")
-        else:
-            assert running.wait(HANG_SECONDS) == 0
-            assert replays.told()["state"] == "no threads"
+        yield running
     finally:
         running.kill()
         running.wait()
+
+
+def has_workers(running: subprocess.Popen[bytes], workers: int, replays: Replays) -> None:
+    if workers:
+        tasks = Path(f"/proc/{running.pid}/task")
+        wait_until(lambda: len(list(tasks.iterdir())) == 1 + workers, "its threads")
+    else:
+        assert running.wait(HANG_SECONDS) == 0
+        assert replays.told()["state"] == "no threads"
+
+
+@pytest.mark.parametrize(("may_have", "workers"), [(1024, 32), (100, 3), (20, 0)])
+def test_of_the_threads_that_a_user_may_have_a_share_is_taken(
+    may_have: int, workers: int, long: Replays
+) -> None:
+    """With ``ulimit -u 40`` the job could not fork any more."""
+    with beginning(long, "prlimit", f"--nproc={may_have}") as running:
+        has_workers(running, workers, long)
+
+
+@pytest.mark.parametrize(("may_have", "workers"), [("1000", 32), ("40", 4), ("5", 0), ("max", 32)])
+def test_of_the_threads_that_a_group_leaves_a_share_is_taken(
+    may_have: str, workers: int, long: Replays
+) -> None:
+    """It is a group below the one that has the limit."""
+    with pids_group(may_have) as group, beginning(long, *entering(group)) as running:
+        has_workers(running, workers, long)
+
+
+def test_it_is_no_real_time_program_where_the_job_is_one(long: Replays) -> None:
+    require(os.geteuid() == 0, "an ordinary user may not enter SCHED_FIFO")
+    with beginning(long, "chrt", "-f", "5") as running:
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, running.pid) == 10, "its priority")
+        assert os.sched_getscheduler(running.pid) == os.SCHED_OTHER
 
 
 def test_a_rate_that_is_given_is_kept_and_all_is_read(bed: SlowBed, replays: Replays) -> None:

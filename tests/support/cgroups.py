@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory cgroups of either version, for tests as root."""
+"""Memory and pids cgroups of either version, for tests as root."""
 
 from __future__ import annotations
 
@@ -38,6 +38,27 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
     finally:
         wait_until(lambda: not procs.read_text(), "the service to end")
         group.rmdir()
+
+
+@contextlib.contextmanager
+def pids_group(most: str) -> Iterator[Path]:
+    """A group below one with that limit, skipped where none can be made. It is left at the end."""
+    root = Path("/sys/fs/cgroup")
+    above = (root / "pids" if (root / "pids").exists() else root) / f"uffdprefetch-{os.getpid()}"
+    group = above / "below"
+    try:
+        try:
+            above.mkdir()
+            group.mkdir()
+            (above / "pids.max").write_text(most)
+        except OSError as error:
+            require(False, f"no pids cgroup can be made here: {error}")
+        yield group
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "all to end")
+    finally:
+        for made in (group, above):
+            with contextlib.suppress(OSError):
+                made.rmdir()
 
 
 def entering(group: Path) -> tuple[str, ...]:
