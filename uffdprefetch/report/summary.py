@@ -390,22 +390,24 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
             Named(f"not served: {size}", first["path"], f": {first['why']}{other}{more}"),
             *remedy,
         ]
-    found = _read_by_calls(totals, _touched_bytes(summary), job.get("written_bytes") or 0)
-    waited_for_small = (summary.get("reads") or {}).get("small_files") is not None
-    return [*found, TELL_ORDER] if len(found) == 1 and waited_for_small else found
+    written = job.get("written_bytes") or 0
+    return _read_by_calls(totals, _touched_bytes(summary), written, summary.get("reads"))
 
 
-def _read_by_calls(totals: Mapping[str, Any], mapped: int, written: int) -> list[Line]:
+def _read_by_calls(
+    totals: Mapping[str, Any], mapped: int, written: int, reads: Mapping[str, Any] | None
+) -> list[Line]:
     """What came by read(2): not served is what was seen of files. All that is known of the rest is
     its size: pipes and sockets are in it, and the program's own modules. What the job has
-    ``written`` may be what it has read of its own pipes."""
+    ``written`` may be what it has read of its own pipes. ``reads``: what was followed; None: calls
+    are not."""
     every, files = totals.get("unserved_read_bytes") or 0, totals.get("unserved_read_files") or []
     seen = min(every, sum(file["bytes"] for file in files))
     if seen < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
         others = every - written
         if others < max(_WORTH_SAYING_BYTES, mapped // _MODULES_SHARE):
             return []
-        return [f"not followed: {format_size(others)} by read(2), of small files, pipes or sockets"]
+        return _not_followed(others, reads or {})
     before = f"not served: {format_size(seen)}"
     if mapped:
         before = (
@@ -417,7 +419,19 @@ def _read_by_calls(totals: Mapping[str, Any], mapped: int, written: int) -> list
         named = Named(f"{before} of ", path, " by read(2)", without=said)
     else:
         named = Named(f"{said}, {largest} of ", path, "", without=said)
-    return [named, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
+    remedy = "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"
+    return [named, remedy] if reads is None else [named]
+
+
+def _not_followed(size_bytes: int, reads: Mapping[str, Any]) -> list[Line]:
+    """So much came by calls of which no large file's reader was followed."""
+    before, small = f"not followed: {format_size(size_bytes)} by read(2)", reads.get("small_files")
+    if left := reads.get("left_alone"):
+        return [Named(f"{before}; ", left[0]["path"], f": {left[0]['why']}", without=before)]
+    told: list[Line] = [f"{before}: small files, pipes, sockets, or what was in memory"]
+    if small is not None and (small.get("used_bytes") or 0) < size_bytes:
+        told.append(TELL_ORDER)
+    return told
 
 
 def _touched_bytes(summary: Mapping[str, Any]) -> int:

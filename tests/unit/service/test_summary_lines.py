@@ -284,6 +284,7 @@ def test_what_was_read_for_nothing_is_always_told_above_a_tenth(gain: str) -> No
 
 BY_READ = {"files": [], "totals_unserved_read_bytes": 1 << 30}
 NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
+NOT_FOLLOWED = "not followed: 1 GiB by read(2): small files, pipes, sockets, or what was in memory"
 
 
 @pytest.mark.parametrize(
@@ -292,11 +293,25 @@ NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
         (changed(files=[]), []),
         (
             changed(**BY_READ),  # as of `zcat data | program`
-            ["not followed: 1 GiB by read(2), of small files, pipes or sockets"],
+            [NOT_FOLLOWED],
         ),
         (
             changed(**BY_READ, reads={"small_files": {"read": 0, "used": 0}}),
-            ["not followed: 1 GiB by read(2), of small files, pipes or sockets", TELL_ORDER],
+            [NOT_FOLLOWED, TELL_ORDER],
+        ),
+        (
+            changed(**BY_READ, reads={"small_files": {"used_bytes": 1 << 31}}),
+            [NOT_FOLLOWED],  # their order is known
+        ),
+        (
+            changed(**BY_READ, reads={"left_alone": [{"path": "/data/a", "why": "O_DIRECT"}]}),
+            ["not followed: 1 GiB by read(2); /data/a: O_DIRECT"],
+        ),
+        (
+            changed(**BY_READ, totals_unserved_read_files=NAMED, reads={}),
+            [
+                "not served: 512 MiB of /data/a by read(2)"
+            ],  # it is followed where that brings something
         ),
         (
             changed(**BY_READ, job=job("cat data | program", written_bytes=1 << 30)),
