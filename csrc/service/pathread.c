@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,12 +38,13 @@ static void fail(struct up_path_result *r, int error)
 	r->error = error;
 }
 
-/* All that are made up say that no block is used; few others do. */
+/* All that are made up say that no block is used; few others do. It is asked each time: a service outlives mounts,
+ * whose devices' numbers are given to others. */
 static int is_made_up(int fd, const struct stat *st)
 {
-	uint32_t f_type;
+	struct statfs fs;
 
-	return !st->st_blocks && !up_path_type(fd, st->st_dev, &f_type) && up_path_is_made_up(f_type);
+	return !st->st_blocks && !fstatfs(fd, &fs) && up_path_is_made_up((uint32_t)fs.f_type);
 }
 
 /* Whether it is as it was when the caller saw it. */
@@ -225,6 +227,7 @@ static int probe(int path_fd, const struct stat *st, struct up_path_result *r, c
 
 	for (int i = 0; i < 2; i++) {
 		int fd = open_for_reading(path_fd, st), err = 0;
+		struct statfs fs;
 		struct stat again;
 
 		if (fd < 0)
@@ -248,7 +251,7 @@ static int probe(int path_fd, const struct stat *st, struct up_path_result *r, c
 			err = fstat(fd, &again) ? -errno : 0;
 			end_look(r, UP_LOOK_STATUS);
 			r->mappable = (uint32_t)is_mappable(fd, page);
-			up_path_type(fd, st->st_dev, &r->file_system);
+			r->file_system = fstatfs(fd, &fs) ? 0 : (uint32_t)fs.f_type;
 		}
 		close(fd);
 		if (err)
