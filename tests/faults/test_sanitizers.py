@@ -420,9 +420,9 @@ BREAKAGES = {
     "what is queued changes while it is released": (
         "tsan", PATHS, "service/paths.c",
         "pthread_mutex_lock(&p->lock);\n\tfor (struct item *i = p->queue.first; i; i = i->next)\n"
-        "\t\tif (i->request.id == id)\n\t\t\ti->request.hold = 0;",
+        "\t\tdo_not_hold(i, by, number);",
         "for (struct item *i = p->queue.first; i; i = i->next)\n"
-        "\t\tif (i->request.id == id)\n\t\t\ti->request.hold = 0;\n\tpthread_mutex_lock(&p->lock);",
+        "\t\tdo_not_hold(i, by, number);\n\tpthread_mutex_lock(&p->lock);",
         "data race",
     ),
     "a start profile's word is taken for how much of the last path is this one's": (
