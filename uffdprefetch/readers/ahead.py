@@ -608,8 +608,7 @@ class Ahead(Predictor):
         more = (target - front.wanted) * front.direction
         at_end = target in (first, last)
         window = window if at_end else ahead  # the file that follows comes after this one's end
-        step = max(ahead // STEP_PART, reader.file.call.unit_bytes // BLOCK_BYTES)
-        if more <= 0 or (more < step and not at_end):
+        if more <= 0 or (more * STEP_PART < ahead and not at_end):
             return window, least, None
         start, end = sorted((front.wanted, target))
         front.wanted = target
