@@ -132,9 +132,9 @@ def test_mdb_dump_of_all_sub_databases(runner: Runner, bed: SlowBed, laid: tuple
     check_managed(run, path)
 
 
-def test_mdb_dump_through_a_pipe(runner: Runner, store: Path) -> None:
-    path = store / TRAINING
-    words = ["sh", "-c", '"$0" "$1" | sha256sum', mdb_dump(), str(path)]
+def test_mdb_dump_through_a_pipe(runner: Runner, bed: SlowBed) -> None:
+    path = bed.path(NAMED)
+    words = ["sh", "-c", '"$0" -a "$1" | sha256sum', mdb_dump(), str(path)]
     run = check_same(runner, words, cold=[path])
     check_managed(run, path)
     assert len(run.stdout.split()[0]) == 64
