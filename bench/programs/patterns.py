@@ -18,7 +18,7 @@ import numpy as np
 from reading import Reading, together
 
 PAGE = mmap.PAGESIZE
-PIECE = 64 << 10
+PIECE, SLICE = 64 << 10, 1 << 20
 #: Bytes of a page that are looked at.
 FEW = 64
 #: Processes that follow pointers.
@@ -55,6 +55,12 @@ def read(data: Any, spans: Spans, reading: Reading) -> None:
 def in_order(size: int, reads: int) -> Spans:
     """Pieces, from the begin."""
     return pieces(0, min(size, reads * PIECE))
+
+
+def copied(size: int, reads: int) -> Spans:
+    """Slices of 1 MiB, each copied out: a copy touches both ends of one before its middle."""
+    starts = range(0, min(size, reads * SLICE), SLICE)
+    return ((at, min(at + SLICE, size)) for at in starts)
 
 
 def backward(size: int, reads: int) -> Spans:
@@ -120,6 +126,7 @@ def short_walks(size: int, reads: int) -> Spans:
 
 ONE_FILE: dict[str, Callable[[int, int], Spans]] = {
     "in-order": in_order,
+    "copied": copied,
     "backward": backward,
     "skip-3-of-4": skip_3_of_4,
     "random": random,
@@ -137,7 +144,12 @@ def read_one(directory: Path, reads: int, reading: Reading, pattern: str, advice
     data = mapped(path)
     if advice:
         data._mmap.madvise(getattr(mmap, advice))
-    read(data, ONE_FILE[pattern](len(data), reads), reading)
+    spans = ONE_FILE[pattern](len(data), reads)
+    if pattern == "copied":
+        for first, end in spans:
+            reading.add(bytes(data._mmap[first:end]))
+        return
+    read(data, spans, reading)
 
 
 # ---- several processes -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from lustre import client, job
 from lustre.conftest import Data
 
-#: RPCs beside those of 4 MiB: what a job reads before we know of it (on an emulated machine 4 to 6).
+#: RPCs beside those of 4 MiB: what a job reads before we know of it, on an emulated machine 4 to 6.
 #: Of many it is a tenth.
 FIRST_RPCS = 8
 

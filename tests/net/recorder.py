@@ -185,7 +185,7 @@ def install(path: str) -> None:
         job_processes.JobProcesses,
         "hello",
         "hello",
-        lambda self, c: [world.number(c), list(c.hello), c.pid],
+        lambda self, c, met=None: [world.number(c), list(c.hello), c.pid],
     )
     offered, managed = Attachments, ManagedMappings
     item(offered, "attach", "attach", lambda self, c, a, fd: [number(c), attach(a), fd is not None])

@@ -336,7 +336,6 @@ WIDE = {
     "sim.replay.engine._Replay": 15,
     "trace.record.file_registry.FileRegistry": 15,
     "orders.announcement.Part": 14,
-    "predict.fronts.Front": 14,
     "warm.scheduler.Extent": 14,
     "compare.figures.MeasuredRun": 13,
     "protocol.wire.Hello": 13,

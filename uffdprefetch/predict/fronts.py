@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import nsmallest
 from itertools import takewhile
@@ -93,6 +93,45 @@ class Rests:
         self.last_ns = now_ns
 
 
+@dataclass
+class Texture:
+    """Of a walk, of late: blocks that it came over, of them touched, and runs of touches, after
+    gaps. ``gaps``: of these, [start, end) that may be touched yet: a large copy touches the last
+    block of what it takes before those in the middle, and of ranks one is behind the other."""
+
+    over: float
+    touched: float
+    runs: float = 0.0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def goes_on(self, gone: int, touched: int, gap: tuple[int, int]) -> None:
+        """Over so many blocks, of which so many are touched, behind a gap, or an empty one."""
+        share = 0.5 ** (gone / RECENT_BLOCKS)
+        self.over = self.over * share + gone
+        self.touched = self.touched * share + touched
+        self.runs *= share
+        start, end = gap
+        near = RECENT_BLOCKS + gone
+        self.gaps = [(low, high) for low, high in self.gaps if abs(low - start) <= near]
+        if start < end:
+            self.runs += 1
+            self.gaps.append(gap)
+
+    def fills(self, start: int, end: int) -> None:
+        """[start, end) is touched behind the walk's position."""
+        left = list[tuple[int, int]]()
+        for low, high in self.gaps:
+            first, last = max(low, start), min(high, end)
+            if first >= last:
+                left.append((low, high))
+                continue
+            self.touched += last - first
+            parts = [(a, b) for a, b in ((low, first), (last, high)) if a < b]
+            self.runs = max(0.0, self.runs + len(parts) - 1)
+            left += parts
+        self.gaps = left
+
+
 @dataclass(eq=False)
 class Front:
     """[start, position) where it goes on, [position, start) backward; ``wanted``: asked for up to
@@ -103,11 +142,8 @@ class Front:
     pid: int
     born_ns: int
     rests: Rests
+    texture: Texture
     direction: int = 1
-    #: Of late: blocks that it came over, of them touched, and runs of touches, after gaps.
-    over: float = 0.0
-    touched: float = 0.0
-    runs: float = 0.0
     wanted: int = 0
     number: int = 0  # of its file's
     elsewhere: int = 0  # looks
@@ -122,12 +158,12 @@ class Front:
     @property
     def density(self) -> float:
         """The part of its blocks that is touched."""
-        return min(1.0, self.touched / max(1.0, self.over))
+        return min(1.0, self.texture.touched / max(1.0, self.texture.over))
 
     @property
     def gaps(self) -> float:
         """How many it has a block."""
-        return self.runs / max(1.0, self.over)
+        return self.texture.runs / max(1.0, self.texture.over)
 
     @property
     def last_ns(self) -> int:
@@ -273,7 +309,8 @@ class FileFronts:
             if -behind <= ahead <= min(beyond, reach):
                 apart = max(0, ahead, -ahead - BEHIND_BLOCKS)
                 found.append((apart, False, front.number, front))
-            turns = front.direction > 0 and length <= reach and front.touched <= TURNS_BLOCKS
+            turns = front.direction > 0 and length <= reach
+            turns = turns and front.texture.touched <= TURNS_BLOCKS
             # the block that it was in the middle of may be told of once more
             if turns and -1 <= front.start - end <= min(beyond, reach):
                 found.append((max(0, front.start - end), True, front.number, front))
@@ -288,7 +325,7 @@ class FileFronts:
 
     def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
         front = Front(
-            start, end, pid, now_ns, Rests(now_ns), over=end - start, touched=end - start,
+            start, end, pid, now_ns, Rests(now_ns), Texture(end - start, end - start),
             wanted=end, number=self._begun, patience=LOOKS_ELSEWHERE,
         )  # fmt: skip
         self._begun += 1
@@ -326,12 +363,10 @@ class FileFronts:
             self._pass_over(gap_start, gap_end)
         gone = front.length - before
         if gone <= 0:
+            front.texture.fills(start, end)
             return
         front.rests.goes_on(before, now_ns)
-        share = 0.5 ** (gone / RECENT_BLOCKS)
-        front.over = front.over * share + gone
-        front.touched = front.touched * share + end - start
-        front.runs = front.runs * share + (gap_end > gap_start)
+        front.texture.goes_on(gone, end - start, (gap_start, gap_end))
         if front.state is State.DEAD:
             self.walks.revived(before)
             front.patience *= 2

@@ -102,10 +102,36 @@ def test_a_walk_is_as_dense_as_it_was_of_late() -> None:
     assert front.gaps == pytest.approx(1 / 6, rel=0.1)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_gap_that_is_filled_later_was_part_of_the_walk(backward: bool) -> None:
+    """A large copy touches both ends of what it takes first; and again, when it is read again."""
+    file, piece = File(), 8
+    for _ in range(2):
+        front = file.touch(0, 2 * piece)
+        for start in range(2 * piece, 10 * piece, piece):
+            assert file.touch(start) is front and file.touch(start + piece - 1) is front
+            middle = range(start + 1, start + piece - 1)
+            for at in reversed(middle) if backward else middle:
+                assert file.touch(at) is front
+            assert (front.density, front.gaps) == (pytest.approx(1), pytest.approx(0, abs=0.01))
+        file.look(BLOCKS - 1, BLOCKS // 2)
+
+
+def test_a_gap_of_which_a_part_is_filled_is_as_dense_as_that() -> None:
+    file = File()
+    front = file.touch(0, 20)
+    for at in range(20, 20 + 10 * RECENT_BLOCKS, 10):  # the last of ten, then the first four
+        file.touch(at + 9)
+        file.touch(at, 4)
+    assert front.density == pytest.approx(0.5, abs=0.05) and front.gaps == pytest.approx(
+        0.1, abs=0.02
+    )
+
+
 def test_a_gap_that_costs_less_than_a_miss_is_passed_over_a_longer_one_is_not() -> None:
     file = File()
     front = file.touch(100, 20)
-    assert file.touch(120 + REACH) is front and front.runs == 1
+    assert file.touch(120 + REACH) is front and front.texture.runs == 1
     young = File()
     one = young.touch(100)
     assert young.touch(101 + REACH + 50) is not one
