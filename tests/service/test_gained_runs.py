@@ -16,6 +16,14 @@ pytest_plugins = ("harness_fixtures",)
 pytestmark = auto
 
 SIZE = 64 * MIB
+#: A large copy touches both ends of what it takes before its middle.
+COPIES = """
+m = Mapping(sys.argv[1])
+for start in range(0, len(m.view), 1 << 20):
+    for at in (start, start + (1 << 20) - 1, *range(start, start + (1 << 20), 4096)):
+        m.view[at]
+say(pooled=m.pooled())
+"""
 SCAN = "m = Mapping(sys.argv[1]).followed(); m.digest(); say(read=True); hear()"
 
 
@@ -47,3 +55,21 @@ def test_a_run_says_what_it_has_gained(job: Start, tmp_path: Path, cold: bool) -
     else:
         assert (totals["gain"], totals["saved_at_least_seconds"]) == ("in-memory", None), totals
         assert short_lines(summary)[0] == "nothing to gain: the data was in memory"
+
+
+def test_what_the_pool_maps_ahead_of_a_copy_is_used(job: Start, tmp_path: Path) -> None:
+    require(why_no_bed() is None, why_no_bed() or "")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mount").mkdir()
+    size = 4 * SIZE
+    write_records(tmp_path / "source" / "data.bin", size)
+    with SlowBed(tmp_path / "source", tmp_path / "mount", bandwidth=300_000_000) as bed:
+        path = bed.path("data.bin")
+        work = job(python(COPIES, path), options=("--engine", "pool"))
+        assert work.line() == {"pooled": True}
+        summary = work.finish().good().summary
+    assert summary is not None
+    (file,) = summary["files"]
+    used = file["prefetched_used_blocks_bytes"] + file["demand_used_blocks_bytes"]
+    # what was mapped ahead of it before it ended is told of by no fault
+    assert used >= 0.92 * size, file

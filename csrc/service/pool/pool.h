@@ -32,6 +32,8 @@
 #define POOL_JOBS 1024u
 #define POOL_EVENTS 4096u
 #define POOL_AHEADS 64
+/* Of a mapping: two of a copy, or so many threads'. */
+#define POOL_WALKS 4
 #define RUN_MAX_BYTES (4u << 20)
 /* A chunk that somebody has just got stays this long: the instruction that touched it has to end,
  * also one that reads from two chunks. */
@@ -58,17 +60,24 @@ struct pool_file {
 	struct up_pool_file_counts count;
 };
 
+/* Where a reader goes on, or one of its threads; a large copy touches the last page of what it takes before those
+ * in the middle, too. `passed` 0: free. */
+struct pool_walk {
+	uint64_t low, high; /* chunks mapped of it: who goes on there gets more at once */
+	uint64_t at;        /* the chunk that was touched last */
+	uint64_t passed;    /* chunks that were come over */
+	uint64_t miss_next; /* the same for what is read on demand */
+	uint32_t run, miss_run;
+	uint32_t touched; /* the region's number of touches then */
+	int backward;
+};
+
 struct pool_region {
 	uint32_t id;
 	int file;
 	uint64_t address, length, offset;
-	uint64_t low, high; /* chunks mapped since its reader was elsewhere: who goes on there gets more at once */
-	uint64_t at;        /* the chunk that was touched last */
-	uint64_t passed;    /* chunks that its reader has come over since then; 0: it has touched none yet */
-	uint32_t run;
-	int backward;
-	uint64_t miss_next; /* the same for what is read on demand */
-	uint32_t miss_run;
+	struct pool_walk walk[POOL_WALKS];
+	uint32_t now, touches; /* the walk that was touched last */
 };
 
 /* guardian_link.c: the process that holds what is held here, too. */
@@ -115,7 +124,7 @@ struct pool_waiter {
 
 /* Chunks to be mapped before their reader touches them: the fault thread's own. */
 struct pool_ahead {
-	uint32_t client, generation, region;
+	uint32_t client, generation, region, walk;
 	uint64_t piece, chunk, end; /* of each piece, the first page stays unmapped */
 };
 

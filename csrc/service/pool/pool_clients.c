@@ -269,7 +269,6 @@ static void set_region(struct up_pool *p, struct pool_region *r, uint32_t id, in
 {
 	*r = (struct pool_region){
 		.id = id, .file = file, .address = address, .length = length, .offset = offset,
-		.run = 1, .miss_next = UINT64_MAX, .miss_run = 1,
 	};
 	p->file[file].regions++;
 }

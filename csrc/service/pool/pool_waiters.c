@@ -87,6 +87,15 @@ int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk
 	return 0;
 }
 
+/* The walk that stands at a chunk; NULL: its reader has gone on. */
+static struct pool_walk *walk_at(struct pool_region *r, uint64_t chunk)
+{
+	for (struct pool_walk *w = r->walk; w < r->walk + POOL_WALKS; w++)
+		if (w->passed && w->at == chunk)
+			return w;
+	return NULL;
+}
+
 void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 {
 	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns();
@@ -96,6 +105,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		struct pool_waiter w = **at;
 		struct pool_client *c = &p->client[w.client];
 		struct pool_region *found, r;
+		struct pool_walk *walk;
 		struct pool_mapped done = { 0 };
 		uint64_t end;
 		uint32_t turn;
@@ -118,9 +128,11 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 			continue;
 		}
 		/* no more of what was expected than of what was there already (pool_faults.c, run_around) */
-		end = w.chunk + found->run < first + count ? w.chunk + found->run : first + count;
-		if (w.chunk == found->at && found->high < end)
-			found->high = end;
+		walk = walk_at(found, w.chunk);
+		end = w.chunk + (walk ? walk->run : 1);
+		end = end < first + count ? end : first + count;
+		if (walk && walk->high < end)
+			walk->high = end;
 		p->file[file].mapped += end - w.chunk;
 		r = *found;
 		pool_use(c);
