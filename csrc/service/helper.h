@@ -285,6 +285,8 @@ struct up_path_result {
 	int32_t error, directory_fd;
 };
 
+/* A file is held open for so long, for a job that is about to open it. */
+#define UP_HOLD_SECONDS 5
 struct up_paths;
 /* At most 2 * threads descriptors, and held_most of all that this process has created. event_fd (non-blocking) gets 1
  * when there is something to reap where nothing was. Returns how many threads there are. */

@@ -20,8 +20,6 @@
 
 /* Requests that are queued, begun, or not reaped: results have places too. */
 #define QUEUE 1024u
-/* A file is held for so long, for a job that is about to open it. */
-#define HOLD_NS 5000000000ull
 /* So long at most for threads that wait for storage which does not answer. */
 #define END_MS 200
 
@@ -148,7 +146,7 @@ static int start_thread(pthread_t *thread, void *(*body)(void *), void *arg)
  * a file that its job has not opened for so long is the least likely to be wanted. */
 static int hold(struct up_paths *p, const struct up_path_request *q, int *fd)
 {
-	struct held new = { q->id, q->group, up_now_ns() + HOLD_NS, *fd };
+	struct held new = { q->id, q->group, up_now_ns() + UP_HOLD_SECONDS * 1000000000ull, *fd };
 	struct held *oldest;
 
 	if (p->stop)

@@ -27,7 +27,9 @@ _checked = uffd._checked
 #: openat(2): the name is a path, absolute or from the service's working directory.
 AT_FDCWD = -100
 THREADS = 16
-#: Files that are held open for jobs that will open them: each is a descriptor ...
+#: So long files are held open for jobs that will open them.
+HOLD_SECONDS: int = _lib.UP_HOLD_SECONDS
+#: So many of them: each is a descriptor ...
 HELD_MOST = 1024
 #: ... of which others have the most: files under management, sockets, directories.
 HELD_SHARE = 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.base.procfs import from_here
-from uffdprefetch.native.paths import THREADS, PathDone
+from uffdprefetch.native.paths import HOLD_SECONDS, THREADS, PathDone
 from uffdprefetch.orders.opens import OPENS_MAX
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
@@ -25,6 +25,12 @@ if TYPE_CHECKING:  # one brings numpy, which a service without orders spares
 #: Files ahead of a reader: who reads by several workers opens some of each's next batch, and as
 #: many threads as hide a latency have several each.
 AHEAD_FILES = 8 * THREADS
+#: The same where they are held open for it (FileSystem.opens_held), or where that is not known yet,
+#: until it has shown how fast it opens them: as many as it opens in half of the time for which they
+#: are.
+HELD_FILES = AHEAD_FILES // 2
+#: Opens of late that tell how fast: a batch of each of some workers.
+PACE_OPENS = 2 * THREADS
 #: First group of files; those below are directories' keys (small_files.py).
 FIRST_GROUP = 1 << 32
 
@@ -43,6 +49,7 @@ class _FollowedOrder:
         self.on = FileSystem("unknown")
         self.is_probed = False
         self._watching = watching
+        self._opened_ns = deque[int](maxlen=PACE_OPENS)
 
     def path_of(self, name: str) -> str:
         """See NamesAhead."""
@@ -66,11 +73,25 @@ class _FollowedOrder:
         """Files that its reader has yet to open."""
         return len(self.order) - self.order.position
 
-    def opened(self, path: str) -> bool:
+    @property
+    def _most(self) -> int:
+        """Files that may be ahead of its reader, who goes on as in the epoch before."""
+        if self.after is not None and not self.order.position:
+            return self.after._most
+        if self.keeps is not None and not self.on.opens_held:
+            return AHEAD_FILES
+        times = self._opened_ns
+        if len(times) < PACE_OPENS:
+            return HELD_FILES
+        seconds = max(1, times[-1] - times[0]) / 1e9
+        return max(THREADS, min(AHEAD_FILES, int(HOLD_SECONDS / 2 * (PACE_OPENS - 1) / seconds)))
+
+    def opened(self, path: str, at_ns: int) -> bool:
         """A file was opened; whether it may be one of the next epoch."""
         before = self.order.position
         at = self.order.opened(path)
         if at is not None:
+            self._opened_ns.append(at_ns)
             (name,) = self.order.order.paths(at, at + 1)  # the path itself may be another
             self._watching.reads.opened(self.group, name, is_guess=False)
         return (at is None or at < before) and self.left <= AHEAD_FILES
@@ -78,7 +99,7 @@ class _FollowedOrder:
     def want(self) -> None:
         """What is to be ahead of the reader by now: of an order that has not begun what the epoch
         before it leaves room for."""
-        position, most = self.order.position, AHEAD_FILES
+        position, most = self.order.position, self._most
         if self.after is not None and not position:
             most -= self.after.left
         if position > self._end:  # it has overtaken us
@@ -239,14 +260,15 @@ class OrderedFiles:
             del process.asked[process.keys.pop(event.directory)]
             watching.leave(event.directory)
         elif not (event.ours or event.is_dir):
-            self._opened(process, f"{process.keys[event.directory]}/{event.name}")
+            self._opened(process, f"{process.keys[event.directory]}/{event.name}", event.at_ns)
 
     @staticmethod
-    def _opened(process: _Announcer, path: str) -> None:
+    def _opened(process: _Announcer, path: str, at_ns: int) -> None:
         process.opened.append(path)
         near_end: list[_FollowedOrder] = []
         for followed in process.orders:
-            if (followed.after is None or followed.after in near_end) and followed.opened(path):
+            is_next = followed.after is None or followed.after in near_end
+            if is_next and followed.opened(path, at_ns):
                 near_end.append(followed)
 
     # -------------------------------------------------------------- what is wanted

@@ -15,12 +15,12 @@ from small_reading import SmallReading
 
 from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.job.channel import packed
-from uffdprefetch.native.paths import Keeping
+from uffdprefetch.native.paths import HOLD_SECONDS, THREADS, Keeping
 from uffdprefetch.orders.file_order import FileOrder, PathColumn, PathOrder, of_items
 from uffdprefetch.orders.key_lists import KeyList
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.sense.opens import DirectoryGone, NameOpened, Overflow
-from uffdprefetch.service.ordered_files import AHEAD_FILES, OrderedFiles
+from uffdprefetch.service.ordered_files import AHEAD_FILES, HELD_FILES, PACE_OPENS, OrderedFiles
 
 PID = os.getpid()
 FILES = 3 * AHEAD_FILES
@@ -90,11 +90,27 @@ def test_files_are_held_open_where_the_mount_is_one_on_which_that_helps(bed: Fol
     bed.reader.file_system = FileSystem("held", opens_held=True)
     bed.order(range(FILES))
     bed.begin()
-    assert [one.hold for one in bed.reader.asked] == [False, *[True] * AHEAD_FILES]
+    assert [one.hold for one in bed.reader.asked] == [False, *[True] * HELD_FILES]
     bed.reader.end()
     bed.step(bed.opens(0))
     (first,) = (one.id for one in bed.reader.asked[1:] if one.name.endswith("/0"))
     assert [number for number, _ in bed.reader.released] == [first]
+
+
+@pytest.mark.parametrize(
+    ("per_second", "ahead"), [(1, THREADS), (20, 20 * HOLD_SECONDS // 2), (1000, AHEAD_FILES)]
+)
+def test_no_more_are_held_open_than_are_opened_before_that_ends(
+    bed: Following, per_second: int, ahead: int
+) -> None:
+    bed.reader.file_system = FileSystem("held", opens_held=True)
+    order = bed.order(range(FILES))
+    bed.begin()
+    bed.reader.end()
+    for number in range(4 * PACE_OPENS):
+        bed.step(bed.opens(number)._replace(at_ns=number * 1_000_000_000 // per_second))
+        bed.reader.end()
+    assert len(bed.reader.asked) - 1 - order.position == pytest.approx(ahead, abs=1)
 
 
 def test_what_we_open_ourselves_moves_nothing(bed: Following) -> None:
