@@ -114,6 +114,8 @@ def check_followed(runner: Runner, bed: SlowBed, words: list[str], total_bytes: 
     assert came_bytes <= 1.05 * total_bytes + 4 * MIB
     assert run.summary["reads"]["read_bytes"] >= small["used_bytes"] > 0
     assert "small files: " in run.stderr or not run.stderr
+    assert run.summary["reads"]["processes"] >= 1
+    assert run.summary["totals"]["storage_read_bytes"] is None, "FUSE counts nothing"
     assert not run.summary["degradations"]
 
 

@@ -50,6 +50,7 @@ def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "totals": _totals([one["totals"] for one in ordered]),
         "pool": _pool(ordered),
         "cluster": _cluster(ordered),
+        "reads": _reads([one["reads"] for one in ordered if one.get("reads")]),
         "service": _service([one.get("service") or {} for one in ordered]),
         "degradations": _degradations(ordered),
         "notes": _notes(ordered),
@@ -106,6 +107,27 @@ def _service(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _any(values: Sequence[bool | None]) -> bool | None:
     return True if True in values else None if None in values else False
+
+
+def _reads(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What was read by calls, where somebody followed it; of summaries before ``small_files`` the
+    rest."""
+    if not all_:
+        return None
+    small = [one["small_files"] for one in all_ if one.get("small_files")]
+    left = {one["path"]: one for each in all_ for one in each.get("left_alone") or []}
+    uncounted = sorted({name for one in small for name in one.get("uncounted") or []})
+    return {
+        **_added(all_),
+        "small_files": {**_added(small), "uncounted": uncounted} if small else None,
+        "left_alone": list(left.values()),
+    }
+
+
+def _added(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of what are numbers."""
+    names = [name for name, value in all_[0].items() if isinstance(value, int)]
+    return {name: sum(one.get(name) or 0 for one in all_) for name in names}
 
 
 def _files(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

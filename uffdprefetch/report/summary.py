@@ -28,6 +28,9 @@ _WASTE_SHARE = 10
 _WORTH_SAYING_BYTES = 16 << 20
 _WORTH_SAYING_SHARE = 16
 _MODULES_SHARE = 2
+#: What programs read by calls when they start, without a word's being worth while: a shell and its
+#: tools some 0.1 MiB each.
+_START_BYTES = 1 << 20
 #: Launchers that start programs by daemons, on other nodes, where wrap does not reach. (Those that
 #: an mpirun starts here are served.)
 LAUNCHERS = frozenset(("srun", "jsrun", "aprun", "prun"))
@@ -150,11 +153,10 @@ def _gained(summary: Mapping[str, Any]) -> list[Line]:
     gain, service = totals.get("gain"), summary.get("service") or {}
     if service.get("died") or service.get("silent"):
         return [f"what was gained is not known: {_death(summary)}"]
-    if not summary.get("files"):
-        followed = _small_files(summary)
-        return [] if followed else [f"served nothing: {_why_nothing(summary)}"]
     if summary["policy"] == "none":
         return ["read nothing ahead: --policy none only watches"]
+    if not summary.get("files"):
+        return _without_a_file(summary)
     unused = _unused(totals)
     if gain == "cost" and (totals.get("cost_seconds") or 0.0) >= LITTLE_SECONDS:
         cost = f"cost about {format_duration(totals['cost_seconds'])}"
@@ -172,6 +174,29 @@ def _gained(summary: Mapping[str, Any]) -> list[Line]:
     wasted = totals.get("wasted_bytes") or 0
     much = wasted * _WASTE_SHARE > (totals.get("prefetched_bytes") or 0)
     return [said, *([f"read for nothing: {unused}"] if unused and much else [])]
+
+
+def _without_a_file(summary: Mapping[str, Any]) -> list[Line]:
+    """No large file was served: what was done all the same, or why nothing was."""
+    started = _start_read(summary)
+    if _small_files(summary) and not started:
+        return []
+    failed = bool(_failed(summary))
+    if started:
+        return [f"{started}; {_why_nothing(summary)}" if failed else started]
+    return [f"served nothing: {_why_nothing(summary)}"]
+
+
+def _start_read(summary: Mapping[str, Any]) -> str | None:
+    """What was read ahead of the program's start, or is to be the next time; None: nothing."""
+    learn = summary.get("learn") or {}
+    recorded = learn.get("recorded") or {}
+    if not learn.get("bytes"):
+        if recorded.get("record") != "written":
+            return None
+        return f"start recorded ({format_size(recorded['bytes'])}): the next one is read ahead"
+    opened = "" if learn["used"] is None else f", of which {learn['used']:,} files were opened"
+    return f"start read ahead: {learn['paths']:,} paths ({format_size(learn['bytes'])}){opened}"
 
 
 def _small_files(summary: Mapping[str, Any]) -> list[Line]:
@@ -308,7 +333,29 @@ def _why_nothing(summary: Mapping[str, Any]) -> str:
         return "no mapping was served"
     if summary["wall_seconds"] < LOOKED_SECONDS:
         return "the job ended before it was looked at"
-    return f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
+    seen = f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
+    return seen if _not_served(summary) else f"{seen}{_left_by_calls(summary)}"
+
+
+def _left_by_calls(summary: Mapping[str, Any]) -> str:
+    """What was read by calls, where that is all that there is to be said of it."""
+    read, reads = _calls_bytes(summary) or 0, summary.get("reads")
+    if read < _START_BYTES:
+        return ""
+    size = format_size(read)
+    if reads is None:
+        return f"; {size} by read(2) were left to the kernel"
+    if left := reads.get("left_alone"):
+        return f"; {left[0]['path']}: {left[0]['why']}"
+    if reads.get("small_files") is None:
+        return f"; nobody was seen to wait for the {size} by read(2)"
+    return f"; of the {size} by read(2) no order was seen"
+
+
+def _calls_bytes(summary: Mapping[str, Any]) -> int | None:
+    """All that the job has read by calls, from anything; None: not known."""
+    read = summary["totals"].get("unserved_read_bytes")
+    return None if read is None else read + ((summary.get("reads") or {}).get("read_bytes") or 0)
 
 
 def _launches_elsewhere(summary: Mapping[str, Any]) -> bool:
@@ -482,19 +529,21 @@ def _percent(share: float | None) -> str:
 
 def _with_what(summary: Mapping[str, Any]) -> str:
     reads = summary.get("reads") or {}
-    none = "watched from outside" if reads.get("read_bytes") else "nobody was followed"
+    none = "watched from outside" if reads else "nobody was followed"
     sensor = _RUNG_NAMES.get(summary.get("rung") or 0, none)
     files = summary.get("files") or []
     size_bytes = sum(file.get("size_bytes") or 0 for file in files)
-    what = f"{_count(len(files), 'file')} ({format_size(size_bytes)})" if files else "no file"
+    what = f"{_count(len(files), 'file')} ({format_size(size_bytes)})" if files else "no large file"
+    who = [_count(len(summary["ranks"]), "rank")] if summary.get("ranks") else []
+    if not who and reads.get("processes"):
+        who = [_count(reads["processes"], "process").replace("processs", "processes")]
     service = summary.get("service") or {}
     share = service.get("cpu_share")
     asked = summary.get("engine_asked") or summary["engine"]
     instead = "" if asked == summary["engine"] else f" ({asked} was asked for)"
     return (
-        f"engine {summary['engine']}{instead}, policy {summary['policy']}, {sensor}: {what},"
-        f" {_count(len(summary.get('ranks') or []), 'rank')},"
-        f" {format_duration(summary['wall_seconds'])};"
+        f"engine {summary['engine']}{instead}, policy {summary['policy']}, {sensor}: "
+        f"{', '.join([what, *who, format_duration(summary['wall_seconds'])])};"
         f" our CPU {'n/a' if share is None else f'{share * 100:.1f} % of a core'}"
     )
 
@@ -502,11 +551,11 @@ def _with_what(summary: Mapping[str, Any]) -> str:
 def _what_came_of_it(summary: Mapping[str, Any]) -> str:
     totals = summary["totals"]
     misses = totals.get("demand_misses")
-    parts = [
-        "demand misses n/a (" + (totals.get("demand_misses_sensor") or "no sensor") + ")"
-        if misses is None
-        else _count(misses, "demand miss").replace("misss", "misses")
-    ]
+    parts = []
+    if misses is not None:
+        parts.append(_count(misses, "demand miss").replace("misss", "misses"))
+    elif summary.get("files"):
+        parts.append(f"demand misses n/a ({totals.get('demand_misses_sensor') or 'no sensor'})")
     prefetched_bytes = totals.get("prefetched_bytes")
     if prefetched_bytes:
         parts.append(
@@ -515,16 +564,23 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
             f" coverage {_percent(totals.get('coverage'))},"
             f" on time {_percent(totals.get('timeliness'))})"
         )
-    elif not ((summary.get("reads") or {}).get("small_files") or {}).get("read"):
+    small = (summary.get("reads") or {}).get("small_files") or {}
+    if small.get("read"):
+        size, used = format_size(small["read_bytes"]), format_size(small["used_bytes"])
+        parts.append(f"prefetched {_count(small['read'], 'small file')} ({size}, {used} used)")
+    elif not prefetched_bytes and not (summary.get("learn") or {}).get("bytes"):
         parts.append("nothing prefetched")
+    if calls := _calls_bytes(summary):
+        parts.append(f"the job read {format_size(calls)} by calls")
     wait = totals.get("fault_wait_ns") or {}
     if wait.get("count"):
         parts.append(f"{_count(wait['count'], 'checkpoint')} answered, {_within(wait)}")
     read_bytes = totals.get("storage_read_bytes")
     if read_bytes is None:
-        parts.append(f"read n/a ({totals.get('storage_read_reason') or 'no reason given'})")
+        why = totals.get("storage_read_reason") or "no reason given"
+        parts.append(f"read n/a ({why})")
     else:
-        parts.append(f"read {format_size(read_bytes)}")
+        parts.append(f"read {format_size(read_bytes)} by the kernel's count")
     return "; ".join(parts)
 
 

@@ -108,7 +108,10 @@ class FollowedNames:
 
     def describe(self) -> dict[str, Any] | None:
         """For the summary (docs/summary-schema.md, ``reads``)."""
-        return vars(self._watching.reads.counts) if self._watching is not None else None
+        watching = self._watching
+        if watching is None:
+            return None
+        return {**vars(watching.reads.counts), "uncounted": watching.mounts.uncounted}
 
     def live(self) -> SmallFilesAhead | None:
         """For a watcher; None: no small files are looked at."""

@@ -20,10 +20,11 @@ LOOK_NS = 10 * MS
 
 @dataclass
 class JobTree:
-    """Of one run."""
+    """Of one run. ``seen``: how many processes there were, by the walks that met them."""
 
     clock: Clock = CLOCK
     due_ns: int = 0
+    seen: int = 0
     _pids: frozenset[int] = frozenset()
     _again: frozenset[int] = frozenset()
     _changed_ns: int = 0
@@ -49,6 +50,7 @@ class JobTree:
         again, self._again = self._again & self._pids, frozenset()
         if self._pids != known:
             self._changed_ns = now_ns
+            self.seen += len(self._pids - known)
         self._wait(now_ns, began)
         return self._pids - known | again, known - self._pids
 

@@ -114,6 +114,7 @@ class FollowedReads:
         counts = self._calls.counts()
         return {
             "read_bytes": self._touches.read_bytes + self.names.used_bytes,
+            "processes": self._tree.seen,
             "looks": counts.looks,
             "lost_sightings": counts.lost,
             "small_files": self.names.describe(),

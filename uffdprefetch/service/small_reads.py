@@ -78,6 +78,11 @@ class Mounts:
         """Its row in the table, as a probe has found it."""
         return self._rows.get(device, _UNKNOWN)
 
+    @property
+    def uncounted(self) -> list[str]:
+        """File systems whose reads the kernel counts for no process (FileSystem.counts_reads)."""
+        return sorted({row.name for row in self._rows.values() if row.counts_reads is False})
+
     def note(self, device: int, probe: PathProbe, path: str) -> None:
         """What a probe of it says."""
         keeping = probe.keeping

@@ -92,13 +92,9 @@ def totals(
     late = sum_of("late_bytes")
     by_calls = _by_calls(files)  # no counter tells their misses, but they are seen where they wait
     read_files = [file for file in ledger.jobs.files() if file["path"] not in by_calls]
-    try:
-        mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    except OSError:  # no descriptor is left: kinds of file systems are not worth the summary
-        mountinfo = ""
     paths = [*(file["path"] for file in read_files), *ledger.unserved]
-    kinds = {*(f["file_system"] for f in files), *(type_at(path, mountinfo) for path in paths)}
-    storage, storage_reason = storage_bytes(watched, kinds, ledger.jobs.storage)
+    uncounted = _uncounted({f["file_system"] for f in files}, paths, followed)
+    storage, storage_reason = storage_bytes(watched, uncounted, ledger.jobs.storage)
     reads = ledger.jobs.read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
@@ -150,6 +146,20 @@ def totals(
 def _by_calls(files: list[dict[str, Any]]) -> set[str]:
     """Paths of those that were read by calls, and followed."""
     return {file["path"] for file in files if file["served_by"] == "reads"}
+
+
+def _uncounted(kinds: set[str], paths: list[str], followed: dict[str, Any] | None) -> set[str]:
+    """File systems of these ``kinds``, of these ``paths`` and of small files whose reads the kernel
+    counts for no process."""
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:  # no descriptor is left: kinds of file systems are not worth the summary
+        mountinfo = ""
+    known = kinds.union(type_at(path, mountinfo) for path in paths)
+    small = (followed or {}).get("small_files") or {}
+    return {kind for kind in known if mounted(kind).counts_reads is False}.union(
+        small.get("uncounted", ())
+    )
 
 
 def _brought_bytes(file: dict[str, Any]) -> int:
@@ -247,14 +257,13 @@ def _sum_known(numbers: list[int | None]) -> int | None:
 
 
 def storage_bytes(
-    watched: list[processes.Watched], file_systems: set[str], jobs_storage: list[int | None]
+    watched: list[processes.Watched], uncounted: set[str], jobs_storage: list[int | None]
 ) -> tuple[int | None, str | None]:
-    """Bytes that really came from storage, or (None, why). ``file_systems``: types of those that
-    the job was seen to read; ``jobs_storage``: of each launcher's job from its first byte, where
-    that was told."""
-    silent = sorted(kind for kind in file_systems if mounted(kind).counts_reads is False)
-    if silent:
-        return None, f"{', '.join(silent)} does not count into /proc/PID/io read_bytes"
+    """Bytes that really came from storage, or (None, why). ``uncounted``: file systems that the job
+    was seen to read and whose reads the kernel does not count; ``jobs_storage``: of each launcher's
+    job from its first byte, where that was told."""
+    if uncounted:
+        return None, f"{', '.join(sorted(uncounted))} does not count into /proc/PID/io read_bytes"
     ours = processes.read("self")
     if ours is None or ours.storage_bytes is None:
         return None, "/proc/PID/io cannot be read"

@@ -123,3 +123,18 @@ def test_kills_of_all_nodes_are_the_run_s() -> None:
     nodes[0]["oom"] = {**none, "kills": None, "job": None, "why_not": "no file"}
     run = merged(nodes)["oom"]
     assert (run["kills"], run["job"], run["why_not"]) == (None, None, "no file")
+
+
+def test_what_was_read_by_calls_is_added_up() -> None:
+    """It was the first node's alone."""
+    small = {"directories": 2, "read": 9, "used": 8, "used_bytes": 80, "uncounted": ["FUSE"]}
+    left = {"path": "/a", "why": "O_DIRECT"}
+    reads = {"read_bytes": 100, "processes": 3, "small_files": small, "left_alone": [left]}
+    nodes = [{**node(0), "reads": {**reads, "small_files": None}}, {**node(1), "reads": reads}]
+    assert merged([*nodes, {**node(2), "reads": reads}])["reads"] == {
+        "read_bytes": 300, "processes": 9, "left_alone": [left],
+        "small_files": {
+            "directories": 4, "read": 18, "used": 16, "used_bytes": 160, "uncounted": ["FUSE"]
+        },
+    }  # fmt: skip
+    assert merged([node(0), node(1)])["reads"] is None

@@ -59,6 +59,7 @@ def test_processes_come_and_go(job: subprocess.Popen[bytes]) -> None:
     assert tree.look([job.pid], tree.due_ns - 1) == (frozenset(), frozenset()), "not due"
     assert tree.look([job.pid], tree.due_ns) == (frozenset(), {child})
     assert tree.look([], tree.due_ns) == (frozenset(), {job.pid})
+    assert tree.seen == 2
 
 
 def test_a_job_that_is_told_of_is_looked_at_at_once() -> None:

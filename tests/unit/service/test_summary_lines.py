@@ -102,7 +102,8 @@ def test_with_v_it_says_how_it_ran() -> None:
     )
     assert came == (
         "3 demand misses; prefetched 1 GiB (accuracy 100 %, coverage 99 %, on time 98 %);"
-        " 256 checkpoints answered, half of them within 3.3 us, 99 % within 9 us; read 1 GiB"
+        " 256 checkpoints answered, half of them within 3.3 us, 99 % within 9 us; read 1 GiB by the"
+        " kernel's count"
     )
     assert (
         served
@@ -450,7 +451,7 @@ def test_so_does_that_of_who_is_seen_less_closely(coarse: Coarse) -> None:
 
 def test_a_sparse_summary_has_a_line() -> None:
     sparse = {"engine": "off", "policy": "none", "wall_seconds": 0.01, "totals": {}}
-    assert short_lines(sparse) == ["served nothing: no mapping was served"]
+    assert short_lines(sparse) == ["read nothing ahead: --policy none only watches"]
     assert not any("\n" in line for line in lines(sparse, verbose=True))
 
 
@@ -796,8 +797,10 @@ def test_how_long_the_service_stood_still_is_said() -> None:
 
 SMALL = {
     "read_bytes": 182 << 20,
-    "small_files": {"read": 1900, "used": 1849, "used_bytes": 182 << 20, "there": 3},
-}
+    "small_files": {
+        "read": 1900, "read_bytes": 184 << 20, "used": 1849, "used_bytes": 182 << 20, "there": 3,
+    },
+}  # fmt: skip
 
 
 def test_small_files_have_a_line_of_their_own() -> None:
@@ -809,3 +812,67 @@ def test_small_files_have_a_line_of_their_own() -> None:
     assert "watched from outside" in told[0] and "nothing prefetched" not in told[1]
     none = {"read_bytes": 0, "small_files": {"read": 0, "used": 0, "used_bytes": 0, "there": 9}}
     assert not any("small" in one for one in short_lines(changed(reads=none)))
+
+
+LOOKED = {"read_bytes": 0, "processes": 3, "small_files": None, "left_alone": []}
+NO_MAPPING = "served nothing: no mapping of 16 MiB or more was seen"
+
+
+@pytest.mark.parametrize(
+    ("reads", "said"),
+    [
+        (LOOKED, "; nobody was seen to wait for the 2 MiB by read(2)"),
+        (
+            {**LOOKED, "small_files": {"read": 0, "used": 0}},
+            "; of the 2 MiB by read(2) no order was seen",
+        ),
+        ({**LOOKED, "left_alone": [{"path": "/a", "why": "O_DIRECT"}]}, "; /a: O_DIRECT"),
+        (None, "; 2 MiB by read(2) were left to the kernel"),
+    ],
+)
+def test_where_nothing_was_mapped_what_calls_have_read_is_said(
+    reads: dict[str, Any] | None, said: str
+) -> None:
+    plain = {"files": [], "ranks": [], "job": job("cat"), "rung": None, "reads": reads}
+    assert short_lines(changed(**plain, totals_unserved_read_bytes=2 << 20)) == [NO_MAPPING + said]
+    start = changed(**plain, totals_unserved_read_bytes=200 << 10)
+    assert short_lines(start) == [NO_MAPPING], "programs are read, too"
+
+
+def test_with_v_a_run_that_maps_nothing_says_who_was_seen_and_what_they_have_read() -> None:
+    how, came, *_ = how_it_ran(
+        changed(
+            files=[], ranks=[], job=job("cat"), rung=None, reads={**SMALL, "processes": 3},
+            totals_prefetched_bytes=0, totals_demand_misses=None, totals_fault_wait_ns=None,
+            totals_unserved_read_bytes=8 << 20, totals_storage_read_bytes=None,
+            totals_storage_read_reason="FUSE does not count",
+        )
+    )  # fmt: skip
+    assert "watched from outside: no large file, 3 processes, 12.5 s" in how
+    assert came == (
+        "prefetched 1900 small files (184 MiB, 182 MiB used); the job read 190 MiB by calls;"
+        " read n/a (FUSE does not count)"
+    )
+
+
+def test_a_start_that_was_read_ahead_or_recorded_is_not_nothing() -> None:
+    learn = {
+        "key": "k", "state": "done", "paths": 1200, "bytes": 31 << 20, "seconds": 0.1, "used": 640,
+        "skipped": {}, "recorded": None,
+    }  # fmt: skip
+    plain = {"files": [], "job": job("python"), "reads": LOOKED}
+    read = "start read ahead: 1,200 paths (31 MiB), of which 640 files were opened"
+    assert short_lines(changed(**plain, learn=learn)) == [read]
+    failed = {**plain, "job": job("python", status=3)}
+    assert short_lines(changed(**failed, learn=learn)) == [
+        f"{read}; python failed (exit status 3) and mapped no file"
+    ]
+    assert short_lines(changed(**plain, learn={**learn, "used": None})) == [
+        read.removesuffix(", of which 640 files were opened")
+    ]
+    first = {**learn, "paths": 0, "bytes": 0, "recorded": {"record": "written", "bytes": 19 << 20}}
+    assert short_lines(changed(**plain, learn=first)) == [
+        "start recorded (19 MiB): the next one is read ahead"
+    ]
+    none = {**first, "recorded": {"record": "nothing to record", "bytes": 0}}
+    assert short_lines(changed(**plain, learn=none)) == [NO_MAPPING]

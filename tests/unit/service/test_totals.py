@@ -166,6 +166,17 @@ def test_what_fuse_has_read_for_read_calls_is_not_known() -> None:
     )
     assert type_at("/mnt/a b/file", mountinfo) == type_at("/mnt/a b", mountinfo) == "fuse.slowfs"
     assert type_at("/mnt/a bc", mountinfo) == type_at("/", mountinfo) == "ext4"
-    assert summary.storage_bytes([], {"ext4", "fuse.slowfs"}, [5])[0] is None
-    assert "fuse.slowfs" in str(summary.storage_bytes([], {"ext4", "fuse.slowfs"}, [5])[1])
-    assert summary.storage_bytes([], {"ext4"}, [5])[0] is not None
+    of_fuse, of_ext4 = ({**file_of(), "file_system": kind} for kind in ("fuse.slowfs", "ext4"))
+    found = totals_of([of_fuse, of_ext4], [])
+    assert found["storage_read_bytes"] is None and "fuse.slowfs" in found["storage_read_reason"]
+    assert totals_of([of_ext4], [])["storage_read_bytes"] is not None
+
+
+def test_nor_what_it_has_read_of_small_files() -> None:
+    """It was 80 KiB of 27 MiB."""
+    small = {"read_bytes": 0, "small_files": {"uncounted": ["FUSE"]}}
+    found = totals_of([], [], small)
+    assert found["storage_read_bytes"] is None
+    assert found["storage_read_reason"] == "FUSE does not count into /proc/PID/io read_bytes"
+    counted = totals_of([], [], {"read_bytes": 0, "small_files": {"uncounted": []}})
+    assert counted["storage_read_bytes"] is not None
