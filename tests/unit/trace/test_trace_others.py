@@ -147,3 +147,52 @@ def test_a_call_that_is_told_of_with_each_batch_counts_once(tmp_path: Path) -> N
     (reader,) = report_of(trace_file.read(str(tmp_path / "t.uptrace")))["readers"]
     assert reader["read_call_bytes"] == end + 4 * MIB
     assert reader["touched_pages"] == end // 4096
+
+
+@pytest.mark.parametrize("call", [Call.READ, Call.PREAD])
+def test_who_reads_in_order_is_consecutive_though_of_batches_nothing_is_told(
+    tmp_path: Path, call: Call
+) -> None:
+    """The kernel tells nothing of a batch whose last page it had to wait for: it was "strided", with
+    a third left out."""
+    writer = trace_file.create(str(tmp_path / "t.uptrace"), False, {"started_ns": START})
+    writer.block("files", FILES)
+    writer.block("processes", [{"pid": 100}])
+    size, count = 8 * MIB, 100_000
+    rows = []
+    for i, at in enumerate(range(0, size, count)):
+        taken = min(count, size - at)
+        end = -(-(at + taken) // 4096) * 4096
+        told = min(-(-at // (32 * 4096)) * 32 * 4096, end - 4096) if i % 3 else at // 4096 * 4096
+        offset = at if call is Call.PREAD else 0
+        rows += [
+            event(i, Kind.READ, 1, offset=told, length=end - told),
+            event(i + 0.5, Kind.CALL, 1, offset=offset, length=taken, aux=call | 3 << 8),
+        ]
+    writer.events(np.concatenate(rows))
+    writer.close()
+    (reader,) = report_of(trace_file.read(str(tmp_path / "t.uptrace")))["readers"]
+    pattern = reader["pattern"]
+    assert (pattern["name"], pattern["stride_bytes"]) == ("consecutive", None)
+    assert pattern["skipped_share"] == pytest.approx(0, abs=0.001)
+    assert reader["touched_pages"] == size // 4096
+
+
+def test_what_a_reader_leaves_out_is_not_put_in(tmp_path: Path) -> None:
+    """Each call takes 64 KiB of 256; of some there was a batch before the first that is told."""
+    writer = trace_file.create(str(tmp_path / "t.uptrace"), False, {"started_ns": START})
+    writer.block("files", FILES)
+    writer.block("processes", [{"pid": 100}])
+    rows = []
+    for i, at in enumerate(range(0, 32 * MIB, MIB // 4)):
+        end = at + MIB // 16
+        told = end - 4096 if i % 2 else at
+        rows += [
+            event(i, Kind.READ, 1, offset=told, length=end - told),
+            event(i + 0.5, Kind.CALL, 1, offset=at, length=MIB // 16, aux=Call.PREAD | 3 << 8),
+        ]
+    writer.events(np.concatenate(rows))
+    writer.close()
+    (reader,) = report_of(trace_file.read(str(tmp_path / "t.uptrace")))["readers"]
+    assert (reader["pattern"]["name"], reader["pattern"]["stride_bytes"]) == ("strided", MIB // 4)
+    assert reader["touched_pages"] == 32 * MIB // 4 // 4096

@@ -20,6 +20,7 @@ from uffdprefetch.trace.file.events import (
     POOL_BACKWARD,
     POOL_MISS,
     POOL_TOUCH,
+    Call,
     Kind,
 )
 
@@ -116,20 +117,42 @@ def _of_ranges(events: Array, start_ns: int, page_bytes: int, sensor: int) -> Ac
     )  # fmt: skip
 
 
-def _steps(events: Array) -> Array:
+def _steps(events: Array, page_bytes: int) -> Array:
     """READ events of one file, each with what lies before the next one of the same call: the kernel
     tells of the rest of the call with every batch of pages that it copies. A CALL event of that
-    file, which is a call's end, parts what does not belong together."""
+    file, which is a call's end, parts what does not belong together, and says where it began: of a
+    batch whose last page it had to wait for the kernel tells nothing (filemap_get_pages())."""
     rows = events[np.lexsort((events["time_ns"], events["tid"]))]
-    ended = np.cumsum(rows["kind"] == Kind.CALL)
-    told = rows["kind"] == Kind.READ
-    rows, ended = rows[told], ended[told]
+    told = np.flatnonzero(rows["kind"] == Kind.READ)
+    ended = np.cumsum(rows["kind"] == Kind.CALL)[told]
+    calls = rows[np.minimum(told + 1, len(rows) - 1)]  # where a call's last batch is before it
+    rows = rows[told]
     end = rows["offset"] + rows["length"]
-    goes_on = (rows["tid"][1:] == rows["tid"][:-1]) & (end[1:] == end[:-1])
-    goes_on &= (rows["offset"][1:] >= rows["offset"][:-1]) & (ended[1:] == ended[:-1])
+    same = (rows["tid"][1:] == rows["tid"][:-1]) & (end[1:] == end[:-1])
+    same &= ended[1:] == ended[:-1]
+    first = np.flatnonzero(np.r_[True, ~same])
+    last = np.r_[first[1:] - 1, len(rows) - 1]
+    begin = _begin(rows[last], calls[last]) // page_bytes * page_bytes
+    lower = np.minimum(begin.astype(np.int64), rows["offset"][first].astype(np.int64))
+    rows["length"][first] += rows["offset"][first] - lower.astype(np.uint64)
+    rows["offset"][first] = lower
+    goes_on = same & (rows["offset"][1:] >= rows["offset"][:-1])
     rows["length"][:-1][goes_on] = (rows["offset"][1:] - rows["offset"][:-1])[goes_on]
     rows = rows[rows["length"] > 0]
     found: Array = rows[np.argsort(rows["time_ns"], kind="stable")]
+    return found
+
+
+def _begin(batches: Array, calls: Array) -> Array:
+    """Where the calls of these batches began, each the last one of its call, in bytes: as a pread
+    says, or as much before the end as was read; the batch's own offset where its call is not
+    known."""
+    what = calls["aux"] & 0xFF
+    known = (calls["kind"] == Kind.CALL) & (calls["tid"] == batches["tid"]) & (calls["length"] > 0)
+    end, taken = batches["offset"] + batches["length"], calls["length"]
+    begin = np.where(what == Call.PREAD, calls["offset"], end - np.minimum(taken, end))
+    known &= ((what == Call.PREAD) & (begin + taken <= end)) | (what == Call.READ)
+    found: Array = np.where(known, begin, batches["offset"])
     return found
 
 
@@ -287,7 +310,7 @@ def accesses(events: Array, maps: Array, start_ns: int, page_bytes: int) -> Acce
         parts.append(_of_faults(events[faults], maps, start_ns, page_bytes))
     reads, calls = kind == Kind.READ, kind == Kind.CALL
     if reads.any():
-        parts.append(_of_ranges(_steps(events[reads | calls]), start_ns, page_bytes, READS))
+        parts.append(_of_ranges(_steps(events[reads | calls], page_bytes), start_ns, page_bytes, READS))
     is_touch = kind == Kind.TOUCH
     of_pool = is_touch & (events["aux"] & POOL_TOUCH > 0)
     if of_pool.any():
