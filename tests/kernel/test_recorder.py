@@ -27,12 +27,13 @@ from conftest import (
 from nobody import Nobody
 from witness import count, drop_cache, faults, ranks_of, reader, record, why_no_witness
 
+from uffdprefetch.base.config import SERVED_VARIABLE, Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.protocol import wire
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.events import Call, Kind
-from uffdprefetch.trace.record.process_identity import Paths, parse_getstripe
+from uffdprefetch.trace.record.process_identity import Paths, Processes, parse_getstripe
 from uffdprefetch.trace.record.recorder import Recorder
 
 pytestmark = pytest.mark.bpf
@@ -575,3 +576,42 @@ def test_the_stripe_of_a_lustre_file() -> None:
     )
     assert parse_getstripe(composite) == (4 << 20, -1)
     assert parse_getstripe("lfs: cannot find layout\n") == (None, None)
+
+
+@pytest.mark.parametrize("policy", ["auto", "none"])
+def test_our_service_is_known_by_its_options_whoever_has_started_it(policy: str) -> None:
+    """`trace -- uffdprefetch wrap ...`: what it read was the job's, and `wrap` was recommended."""
+    processes = Processes()
+    environ = {**os.environ, SERVED_VARIABLE: Config(policy=policy).to_json()}
+    with subprocess.Popen(["sleep", "60"], env=environ) as service:
+        try:
+            found = processes.identify(service.pid)
+        finally:
+            service.kill()
+    assert found is not None and found.role == "service"
+    assert processes.wrapped == (policy == "auto")
+    child = processes.identify(2**22 + 1, parent=service.pid)
+    assert child is not None and child.role == "service", "it has ended before it was looked at"
+    ours = processes.identify(os.getpid())
+    assert ours is not None and ours.role == "job"
+
+
+@pytest.mark.parametrize("how", ["plainly", "wrap --trace", "trace -- wrap", "trace -- wrap none"])
+def test_a_recording_says_whether_its_job_was_read_ahead_of(
+    env: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    """Of a job without a large file no event of the service tells. Its own reads are no job's."""
+    kernel()
+    command, wrap = ["sleep", "0.5"], None
+    if how == "wrap --trace":
+        wrap = ["--strict"]
+    elif how.startswith("trace"):
+        policy = "none" if how.endswith("none") else "auto"
+        words = ("wrap", "-q", "--strict", "-o", os.devnull, f"--policy={policy}", "--")
+        command = [*uffdprefetch(*words), *command]
+    recorded = record(env, tmp_path, command, wrap=wrap).trace
+    report = analyse(recorded)
+    assert report["trace"]["wrapped"] == (how in ("wrap --trace", "trace -- wrap"))
+    assert report["service"] is None
+    if how.startswith("trace"):
+        assert [p.role for p in recorded.processes.values()].count("service") >= 1

@@ -40,6 +40,8 @@ PREFIX = "UFFDPREFETCH_"
 #: Tells the preload object where the ranks' own lock files go (`--ownlock`). Not the option's own
 #: variable, which hands the choice to a nested wrap.
 LOCKS_VARIABLE = PREFIX + "LOCKDIR"
+#: Tells a service its options, Config.to_json().
+SERVED_VARIABLE = PREFIX + "SERVE_CONFIG"
 
 
 def _matches(path: str, globs: Iterable[str]) -> bool:

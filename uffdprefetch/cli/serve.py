@@ -7,7 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch.base.config import Config
+from uffdprefetch.base.config import SERVED_VARIABLE, Config
 from uffdprefetch.service.serve import serve
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Command:
         return values if values.keys() >= {"socket", "log"} else None
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
-        text = os.environ.get("UFFDPREFETCH_SERVE_CONFIG")
+        text = os.environ.get(SERVED_VARIABLE)
         config = Config.from_json(text) if text else Config()
         logging.basicConfig(
             handlers=[Log(args.log, delay=True)],

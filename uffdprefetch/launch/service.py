@@ -19,6 +19,7 @@ import time
 
 from uffdprefetch.base import cgroup, spawn
 from uffdprefetch.base.bystander import state_of
+from uffdprefetch.base.config import SERVED_VARIABLE
 from uffdprefetch.base.errors import EXIT_NO_ROOM, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.record import record
@@ -175,7 +176,7 @@ def _service_environment(
     environ: Mapping[str, str], config: Config, address: Address
 ) -> dict[str, str]:
     environment = own_environment(environ)
-    environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
+    environment[SERVED_VARIABLE] = config.to_json()
     environment["UFFDPREFETCH_RUN"] = address.key
     environment["UFFDPREFETCH_RUNDIR"] = address.directory
     return environment

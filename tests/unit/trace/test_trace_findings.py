@@ -313,6 +313,69 @@ def test_read_calls_are_not_served_by_wrap(wrapped: bool) -> None:
     assert finding["severity"] == ("medium" if wrapped else "low")
 
 
+@pytest.mark.parametrize("part", [1, 4])
+def test_to_who_reads_at_random_by_calls_wrap_is_not_recommended(part: int) -> None:
+    """Their next call is nobody's to know: it is no quicker (docs/reads.md)."""
+    machine = Machine(16_384)
+    pages = np.random.default_rng(0).permutation(np.arange(0, 16_384, 16))[: 1024 // part]
+    machine.run([(machine.reader(0), [Read(int(page), 16) for page in pages])])
+    found = one(machine, "read by read(2)")
+    assert "wrap" not in found["remedy"] and "sort what is read" in found["remedy"]
+    assert ("read it once before" in found["remedy"]) == (part == 1)
+
+
+def test_to_who_leaves_gaps_by_calls_neither_but_to_who_takes_long_pieces() -> None:
+    for step, follows in ((64, False), (2048, True)):
+        machine = Machine(65_536)
+        pieces = [Read(page, step // 2) for page in range(0, 65_536, step)]
+        machine.run([(machine.reader(0), pieces)])
+        assert ("wrap" in one(machine, "read by read(2)")["remedy"]) == follows
+
+
+def test_what_is_in_memory_already_needs_no_remedy() -> None:
+    machine = Machine(8192, cached=True)
+    machine.run([(machine.reader(0), [Read(page, 64) for page in range(0, 8192, 64)])])
+    assert "wrap" not in one(machine, "read by read(2)")["remedy"]
+
+
+def test_of_what_the_service_has_read_nothing_else_is_recommended() -> None:
+    """It was "high: read by read(2)", with another format as remedy."""
+    machine = Machine(8192)
+    machine.reader(0)
+    bed = machine.reader(0, pid=77)
+    machine.readers.remove(bed)
+    for page in range(0, 8192, 256):
+        machine.event(bed, Kind.WARM, page * PAGE_BYTES, 256 * PAGE_BYTES, value=3000 * MS)
+        machine._fill(bed, page, page + 256)
+    read_calls(machine, 2.23)
+    machine.meta["wrapped"] = True
+    assert not titled(advice(machine), "read by read(2)")
+    late = one(machine, "extents were being read when a rank needed them")
+    assert late["cost"] == pytest.approx(2.23, rel=0.01) and "in read(2)" in late["cost_text"]
+
+
+def test_to_a_wrapped_run_wrap_is_not_recommended() -> None:
+    """Of one that was served by small files alone, or not at all, no event of the service tells."""
+    slow = contiguous(1, latency_ns=3 * MS, readahead=32, marks=False)
+    assert advises_wrap(slow, "waits per MiB")
+    slow.meta["wrapped"] = True
+    assert not titled(advice(slow), "waits per MiB")
+    calls = Machine(8192)
+    calls.reader(0)
+    read_calls(calls, 2.23)
+    assert "`uffdprefetch wrap`" in one(calls, "read by read(2)")["remedy"]
+    calls.meta["wrapped"] = True
+    assert "the run's summary" in one(calls, "read by read(2)")["remedy"]
+
+
+def test_a_service_that_only_watches_is_no_wrap() -> None:
+    """`trace` without eBPF has one."""
+    slow = contiguous(1, latency_ns=3 * MS, readahead=32, marks=False)
+    slow.event(slow.readers[0], Kind.TOUCH, 0)
+    slow.meta["wrapped"] = False
+    assert advises_wrap(slow, "waits per MiB")
+
+
 def test_a_few_read_calls_are_no_finding() -> None:
     machine = Machine(8192, cached=True)
     machine.run([(machine.reader(0), [Read(0, 256), *range(8192)])])

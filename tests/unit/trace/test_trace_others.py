@@ -153,8 +153,8 @@ def test_a_call_that_is_told_of_with_each_batch_counts_once(tmp_path: Path) -> N
 def test_who_reads_in_order_is_consecutive_though_of_batches_nothing_is_told(
     tmp_path: Path, call: Call
 ) -> None:
-    """The kernel tells nothing of a batch whose last page it had to wait for: it was "strided", with
-    a third left out."""
+    """The kernel tells nothing of a batch whose last page it had to wait for: it was "strided",
+    with a third left out."""
     writer = trace_file.create(str(tmp_path / "t.uptrace"), False, {"started_ns": START})
     writer.block("files", FILES)
     writer.block("processes", [{"pid": 100}])
@@ -196,3 +196,15 @@ def test_what_a_reader_leaves_out_is_not_put_in(tmp_path: Path) -> None:
     (reader,) = report_of(trace_file.read(str(tmp_path / "t.uptrace")))["readers"]
     assert (reader["pattern"]["name"], reader["pattern"]["stride_bytes"]) == ("strided", MIB // 4)
     assert reader["touched_pages"] == 32 * MIB // 4 // 4096
+
+
+def test_small_files_of_a_wrapped_run_are_looked_for_in_its_summary(tmp_path: Path) -> None:
+    for wrapped, said in ((False, "`uffdprefetch wrap`, which"), (True, "the run's summary")):
+        path = str(tmp_path / f"{wrapped}.uptrace")
+        writer = trace_file.create(path, False, {"started_ns": START, "wrapped": wrapped})
+        writer.block("files", [{"id": 1, "path": "/data/a", "size_bytes": 9, "group": "/data"}])
+        writer.block("processes", [{"pid": 100}])
+        writer.events(event(1, Kind.CALL, 1, length=9, value=9 * SECOND, aux=Call.READ | 3 << 8))
+        writer.close()
+        found, *_ = report_of(trace_file.read(path))["findings"]
+        assert "small files" in found["title"] and said in found["remedy"]

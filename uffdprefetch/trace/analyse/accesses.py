@@ -310,7 +310,9 @@ def accesses(events: Array, maps: Array, start_ns: int, page_bytes: int) -> Acce
         parts.append(_of_faults(events[faults], maps, start_ns, page_bytes))
     reads, calls = kind == Kind.READ, kind == Kind.CALL
     if reads.any():
-        parts.append(_of_ranges(_steps(events[reads | calls], page_bytes), start_ns, page_bytes, READS))
+        parts.append(
+            _of_ranges(_steps(events[reads | calls], page_bytes), start_ns, page_bytes, READS)
+        )
     is_touch = kind == Kind.TOUCH
     of_pool = is_touch & (events["aux"] & POOL_TOUCH > 0)
     if of_pool.any():

@@ -132,8 +132,8 @@ class ReportLookup:
 
     @property
     def wrapped(self) -> bool:
-        """Whether our service was there."""
-        return self.service is not None
+        """Whether our service read ahead."""
+        return bool(self.trace["wrapped"])
 
     def stall(self, readers: Sequence[Entry]) -> float | None:
         """Seconds that these readers stalled, None where that was not measured."""

@@ -183,10 +183,8 @@ def random_order(report: ReportLookup) -> Iterator[Finding]:
         if whole:
             detail = majors
             remedy = (
-                "shuffle contiguous blocks of some MiB and the records within them in memory; or,"
-                f" if {format_size(kind.size_bytes)} fit into the page cache, read"
-                + (" it once before" if len(kind.files) == 1 else " them once before")
-                + f" (`cat {kind.files[0]['path']} > /dev/null`)"
+                "shuffle contiguous blocks of some MiB and the records within them in memory"
+                + _read_before(kind)
             )
             if report.wrap_helps(kind):
                 remedy = (
@@ -199,10 +197,7 @@ def random_order(report: ReportLookup) -> Iterator[Finding]:
                 f"At most {percent(touched)} of it are used; the rest would be read for nothing."
                 f" {majors}"
             )
-            remedy = (
-                "store together what is read together, or sort what is read at a time by its place"
-                " in the file"
-            )
+            remedy = READ_AT_RANDOM
             if not report.wrapped:
                 remedy += (
                     "; where the order is known before it is read (a PyTorch loader, a file for"
@@ -259,15 +254,49 @@ def pool_too_small(report: ReportLookup) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-#: What to do about read(2), by whether it was recorded under `wrap`.
+#: What to do about read(2) in order, by whether it was recorded under `wrap`; in none; of what is
+#: in memory.
 READ_BY_CALLS = (
-    "`uffdprefetch wrap`, which reads ahead of them where they go in order; or map the file"
-    " (numpy.memmap, mmap), or enlarge the program's own read-ahead buffer"
+    "`uffdprefetch wrap`, which reads ahead of them; or map the file (numpy.memmap, mmap), or"
+    " enlarge the program's own read-ahead buffer"
 )
 READ_BY_WRAP = (
     "`reads` of the run's summary says what was followed, and what was left alone and why; or map"
     " the file (numpy.memmap, mmap), or enlarge the program's own read-ahead buffer"
 )
+READ_AT_RANDOM = (
+    "store together what is read together, or sort what is read at a time by its place in the file"
+)
+READ_FROM_MEMORY = "none is needed; where the copies cost CPU, map the file (numpy.memmap, mmap)"
+#: Share of what came from storage that the service has read, from which reads were served: the
+#: beginning is read before it is up.
+SERVED = 0.75
+
+
+def _follows_calls(reader: Entry) -> bool:
+    """Whether `wrap` reads ahead of who reads by calls: in order, a gap begins anew
+    (docs/reads.md)."""
+    return bool(
+        reader["pattern"]["name"] == "consecutive" or reader["runs"]["bytes_p50"] >= WALK_BYTES
+    )
+
+
+def _remedy_of_calls(report: ReportLookup, kind: FileKind) -> str:
+    if not kind.sum("fill_bytes"):
+        return READ_FROM_MEMORY
+    in_order = sum(r["read_call_bytes"] for r in kind.readers if _follows_calls(r))
+    if 2 * in_order >= sum(r["read_call_bytes"] for r in kind.readers):
+        return READ_BY_WRAP if report.wrapped else READ_BY_CALLS
+    return READ_AT_RANDOM + (_read_before(kind) if report.is_read_whole(kind) else "")
+
+
+def _read_before(kind: FileKind) -> str:
+    """... or all of it before, in order."""
+    them = "it" if len(kind.files) == 1 else "them"
+    return (
+        f"; or, if {format_size(kind.size_bytes)} fit into the page cache, read {them} once before"
+        f" (`cat {kind.files[0]['path']} > /dev/null`)"
+    )
 
 
 def not_read_by_mmap(report: ReportLookup) -> Iterator[Finding]:
@@ -282,13 +311,16 @@ def not_read_by_mmap(report: ReportLookup) -> Iterator[Finding]:
         calls = [file["read_calls"] for file in kind.files if file["read_calls"]]
         waited = sum(one["seconds"] for one in calls) if calls else None
         filled = kind.sum("fill_bytes")
+        by_service = sum((file["fill_by"] or {}).get("service", 0) for file in kind.files)
+        if filled and by_service >= SERVED * filled:
+            continue  # prefetching() has what they waited for all the same
         if not filled:
             waited = None  # they copied what was in memory
         yield Finding(
             f"{kind.name} {'is' if len(kind.files) == 1 else 'are'} read by read(2):"
             f" {format_size(taken)}",
             f"{format_size(filled)} came from storage." if filled else "All was in memory.",
-            READ_BY_WRAP if report.wrapped else READ_BY_CALLS,
+            _remedy_of_calls(report, kind),
             "tracepoint mm_filemap_get_pages", waited, "medium" if report.wrapped else "low",
             readers, kind.files, waits="in read(2)",
         )  # fmt: skip

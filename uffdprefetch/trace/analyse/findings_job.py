@@ -172,6 +172,17 @@ def read_by_all(report: ReportLookup) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+_PACK = "pack them into one file that is mapped (LMDB, Arrow)"
+_SMALL_PLAIN = (
+    "`uffdprefetch wrap`, which reads them ahead where they are opened in an order of their names,"
+    f" or in one that is told; or {_PACK}"
+)
+_SMALL_BY_WRAP = (
+    "`reads` of the run's summary says how many were read ahead; where they are opened in no order"
+    f" of their names, tell it (`wrap --plan`, uffdprefetch.plan.announce); or {_PACK}"
+)
+
+
 def starting(report: ReportLookup) -> Iterator[Finding]:
     """Programs and libraries that come from slow storage, file by file; or a data set of small
     files."""
@@ -181,16 +192,11 @@ def starting(report: ReportLookup) -> Iterator[Finding]:
         (
             programs,
             "programs and libraries",
-            "keep the environment on the node: unpack it into local storage or /dev/shm at the"
-            " job's start, or make one image of it (squashfs, a container)",
+            "`uffdprefetch wrap --learn`, which reads them ahead at the next start; or keep the"
+            " environment on the node: unpack it into local storage or /dev/shm at the job's start,"
+            " or make one image of it (squashfs, a container)",
         ),
-        (
-            data,
-            "small files",
-            "`uffdprefetch wrap`, which reads them ahead where they are opened in an order of their"
-            " names, or in one that is told; or pack them into one file that is mapped (LMDB,"
-            " Arrow)",
-        ),
+        (data, "small files", _SMALL_BY_WRAP if report.wrapped else _SMALL_PLAIN),
     ):
         waited = sum(one["wait_seconds"] for one in groups)
         if waited < MEDIUM * report.run_seconds or waited < STARTING_SECONDS:
@@ -235,6 +241,9 @@ def prefetching(report: ReportLookup) -> Iterator[Finding]:
     busy, span = service["warm_busy_seconds"], service["warm_span_seconds"]
     what = f"{late} of {extents} extents were being read when a rank needed them"
     source, stall = "service: extents warmed, faults in them", report.stall(report.readers)
+    waits = ""
+    if report.read_call_seconds > (stall or 0.0):
+        stall, waits = report.read_call_seconds, "in read(2)"
     if busy >= BUSY * span:
         rate = read / busy if busy else 0.0
         yield Finding(
@@ -242,7 +251,7 @@ def prefetching(report: ReportLookup) -> Iterator[Finding]:
             f"It was read from for {percent(busy / span)} of the time, at {format_rate(rate)}.",
             "fewer bytes from this storage: smaller or compressed records, or a copy of the file"
             " on quicker storage, or --cluster where several nodes read the same",
-            source, stall, "low", report.readers,
+            source, stall, "low", report.readers, waits=waits,
         )  # fmt: skip
         return
     yield Finding(
@@ -250,7 +259,7 @@ def prefetching(report: ReportLookup) -> Iterator[Finding]:
         f"The storage was read from for {percent(busy / span)} of the time only.",
         "raise --max-rate and --budget where the run was given them; where the order is known"
         " before, tell it (--plan)",
-        source, stall, "low", report.readers,
+        source, stall, "low", report.readers, waits=waits,
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def _about_trace(work: Survey) -> dict[str, Any]:
         "started_utc": datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds"),
         "seconds": work.seconds,
         "source": source,
+        "wrapped": work.wrapped,
         "page_bytes": work.page_bytes,
         "missing": list(meta.get("missing") or []),
         "events": len(trace.events),

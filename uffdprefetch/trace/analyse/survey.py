@@ -56,6 +56,8 @@ class Survey:
         self.kinds = np.bincount(events["kind"], minlength=32)
         self.by_bpf = str(meta.get("source", "bpf")).startswith("bpf")
         self.by_service = any(self.kinds[kind] for kind in SERVICE_KINDS)
+        #: Whether the job was read ahead of; recordings before "wrapped" tell only where it was.
+        self.wrapped = bool(meta.get("wrapped", self.by_service))
         self.served = Served()
 
     def misses(self, sensor: Sensor) -> bool:

@@ -7,17 +7,20 @@ instead of a name, and a process its parent's rank.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from uffdprefetch.base.config import SERVED_VARIABLE, Config
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
 from uffdprefetch.base.procfs import maps_text
@@ -205,10 +208,12 @@ def parse_getstripe(text: str) -> tuple[int | None, int | None]:
 
 
 class Processes:
-    """Processes by pid, with rank and command."""
+    """Processes by pid, with rank and command. ``wrapped``: whether among them is a service of ours
+    that reads ahead, which the recorded command has started."""
 
     def __init__(self) -> None:
         self.known: dict[int, TracedProcess] = {}
+        self.wrapped = False
         self._changed: set[int] = set()
 
     def identify(self, pid: int, parent: int = 0) -> TracedProcess | None:
@@ -230,16 +235,26 @@ class Processes:
                 return known
             command, environ = "", []
         pairs = (entry.decode(errors="replace").partition("=") for entry in environ)
-        who = identify({name: value for name, _, value in pairs})
+        variables = {name: value for name, _, value in pairs}
+        who = identify(variables)
         above = self.known.get(parent)
         rank, local_rank = who.rank, who.local_rank
         if rank is None and above is not None:
             rank, local_rank = above.rank, above.local_rank
         now = TracedProcess(
             pid, parent, rank or 0, -1 if local_rank is None else local_rank,
-            command or (above.command if above else ""),
+            command or (above.command if above else ""), self._role(variables, above),
         )  # fmt: skip
         return self.put(now)
+
+    def _role(self, environ: Mapping[str, str], above: TracedProcess | None) -> str:
+        """By the environment of a process, which is empty where it has ended."""
+        options = environ.get(SERVED_VARIABLE)
+        if options is None:
+            return above.role if above is not None and not environ else "job"
+        with contextlib.suppress(UffdPrefetchError):  # another version's
+            self.wrapped |= Config.from_json(options).policy != "none"
+        return "service"
 
     def put(self, process: TracedProcess) -> TracedProcess:
         """Note a process as somebody else described it."""

@@ -79,6 +79,7 @@ def _meta(
         "max_events": spec.max_events,
         "source": "bpf" if witness else "service",
         "missing": missing,
+        "wrapped": False,
     }
 
 

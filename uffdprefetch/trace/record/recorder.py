@@ -175,6 +175,8 @@ class Recorder:
         changed = self.known.processes.changed()
         if changed:
             self._writer.block("processes", changed)
+            if self.known.processes.wrapped:
+                self._writer.block("meta", {"wrapped": True})
         if self._unwritten:
             self._writer.events(np.concatenate(self._unwritten))
             self._unwritten, self._unwritten_events = [], 0
