@@ -14,6 +14,9 @@ from uffdprefetch.report.columns import aligned
 SCHEMA = "uffdprefetch.comparison/1"
 #: Difference up to which two figures count as alike: the usual variation of runs.
 ALIKE_SHARE = 0.1
+#: Times up to which two count as alike, and directories of programs and small files are left out:
+#: what a start from memory takes of each.
+LITTLE_SECONDS = 0.01
 #: Rows of one table.
 ROWS_MAX = 20
 
@@ -40,7 +43,10 @@ class Figure(NamedTuple):
         """better, worse, or None where that cannot be said."""
         if self.before is None or self.after is None or self.more_is_better is None:
             return None
-        if abs(self.after - self.before) <= ALIKE_SHARE * max(self.before, self.after):
+        most = max(self.before, self.after)
+        if self.unit == "seconds" and most < LITTLE_SECONDS:
+            return None
+        if abs(self.after - self.before) <= ALIKE_SHARE * most:
             return None
         return "better" if (self.after > self.before) == self.more_is_better else "worse"
 
@@ -86,8 +92,9 @@ def _document(
 
 
 def of_traces(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare two reports of recordings (trace/analyse/report.py): the run, then each rank's
-    reading of each file, paired by path and rank."""
+    """Compare two reports of recordings (trace/analyse/report.py): the run; then each rank's
+    mapping of each file, paired by path and rank, what calls have read of each file, and programs
+    and small files by directory; what differs most first."""
 
     def stalled(report: Mapping[str, Any]) -> float | None:
         return _sum([one.get("stall_seconds") for one in report["readers"]])
@@ -103,6 +110,21 @@ def of_traces(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
         _figure("time", "seconds", [one["trace"]["seconds"] for one in both]),
         _figure("stall, all threads", "seconds", map(stalled, both)),
         _figure("major faults", "count", map(majors, both)),
+        _figure("in read(2)", "seconds", [_in_calls(one, one["files"], "seconds") for one in both]),
+        _figure(
+            "by read(2)", "bytes", [_in_calls(one, one["files"], "bytes") for one in both], None
+        ),
+        _figure(
+            "read calls", "count", [_in_calls(one, one["files"], "count") for one in both], None
+        ),
+        _figure(
+            "programs, small files",
+            "seconds",
+            [
+                None if one["calls"] is None else _sum([g["wait_seconds"] for g in one["others"]])
+                for one in both
+            ],
+        ),
         _figure("brought in", "bytes", [sum_of(one, "fill_bytes") for one in both]),
         _figure("never used of it", "bytes", [sum_of(one, "useless_bytes") for one in both]),
     ]
@@ -110,12 +132,74 @@ def of_traces(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
     parts: list[tuple[str, list[Figure]]] = []
     for path, rank in dict.fromkeys((*readers[0], *readers[1])):
         pair = [some.get((path, rank), {}) for some in readers]
+        if not any(_faulted(one) for one in pair):
+            continue
         stall = _figure("stall", "seconds", [one.get("stall_seconds") for one in pair])
         major = [(one.get("faults") or {}).get("major") for one in pair]
         parts.append((f"{path}, rank {rank}", [stall, _figure("major faults", "count", major)]))
+    parts += [*_files_by_calls(before, after), *_other_files(before, after)]
     parts.sort(key=lambda part: -abs((part[1][0].after or 0) - (part[1][0].before or 0)))
     commands = [one["trace"].get("command") for one in both]
     return _document(_named(before), _named(after), figures, parts, commands)
+
+
+def _faulted(reader: Mapping[str, Any]) -> bool:
+    """Whether it maps the file, as far as is known."""
+    faults = reader.get("faults") or {}
+    return bool(reader) and faults.get("total") != 0
+
+
+def _in_calls(
+    report: Mapping[str, Any], files: Iterable[Mapping[str, Any]], name: str
+) -> float | None:
+    """A figure of the job's read calls of these files; None: they were not recorded."""
+    if report["calls"] is None:
+        return None
+    return sum((file.get("read_calls") or {}).get(name, 0) for file in files)
+
+
+def _files_by_calls(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[tuple[str, list[Figure]]]:
+    """Each file that was read by calls in either run."""
+    files = [{file["path"]: file for file in one["files"]} for one in (before, after)]
+    both = list(zip((before, after), files, strict=True))
+    parts = []
+    for path in dict.fromkeys((*files[0], *files[1])):
+        if not any((some.get(path) or {}).get("read_calls") for some in files):
+            continue
+        seconds, size, count = (
+            [_in_calls(report, [some[path]], name) if path in some else None
+             for report, some in both]
+            for name in ("seconds", "bytes", "count")
+        )  # fmt: skip
+        figures = [
+            _figure("in read(2)", "seconds", seconds), _figure("by read(2)", "bytes", size, None),
+            _figure("read calls", "count", count, None),
+        ]  # fmt: skip
+        parts.append((path, figures))
+    return parts
+
+
+def _other_files(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[tuple[str, list[Figure]]]:
+    """Programs, libraries and small files, by directory, where they took time in either run."""
+    groups = [{one["name"]: one for one in report["others"]} for report in (before, after)]
+    parts = []
+    for name in dict.fromkeys((*groups[0], *groups[1])):
+        pair = [some.get(name) or {} for some in groups]
+        if max(one.get("wait_seconds", 0.0) for one in pair) < LITTLE_SECONDS:
+            continue
+        opens, reads = ([(one.get(what) or {}) for one in pair] for what in ("opens", "read_calls"))
+        figures = [
+            _figure("waited", "seconds", [one.get("wait_seconds") for one in pair]),
+            _figure("in opens", "seconds", [one.get("seconds") for one in opens]),
+            _figure("in read(2)", "seconds", [one.get("seconds") for one in reads]),
+            _figure("by the job itself", "bytes", [one.get("fill_bytes") for one in pair]),
+        ]
+        parts.append((name, figures))
+    return parts
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
