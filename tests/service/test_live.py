@@ -254,7 +254,7 @@ def test_lines_tell_how_it_goes_and_that_the_service_died(job: Start, records: R
 
     def at_its_end() -> bool:
         read()
-        enough = told() + 15  # the service is asked once a second, ten lines
+        enough = told() + 3
         wait_until(lambda: told() >= enough, "lines of the time after the reading")
         return "1 rank, at 100 %" in work.errors()
 
@@ -265,6 +265,8 @@ def test_lines_tell_how_it_goes_and_that_the_service_died(job: Start, records: R
     work.tell("end")
     done = work.finish()
     assert done.status == 0 and done.lines == []
+    told_lines = [line for line in done.stderr.splitlines() if "1 rank, at " in line]
+    assert len(set(told_lines)) == len(told_lines), "each look is told once"
     deaths = [line for line in done.stderr.splitlines() if "the service died" in line]
     assert deaths[0] == "uffdprefetch: the service died; the job goes on without prefetching"
 

@@ -129,7 +129,10 @@ class LivePanel:
             snapshot = client.snapshot()
         except (OSError, ServiceGone, TimeoutError) as error:
             raise UffdPrefetchError(f"the service does not answer ({error})") from None
-        fetcher = Fetcher(client, snapshot, PANEL_SECONDS, self._wake, job_pid=self._job_pid)
+        period = PANEL_SECONDS
+        if not self._terminal:  # a line tells of its own time
+            period = min(period, self._interval_seconds / 2)
+        fetcher = Fetcher(client, snapshot, period, self._wake, job_pid=self._job_pid)
         fetcher.start()
         try:
             if self._terminal:
@@ -186,16 +189,19 @@ class LivePanel:
         from uffdprefetch.view import model, words
 
         due = time.monotonic() + self._interval_seconds
+        told = ""
         while not self._stopping.is_set():
-            state = fetcher.latest.state
-            if state in (model.ENDED, model.LOST):
-                if state == model.LOST:
-                    self._write(f"{PREFIX}{words.state(fetcher.latest)}\n".encode())
+            latest = fetcher.latest
+            if latest.state in (model.ENDED, model.LOST):
+                if latest.state == model.LOST:
+                    self._write(f"{PREFIX}{words.state(latest)}\n".encode())
                 return
-            if time.monotonic() >= due:
-                due = time.monotonic() + self._interval_seconds
-                self._write(f"{PREFIX}{words.one_line(fetcher.latest)}\n".encode())
-            self._sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
+            # the service may answer as before; the next answer wakes us
+            if now >= due and (line := words.one_line(latest)) != told:
+                self._write(f"{PREFIX}{line}\n".encode())
+                told, due = line, now + self._interval_seconds
+            self._sleep(due - now if due > now else self._interval_seconds)
 
     # ---- panel ----------------------------------------------------------------------------------
 
