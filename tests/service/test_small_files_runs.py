@@ -17,7 +17,8 @@ from components import Run, Runner, python
 from conftest import require
 from harness import MIB
 
-from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
+from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache, why_no_bed
+from uffdprefetch.report.summary import short_lines
 
 pytest_plugins = ("components",)
 
@@ -36,6 +37,12 @@ for path in paths:
     with open(path, "rb") as file:
         sha.update(file.read())
 print(sha.hexdigest())
+"""
+#: Until something is read of the bed.
+AWAIT = """
+import json, sys, time
+while not json.load(open(sys.argv[1]))["bytes"]:
+    time.sleep(0.01)
 """
 SHUFFLED = WALK.format(order="random.Random(1).shuffle(paths)")
 
@@ -232,3 +239,26 @@ def test_what_is_no_file_is_not_touched(runner: Runner, tmp_path: Path, tree: Pa
         assert run.stdout == runner.plain(*words)
         assert bytes_of(bed) <= 1.05 * sum(p.stat().st_size for p in files_of(source)) + 4 * MIB
     assert small["used"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--plan: of its 80 files none was seen to be opened"),
+        (("--reads", "off"), "--plan: its files are not read ahead"),
+        (("--policy", "plan"), "--plan: its files are not read ahead"),
+        (("--policy", "none"), "--plan: it is not followed under --policy none"),
+    ],
+)
+def test_a_plan_of_which_nothing_is_followed_is_said(
+    runner: Runner, tmp_path: Path, bed: SlowBed, options: tuple[str, ...], said: str
+) -> None:
+    """Of a job that opens none of its files, and ends once they are read ahead, if they are."""
+    cold(bed)
+    plan = tmp_path / "plan.txt"
+    plan.write_text("".join(f"{path}\n" for path in sorted(files_of(bed.path("class00")))))
+    job = python(AWAIT if not options else "import time; time.sleep(0.5)", bed.path(CONTROL_NAME))
+    run, _ = wrapped(runner, *job, options=("--plan", str(plan), *options))
+    (note,) = [one["text"] for one in run.summary["notes"] if one["asked"]]
+    assert note.startswith(said)
+    assert f"note: {note}" in short_lines(run.summary)

@@ -218,6 +218,11 @@ class FileOrder:
         return len(self.order)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether one of its files was seen to be opened, or said to be read."""
+        return bool(self.position or self._opened)
+
+    @property
     def done(self) -> bool:
         """Whether all has been opened."""
         return self.position >= len(self.order)

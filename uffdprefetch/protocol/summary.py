@@ -161,5 +161,5 @@ class Summary:
     coarse: dict[str, str] = field(default_factory=dict)
     unserved: list[dict[str, Any]] = field(default_factory=list)
     degradations: list[str] = field(default_factory=list)
-    notes: list[dict[str, str]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
     timeline: dict[str, Any] = field(default_factory=timeline)

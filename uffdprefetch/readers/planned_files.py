@@ -36,6 +36,7 @@ class PlannedFiles:
         """``came`` is called when an order has come."""
         self._resolver, self._readers, self._ledger, self._came = resolver, readers, ledger, came
         self._ranks: dict[int, _PlannedRank] = {}
+        self._is_begun, self._most_files = False, 0  # of any order
 
     def begin(self, peer: int, rank: int | None) -> None:
         """A process that reads has come, and is none of its workers; ``rank``: None, not known."""
@@ -47,7 +48,17 @@ class PlannedFiles:
         """It has ended."""
         gone = self._ranks.pop(peer, None)
         if gone is not None:
+            self._is_begun |= any(order.is_begun for order in gone.orders)
             self._readers.forget(peer, gone.orders)
+
+    def say_unopened(self) -> None:
+        """Say, at a job's end, where its processes were seen to open none of the plan's files."""
+        orders = [order for one in self._ranks.values() for order in one.orders]
+        if self._most_files and not self._is_begun and not any(one.is_begun for one in orders):
+            self._ledger.not_done(
+                f"--plan: of its {self._most_files:,} files none was seen to be opened: another"
+                " job's, or by other paths"
+            )
 
     def step(self) -> None:
         """Ask for epochs that are due: once a turn."""
@@ -71,18 +82,20 @@ class PlannedFiles:
         from uffdprefetch.orders.file_order import FileOrder
 
         if "error" in answer:
-            self._ledger.degrade(f"--plan: {answer['error']}")
+            self._ledger.not_done(f"--plan: {answer['error']}")
         if answer.get("file_order") is None:
             one.over = True
             return
         try:
             paths = self._resolver.file_order(answer["file_order"])
         except (OSError, ValueError) as error:
-            self._ledger.degrade(f"--plan: an order of files cannot be mapped: {error}")
+            self._ledger.not_done(f"--plan: an order of files cannot be mapped: {error}")
             one.over = True
             return
         order = FileOrder(paths, "--plan")
         self._readers.follow(peer, order, one.orders[-1] if one.orders else None)
+        self._is_begun |= any(each.done for each in one.orders)
+        self._most_files = max(self._most_files, len(order))
         one.orders = [*(each for each in one.orders if not each.done), order]
         self._came()
 
@@ -95,7 +108,7 @@ def say_unread(resolver: IndexerClient, ledger: Ledger) -> None:
             return
         with contextlib.suppress(OSError, ValueError):
             resolver.file_order(answer["file_order"])  # which removes what was stored for us
-        ledger.degrade(
+        ledger.not_done(
             "--plan: its files are not read ahead: that takes --reads auto, and --policy auto or"
             " stride"
         )

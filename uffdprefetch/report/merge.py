@@ -200,13 +200,14 @@ def _degradations(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text if len(hosts) > 1 else f"{hosts[0]}: {text}" for text, hosts in said.items()]
 
 
-def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def _notes(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same of those that could be mended."""
-    said: dict[tuple[str, str], list[str]] = {}
+    said: dict[tuple[str, str, bool], list[str]] = {}
     for one in summaries:
         for note in one.get("notes") or []:
-            said.setdefault((note["path"], note["text"]), []).append(one["host"])
+            key = note["path"], note["text"], note.get("asked", False)
+            said.setdefault(key, []).append(one["host"])
     return [
-        {"path": path, "text": text if len(hosts) > 1 else f"on {hosts[0]}: {text}"}
-        for (path, text), hosts in said.items()
+        {"path": path, "text": text if len(hosts) > 1 else f"on {hosts[0]}: {text}", "asked": asked}
+        for (path, text, asked), hosts in said.items()
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 
+from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.base.record import record
 from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
@@ -62,11 +63,11 @@ def lines(
 
 
 def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[str]:
-    """One to five lines: what was kept ahead of the job, and what that has saved or cost; what was
-    read for nothing; what nodes have shared, or why nothing; what was not served, or not as well as
-    it could be, and why; what to do about that. All but the first only where there is something to
-    say. Where a terminal has too few ``columns`` for one, the file that it names loses folders;
-    what is said of it stays whole.
+    """One to six lines: what was kept ahead of the job, and what that has saved or cost; what was
+    read for nothing; what nodes have shared, or why nothing; what was asked for and not done; what
+    was not served, or not as well as it could be, and why; what to do about that. All but the first
+    only where there is something to say. Where a terminal has too few ``columns`` for one, the file
+    that it names loses folders; what is said of it stays whole.
 
     Pure; raises KeyError or TypeError for what is no summary.
     """
@@ -85,7 +86,19 @@ def _lines(summary: Mapping[str, Any]) -> list[Line]:
     gained, shared = [*_gained(summary), *_small_files(summary)], _shared(summary)
     if _moved(summary) and summary["totals"].get("gain") != "saved":
         gained = []  # the accounts are of one node's storage, not of what all nodes ask of it
-    return [*first, *gained, *shared, *(_not_served(summary) or _less_well(summary))]
+    undone = [f"note: {one['text']}" for one in _notes(summary) if one.get("asked")]
+    more = _not_served(summary) or _less_well(summary)
+    if undone:  # what the user has tried already is no remedy
+        more = [line for line in more if line != TELL_ORDER]
+    return [*first, *gained, *shared, *undone, *more]
+
+
+def _notes(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What works less well than it could."""
+    notes = summary.get("notes")
+    if notes is None:  # of a release before there were any
+        return [{"path": "", "text": text} for text in summary.get("degradations") or []]
+    return list(notes)
 
 
 def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
@@ -344,12 +357,23 @@ def _left_by_calls(summary: Mapping[str, Any]) -> str:
         return ""
     size = format_size(read)
     if reads is None:
-        return f"; {size} by read(2) were left to the kernel"
+        return f"; {size} by read(2) were left to the kernel{_why_left(summary)}"
     if left := reads.get("left_alone"):
         return f"; {left[0]['path']}: {left[0]['why']}"
     if reads.get("small_files") is None:
         return f"; nobody was seen to wait for the {size} by read(2)"
     return f"; of the {size} by read(2) no order was seen"
+
+
+def _why_left(summary: Mapping[str, Any]) -> str:
+    """Which option leaves to the kernel what is read by calls, in brackets."""
+    if summary["engine"] == "off":
+        return " (--engine off)"
+    if summary["policy"] not in GUESSING:
+        return f" (--policy {summary['policy']})"
+    # else the service was not there, or could not follow it, which is said elsewhere
+    unknown = summary["totals"].get("gain") == "unknown" or summary.get("degradations")
+    return "" if unknown else " (--reads off)"
 
 
 def _calls_bytes(summary: Mapping[str, Any]) -> int | None:
@@ -413,8 +437,7 @@ TELL_ORDER = "try: tell the order of its small files (`wrap --plan`, uffdprefetc
 
 def _not_served(summary: Mapping[str, Any]) -> list[Line]:
     """The largest mapping that was not served, else what was read by read(2); and the remedy."""
-    totals, served = summary["totals"], _served_bytes(summary)
-    job = summary.get("job") or {}
+    served, job = _served_bytes(summary), summary.get("job") or {}
     mappings = _refused(summary)
     if not served and _failed(summary) and not mappings:
         return []
@@ -437,24 +460,22 @@ def _not_served(summary: Mapping[str, Any]) -> list[Line]:
             Named(f"not served: {size}", first["path"], f": {first['why']}{other}{more}"),
             *remedy,
         ]
-    written = job.get("written_bytes") or 0
-    return _read_by_calls(totals, _touched_bytes(summary), written, summary.get("reads"))
+    return [] if summary["policy"] == "none" else _read_by_calls(summary)
 
 
-def _read_by_calls(
-    totals: Mapping[str, Any], mapped: int, written: int, reads: Mapping[str, Any] | None
-) -> list[Line]:
+def _read_by_calls(summary: Mapping[str, Any]) -> list[Line]:
     """What came by read(2): not served is what was seen of files. All that is known of the rest is
     its size: pipes and sockets are in it, and the program's own modules. What the job has
-    ``written`` may be what it has read of its own pipes. ``reads``: what was followed; None: calls
-    are not."""
+    written may be what it has read of its own pipes."""
+    totals, mapped, reads = summary["totals"], _touched_bytes(summary), summary.get("reads")
+    written = (summary.get("job") or {}).get("written_bytes") or 0
     every, files = totals.get("unserved_read_bytes") or 0, totals.get("unserved_read_files") or []
     seen = min(every, sum(file["bytes"] for file in files))
     if seen < max(_WORTH_SAYING_BYTES, mapped // _WORTH_SAYING_SHARE):
         others = every - written
         if others < max(_WORTH_SAYING_BYTES, mapped // _MODULES_SHARE):
             return []
-        return _not_followed(others, reads or {})
+        return _not_followed(others, summary)
     before = f"not served: {format_size(seen)}"
     if mapped:
         before = (
@@ -470,9 +491,12 @@ def _read_by_calls(
     return [named, remedy] if reads is None else [named]
 
 
-def _not_followed(size_bytes: int, reads: Mapping[str, Any]) -> list[Line]:
+def _not_followed(size_bytes: int, summary: Mapping[str, Any]) -> list[Line]:
     """So much came by calls of which no large file's reader was followed."""
-    before, small = f"not followed: {format_size(size_bytes)} by read(2)", reads.get("small_files")
+    before, reads = f"not followed: {format_size(size_bytes)} by read(2)", summary.get("reads", {})
+    if reads is None:
+        return [f"{before}: left to the kernel{_why_left(summary)}"]
+    small = reads.get("small_files")
     if left := reads.get("left_alone"):
         return [Named(f"{before}; ", left[0]["path"], f": {left[0]['why']}", without=before)]
     told: list[Line] = [f"{before}: small files, pipes, sockets, or what was in memory"]
@@ -505,10 +529,9 @@ def _less_well(summary: Mapping[str, Any]) -> list[Line]:
             (f"seen less closely than it could be: {reason}", f"seen less closely: {reason}"),
             f"try: {summary['rung_remedy']}",
         ]
-    notes = summary.get("notes")
-    if notes is None:  # of a release before there were any
-        notes = [{"path": "", "text": text} for text in summary.get("degradations") or []]
-    for note in notes:
+    for note in _notes(summary):
+        if note.get("asked"):
+            continue  # that is said anyway
         path, text = note["path"], note["text"]
         if not path:
             return [f"note: {text}"]

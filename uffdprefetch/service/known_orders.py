@@ -69,6 +69,11 @@ class OrderService:
         if self._planned is not None:
             self._planned.step(pids, now_ns)
 
+    def say_unopened(self) -> None:
+        """A job has ended: see PlannedFiles."""
+        if self._planned is not None:
+            self._planned.files.say_unopened()
+
     @property
     def due_ns(self) -> int | None:
         """When to look again; None: when something is told."""

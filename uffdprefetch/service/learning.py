@@ -34,7 +34,7 @@ class Learning:
         """``start_log_fd``: of protocol/start_log.py, which stays open, as the job finds it by its
         number; ``jobs``: pids of the commands that launchers run. Raises OSError."""
         if start_log_fd is None:
-            ledger.degrade("--learn: there is no memory in which the job could note what it opens")
+            ledger.not_done("--learn: there is no memory in which the job could note what it opens")
         self._kept = KeptStart(options)
         self._jobs, self._table = jobs, table
         self._leave_out_ns = 0

@@ -32,10 +32,10 @@ class RankedProcess:
 
 
 class PlannedReaders:
-    """Of one run. The service's thread calls everything here."""
+    """Of one run. The service's thread calls everything here. ``files``: their orders."""
 
     def __init__(self, planned: PlannedFiles) -> None:
-        self._planned = planned
+        self.files = planned
         self._processes: dict[int, RankedProcess] = {}
         self._readers: dict[int, int] = {}  # by pid, whose rank
         self._seen: frozenset[int] = frozenset()
@@ -46,7 +46,7 @@ class PlannedReaders:
         if pids is not self._seen:
             self._seen = pids
             self._look(pids, now_ns)
-        self._planned.step()
+        self.files.step()
 
     def _look(self, pids: frozenset[int], now_ns: int) -> None:
         for pid in self._processes.keys() - pids:
@@ -60,11 +60,11 @@ class PlannedReaders:
         readers = readers_of(self._processes)
         for pid, rank in list(self._readers.items()):
             if readers.get(pid) != rank:
-                self._planned.end(pid)
+                self.files.end(pid)
                 del self._readers[pid]
         for pid, rank in readers.items():
             if pid not in self._readers:
-                self._planned.begin(pid, rank)
+                self.files.begin(pid, rank)
         self._readers = readers
 
 

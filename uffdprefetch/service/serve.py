@@ -162,6 +162,8 @@ class Service:
         self._ending.heed_signals(self._epoll)
 
     def _summary(self) -> dict[str, Any]:
+        if self._orders is not None:
+            self._orders.say_unopened()
         document = self._told.summary()
         if self._threads.learning is not None:
             document["learn"] = self._threads.learning.describe()
@@ -316,7 +318,7 @@ def _with_learning(
     try:
         return Learning(config.learn, start_log_fd, jobs, core.table, core.ledger)
     except (OSError, RuntimeError) as error:  # no thread is to be had
-        core.ledger.degrade(f"--learn: the start is not recorded: {error}")
+        core.ledger.not_done(f"--learn: the start is not recorded: {error}")
         return None
 
 
@@ -325,6 +327,8 @@ def _with_orders(
     reads: FollowedReads | None,
 ) -> OrderService | None:  # fmt: skip
     if config.policy == "none":
+        if config.orders.plan is not None:
+            core.ledger.not_done("--plan: it is not followed under --policy none")
         return None
     windows, clients = core.windows, core.mappings.clients
     try:

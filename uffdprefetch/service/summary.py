@@ -366,7 +366,7 @@ def summary(
             ),
             degradations=list(degradations(ledger, scheduler)),
             notes=[
-                {"path": note.path, "text": note.text}
+                {"path": note.path, "text": note.text, "asked": note.is_asked}
                 for note in notes(ledger, scheduler)
                 if note.is_mendable
             ],

@@ -197,6 +197,10 @@ class Ledger:
         """Note a limit that the user should know of, once; ``path``: of what file."""
         self.noted.limit(Note(what, path, is_mendable))
 
+    def not_done(self, what: str) -> None:
+        """Note, once, that something is not done for which the user has asked by an option."""
+        self.noted.limit(Note(what, is_asked=True))
+
     def leave_alone(self, what: str, path: str) -> None:
         """Note, once, what needs nothing of us."""
         self.noted.leave(Note(what, path))

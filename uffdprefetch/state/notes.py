@@ -11,11 +11,12 @@ DEGRADATIONS_MAX = 32
 @dataclass(frozen=True)
 class Note:
     """What works less well than it could. ``path``: of what file, or none; ``is_mendable``: else
-    nothing better is to be had."""
+    nothing better is to be had; ``is_asked``: the user has asked for it, by an option."""
 
     text: str
     path: str = ""
     is_mendable: bool = True
+    is_asked: bool = False
 
     @property
     def line(self) -> str:

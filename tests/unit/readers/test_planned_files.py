@@ -110,3 +110,32 @@ def test_that_nobody_reads_a_plans_files_is_said_where_it_has_any(job: Job) -> N
         job.helper.answer(**answer)
     (line,) = job.ledger.degradations
     assert line.startswith("--plan: its files are not read ahead: ")
+
+
+def test_a_plan_of_which_no_file_is_opened_is_told(job: Job) -> None:
+    follower = Follower()
+    files = planned(job, follower)
+    files.say_unopened()
+    assert job.ledger.degradations == [], "no order has come: the job was too short"
+    files.begin(10, 0)
+    job.helper.answer(file_order="some")
+    files.begin(11, 1)
+    job.helper.answer(file_order="some")
+    files.say_unopened()
+    (said,) = job.ledger.noted.limits
+    assert said.is_asked and said.text.startswith("--plan: of its 6 files none was seen to be")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_one_file_is_enough(job: Job, ended: bool) -> None:
+    follower = Follower()
+    files = planned(job, follower)
+    for peer in (10, 11):
+        files.begin(peer, peer)
+        job.helper.answer(file_order="some")
+    (path,) = follower.orders[1].order.paths(3, 4)
+    follower.orders[1].opened(path)
+    if ended:
+        files.end(11)
+    files.say_unopened()
+    assert job.ledger.degradations == []

@@ -39,7 +39,10 @@ def node(number: int, **totals: Any) -> dict[str, Any]:
             "not_shared": [{"path": "/a", "why": "ext4"}, {"path": f"/b{number}", "why": "xfs"}],
         },
         "degradations": ["all say it", f"node {number} says it"],
-        "notes": [{"path": "/a", "text": "all say it"}, {"path": "", "text": f"{number} does"}],
+        "notes": [
+            {"path": "/a", "text": "all say it"},
+            {"path": "", "text": f"{number} does", "asked": True},
+        ],
     }  # fmt: skip
 
 
@@ -74,8 +77,8 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
         "all say it", "node0: node 0 says it", "node1: node 1 says it", "node2: node 2 says it"
     ]  # fmt: skip
     assert run["notes"] == [
-        {"path": "/a", "text": "all say it"},
-        *({"path": "", "text": f"on node{n}: {n} does"} for n in range(3)),
+        {"path": "/a", "text": "all say it", "asked": False},
+        *({"path": "", "text": f"on node{n}: {n} does", "asked": True} for n in range(3)),
     ]
     assert lines(run, "/out.json", verbose=True)[0].endswith("; saved at least 3 s")
 

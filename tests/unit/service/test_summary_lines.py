@@ -827,7 +827,7 @@ NO_MAPPING = "served nothing: no mapping of 16 MiB or more was seen"
             "; of the 2 MiB by read(2) no order was seen",
         ),
         ({**LOOKED, "left_alone": [{"path": "/a", "why": "O_DIRECT"}]}, "; /a: O_DIRECT"),
-        (None, "; 2 MiB by read(2) were left to the kernel"),
+        (None, "; 2 MiB by read(2) were left to the kernel (--reads off)"),
     ],
 )
 def test_where_nothing_was_mapped_what_calls_have_read_is_said(
@@ -876,3 +876,31 @@ def test_a_start_that_was_read_ahead_or_recorded_is_not_nothing() -> None:
     ]
     none = {**first, "recorded": {"record": "nothing to record", "bytes": 0}}
     assert short_lines(changed(**plain, learn=none)) == [NO_MAPPING]
+
+
+def test_what_was_left_to_the_kernel_says_by_which_option() -> None:
+    """It was "small files, pipes, sockets, or what was in memory"."""
+    read = {"totals_unserved_read_bytes": 1 << 30, "files": [], "job": job("cat"), "reads": None}
+    left = "not followed: 1 GiB by read(2): left to the kernel"
+    assert short_lines(changed(**read))[1] == f"{left} (--reads off)"
+    assert short_lines(changed(**read, policy="plan"))[1] == f"{left} (--policy plan)"
+    assert short_lines(changed(**read, engine="off"))[1] == f"{left} (--engine off)"
+    assert short_lines(changed(**read, totals_gain="unknown"))[1] == left
+    only_watches = ["read nothing ahead: --policy none only watches"]
+    assert short_lines(changed(**read, policy="none")) == only_watches
+
+
+def test_what_was_asked_for_and_not_done_is_said_whatever_else_there_is_to_say() -> None:
+    asked = {**note("--plan: of its 9 files none was seen to be opened"), "asked": True}
+    line = f"note: {asked['text']}"
+    notes = [note("less is read ahead than --budget allows"), asked]
+    assert short_lines(changed(notes=notes))[1:] == [line, f"note: {notes[0]['text']}"]
+    small = {**LOOKED, "small_files": {"read": 0, "used": 0}}
+    read = changed(
+        files=[], job=job("cat"), reads=small, notes=notes, totals_unserved_read_bytes=1 << 30
+    )
+    first, told, not_followed = short_lines(read)
+    assert told == line and "not followed: 1 GiB" in not_followed, "to tell an order was tried"
+    assert TELL_ORDER in short_lines({**read, "notes": []})
+    assert line in short_lines(changed(notes=notes, policy="none"))
+    assert first == NO_MAPPING
