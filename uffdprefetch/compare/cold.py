@@ -89,11 +89,19 @@ def is_data(path: str) -> bool:
 class Files:
     """The files that a job was seen to read."""
 
-    def __init__(self, named: Iterable[str] = ()) -> None:
-        """``named``: files, and folders of which all files are meant."""
+    def __init__(
+        self, named: Iterable[str] = (), counted: Callable[[int], None] = lambda files: None
+    ) -> None:
+        """``named``: see add_named(); ``counted`` is told how many files are found, dropped or
+        looked at so far: of many, far away, each of these takes minutes."""
+        self._counted = counted
         self._paths: dict[str, int] = {}  # to the size when it was added
         self._elsewhere: set[str] = set()
         self._folders: set[tuple[str, str]] = set()
+        self.add_named(named)
+
+    def add_named(self, named: Iterable[str]) -> None:
+        """Add files, and of folders all files below them."""
         for name in named:
             if os.path.isdir(name):
                 for folder, _, names in os.walk(name):
@@ -126,6 +134,7 @@ class Files:
     def _add_all(self, paths: Iterable[str]) -> None:
         for path in map(os.path.abspath, paths):
             self._add(path)
+            self._counted(len(self._paths))
 
     def saw(self, paths: Iterable[str], elsewhere: Iterable[str] = (), begin: float = 0.0) -> int:
         """A job has these. The bytes of those that were not known, though they were there at
@@ -155,7 +164,8 @@ class Files:
         todo, untold, patience = self.paths, list[str](), _Patience()
         while True:
             held, remains = list[str](), 0
-            for path in todo:
+            for count, path in enumerate(todo, 1):
+                self._counted(count)
                 found = _dropped(path, untold)
                 left.pop(path, None)
                 if found is not None:
@@ -175,7 +185,8 @@ class Files:
         """Cached bytes of the files on file systems that do not count reads by process;
         ``estimates``: also of those whose residency the kernel does not tell."""
         total, untold = 0, list[tuple[str, int]]()
-        for path in self._paths:
+        for count, path in enumerate(self._paths, 1):
+            self._counted(count)
             if counts_reads(path):
                 continue
             with contextlib.suppress(OSError):

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Updates a second: each takes a millisecond of a core that the job may want.
 PICTURES = 4
+#: Where there is no picture, a line about what takes longer than this: by then people ask whether
+#: it hangs.
+SILENT_SECONDS = 10.0
 
 
 class Progress:
@@ -28,6 +31,7 @@ class Progress:
     def __init__(self, total: int, is_quiet: bool = False) -> None:
         self._total = total
         self._what, self._since, self._so_far = "", time.monotonic(), ""
+        self._files, self._told = 0, self._since
         self._live: Live | None = None
         if not is_quiet and sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
@@ -53,17 +57,29 @@ class Progress:
         from rich.text import Text
 
         seconds = f"{time.monotonic() - self._since:.1f} s"
-        parts = [f"{self._what}: {seconds}", self._so_far]
+        parts = [f"{self._step}: {seconds}", self._so_far]
         return Text("; ".join(filter(None, parts)), no_wrap=True, overflow="ellipsis")
 
+    @property
+    def _step(self) -> str:
+        return self._what + (f", {self._files:,} so far" if self._files else "")
+
     def begins(self, what: str) -> None:
-        """A run."""
-        self._what, self._since = what, time.monotonic()
+        """A step of a run, or the run itself."""
+        self._what, self._since, self._files = what, time.monotonic(), 0
+
+    def counted(self, files: int) -> None:
+        """So many files of the present step are done."""
+        self._files = files
+        if self._live is None and (now := time.monotonic()) - self._told > SILENT_SECONDS:
+            self._told = now
+            say(self._step)
 
     def ended(self, what: str, seconds: float, runs: Sequence[MeasuredRun]) -> None:
         """The same run; ``runs``: all that have been measured."""
         if self._live is None:
             say(f"{what}: {show.seconds_text(seconds)} s")
+            self._told = time.monotonic()
         times: dict[str, list[float]] = {}
         for run in runs:
             times.setdefault(run.variant, []).append(run.seconds)

@@ -39,6 +39,8 @@ class Shows(Protocol):
 
     def begins(self, what: str) -> None: ...
 
+    def counted(self, files: int) -> None: ...
+
     def ended(self, what: str, seconds: float, runs: Sequence[MeasuredRun]) -> None: ...
 
     def said(self, text: str) -> None: ...
@@ -112,7 +114,7 @@ class Runner:
     """Runs what a plan asks for, in a folder of its own that is gone when the block is left."""
 
     def __init__(self, plan: ComparisonPlan, shows: Shows) -> None:
-        self.result = Comparison(plan, Files(plan.named), [PLAIN, *plan.engines])
+        self.result = Comparison(plan, Files(counted=shows.counted), [PLAIN, *plan.engines])
         self._plan, self._shows = plan, shows
         self._folder = tempfile.mkdtemp(prefix="uffdprefetch-compare-")
         self._count = 0
@@ -129,6 +131,9 @@ class Runner:
     def go(self) -> None:
         """To the end. Raises UffdPrefetchError where a run ends otherwise than the others, or
         nothing can be compared; what has come of it until then is in ``result``."""
+        if self._plan.named:
+            self._shows.begins("the files of --drop are looked for")
+            self.result.files.add_named(self._plan.named)
         if self._plan.learns:
             self._learn()
         for number in range(1, self._plan.rounds + 1):
@@ -231,10 +236,12 @@ class Runner:
         self._shows.begins(f"{what}: its files are dropped")
         for one in files.drop():
             self.result.left[one.path] = one
+        self._shows.begins(f"{what}: whether they are is looked at")
         before, begin = files.cached(estimates=False).total_bytes, time.time()
         self._shows.begins(what)
         words = self._plan.command if name == PLAIN else self._words(f"--engine={name}")
         ended, seen, summary = self._run(name, words)
+        self._shows.begins(f"{what}: its files in memory are counted")
         cached = files.cached()
         late = self._saw(seen, summary, begin)
         self._check_status(what, ended.status)

@@ -15,7 +15,7 @@ from conftest import require
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.options import add_options, as_words, options_end
-from uffdprefetch.compare import cold
+from uffdprefetch.compare import cold, progress
 from uffdprefetch.compare.cold import SMALL_BYTES, Files, is_data
 from uffdprefetch.compare.figures import Why
 from uffdprefetch.native.residency import resident_bytes
@@ -199,3 +199,38 @@ def test_a_wrong_option_of_wrap_is_said_before_anything_runs(tmp_path: Path) -> 
     with pytest.raises(UffdPrefetchError, match="budget") as raised:
         _dispatch(["compare", "--budget", "1", "--", "/bin/true"])
     assert raised.value.exit_code == 2
+
+
+def test_how_many_files_are_done_is_told_in_each_step(tmp_path: Path) -> None:
+    """With 6,000 files of half a millisecond each nothing was said for minutes."""
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(b"x")
+    told: list[int] = []
+    files = Files(counted=told.append)
+    for step in (lambda: files.add_named([str(tmp_path)]), files.drop, files.cached):
+        told.clear()
+        step()
+        assert told[:5] == [1, 2, 3, 4, 5]
+
+
+def test_without_a_terminal_a_long_step_has_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    shows = progress.Progress(total=2)
+    shows.begins("the files of --drop are looked for")
+    for files in range(1, 91):
+        now += 0.25
+        shows.counted(files)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        f"uffdprefetch: the files of --drop are looked for, {files:,} so far"
+        for files in (41, 82)
+    ]
+    shows.begins("round 1 of 1, plain")
+    shows.ended("round 1 of 1, plain", 0.5, [])
+    shows.begins("round 1 of 1, plain: its files in memory are counted")
+    now += 9
+    shows.counted(9)
+    assert capfd.readouterr().err == "uffdprefetch: round 1 of 1, plain: 0.50 s\n"
