@@ -39,6 +39,15 @@ def test_each_command_has_help_in_two_ways_and_a_version(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "words", ["summary --json FILE", "summary FILE --json", "profile show --json FILE.upl",
+              "profile --json show FILE.upl", "profile show FILE.upl --json"]
+)  # fmt: skip
+def test_a_word_may_stand_before_an_option_and_behind_it(words: str) -> None:
+    status, out, err = run(*words.split())
+    assert (status, out) == (2, "") and "FILE" in err and "unrecognized" not in err
+
+
+@pytest.mark.parametrize(
     ("words", "line"),
     [
         ("wrap --polcy none true", "unrecognized arguments: --polcy (did you mean --policy?); see"

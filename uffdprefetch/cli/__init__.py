@@ -131,7 +131,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     from uffdprefetch.cli.parser import parser_of, unrecognized, with_values
 
     parser = parser_of(name, command)
-    args, unknown = parser.parse_known_args(with_values(words))
+    # a word may stand behind an option: `profile show --json FILE`
+    args, unknown = parser.parse_known_intermixed_args(with_values(words))
     if unknown:
         parser.error(unrecognized(unknown, parser, rest is not None))
     return command.run(args, rest)

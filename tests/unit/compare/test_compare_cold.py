@@ -225,8 +225,7 @@ def test_without_a_terminal_a_long_step_has_a_line_now_and_then(
         shows.counted(files)
     lines = capfd.readouterr().err.splitlines()
     assert lines == [
-        f"uffdprefetch: the files of --drop are looked for, {files:,} so far"
-        for files in (41, 82)
+        f"uffdprefetch: the files of --drop are looked for, {files:,} so far" for files in (41, 82)
     ]
     shows.begins("round 1 of 1, plain")
     shows.ended("round 1 of 1, plain", 0.5, [])
