@@ -57,6 +57,8 @@ def test_the_second_start_is_read_ahead(
     assert first.summary["learn"]["recorded"]["record"] == "written"
     profile = profile_store.load(str(cache))
     assert files(profile, tmp_path) == {"a", "b"} and profile.runs == 1
+    program, flag, _ = profile_store.described(str(cache)).split(maxsplit=2)
+    assert (program, flag) == (os.path.realpath(words[0]), "-c")
     again = runner.wrapped(*words, options=options).summary["learn"]
     assert again["state"] == "done" and again["skipped"] == {} and again["ring_losses"] == 0
     wanted = sum(one.kind is EntryKind.FILE for one in profile.entries)

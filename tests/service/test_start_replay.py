@@ -17,7 +17,8 @@ import pytest
 from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
 from start_profiles import directory_entry, file_entry, name_entry
 
-from uffdprefetch.base.start_key import start_key
+from uffdprefetch.base.start_key import start_key, started
+from uffdprefetch.base.units import format_size
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.launch import replay as replays
 from uffdprefetch.orders import profile_store
@@ -101,13 +102,13 @@ def test_its_reads_are_none_of_the_jobs(home: Home) -> None:
 
 
 def test_without_the_option_nothing_is_replayed(home: Home) -> None:
-    home.keep(start_key(["sleep", "0.3"], home.env, "/usr/bin/sleep"))
+    home.keep(start_key(started(["sleep", "0.3"], "/usr/bin/sleep"), home.env))
     assert home.wrap()["learn"] is None
 
 
 def test_the_key_is_the_programs_own_where_no_name_is_given(home: Home) -> None:
     program = subprocess.run(["which", "sleep"], capture_output=True, text=True).stdout.strip()
-    key = start_key(["sleep", "0.3"], home.env, program)
+    key = start_key(started(["sleep", "0.3"], program), home.env)
     assert home.wrap("--learn")["learn"]["state"] == "first run"
     home.keep(key)
     learn = home.wrap("--learn")["learn"]
@@ -312,25 +313,30 @@ def test_profiles_are_listed_shown_exported_and_removed(home: Home) -> None:
     assert home.run("profile", "list").stdout == f"no start profile in {home.profiles}\n"
     path = home.keep()
     (home.profiles / "bad.upl").write_bytes(b"no")
-    listed = home.run("profile", "list")
-    assert listed.stdout.splitlines() == [
-        "key    runs  files  directories  names  to read",
-        f"{KEY}     2     20            1      1  781 KiB",
-        f"{home.profiles}/bad.upl: it is no start profile",
-    ]
+    path.with_suffix(".txt").write_text("/usr/bin/python3 /home/a/train.py\n")
+    heads, row, flaw = home.run("profile", "list").stdout.splitlines()
+    assert heads.split() == [
+        "key", "of", "runs", "paths", "to", "read", "size", "recorded", "used"
+    ]  # fmt: skip
+    of, size = "/usr/bin/python3 /home/a/train.py", format_size(path.stat().st_size)
+    assert row.split("  ")[:2] == [KEY, of] and f" 2     22  781 KiB  {size} " in row
+    assert row.split()[-1] in ("s", "min") and flaw == (
+        f"{home.profiles}/bad.upl: it is no start profile"
+    )
     document = json.loads(home.run("profile", "list", "--json").stdout)
     assert [one["key"] for one in document["profiles"]] == ["bad", KEY]
     shown = json.loads(home.run("profile", "show", KEY, "--json").stdout)
     assert (shown["schema"], len(shown["entries"])) == ("uffdprefetch.profile/1", 22)
     text = home.run("profile", "show", str(path)).stdout
-    assert str(home.files[7]) in text and "of 2 runs, 20 files" in text
+    assert str(home.files[7]) in text and f"of {of}, 2 runs, 20 files" in text
     there = home.directory / "site"
     there.mkdir()
     assert home.run("profile", "export", KEY, str(there)).returncode == 0
     assert (there / path.name).read_bytes() == path.read_bytes()
-    assert (there / path.name).stat().st_mode & 0o777 == 0o644
+    for name in (path.name, path.with_suffix(".txt").name):
+        assert (there / name).stat().st_mode & 0o777 == 0o644
     assert home.run("profile", "remove", KEY).returncode == 0
-    assert not path.exists()
+    assert [one.name for one in home.profiles.iterdir()] == ["bad.upl"]
 
 
 def test_warm_reads_what_a_profile_names(home: Home) -> None:

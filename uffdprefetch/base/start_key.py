@@ -19,18 +19,31 @@ SUFFIX = ".upl"
 ENVIRONMENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
 #: Of a key's digest: enough that two of a user's programs never share one.
 _KEY_CHARS = 24
+#: Of the text behind -c, for people.
+_TEXT_CHARS = 60
 #: Of a command's arguments, asked for whether they are files: the job waits for that.
 ARGUMENTS_ASKED = 32
 
 
-def start_key(command: Sequence[str], environ: Mapping[str, str], program: str) -> str:
-    """The key of a command whose first word was found to be the file ``program``.
+def started(command: Sequence[str], program: str) -> tuple[str, str, str]:
+    """What starts by a command whose first word was found to be the file ``program``: that, ``-m``,
+    ``-c`` or nothing, and what it runs: the first argument that is a file, else what stands behind
+    the first ``-m`` or ``-c``."""
+    return _real(program), *_what_it_runs(command[1:])
 
-    It is of the program, what it runs (the first argument that is a file, else what stands behind
-    the first ``-m`` or ``-c``) and its environment. No other argument, no rank and no number of
-    them is part of it: the ranks of a job start alike.
-    """
-    parts = [_real(program), *_what_it_runs(command[1:])]
+
+def described(start: tuple[str, str, str]) -> str:
+    """It in a line, for people: of a program's own text the beginning."""
+    program, flag, what = start
+    if flag == "-c":
+        what = what.strip().partition("\n")[0][:_TEXT_CHARS]
+    return " ".join(filter(None, (program, flag, what)))
+
+
+def start_key(start: tuple[str, str, str], environ: Mapping[str, str]) -> str:
+    """The key of what starts, in its environment. No other argument, no rank and no number of them
+    is part of it: the ranks of a job start alike."""
+    parts = [*start]
     parts += [environ.get(name, "") for name in ENVIRONMENT]
     parts.append(__version__)
     digest = _sha256("\0".join(parts).encode("utf-8", "surrogateescape"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
@@ -19,7 +20,8 @@ ACTIONS = ("list", "show", "remove", "export")
 class Command:
     """See and keep the start profiles that `wrap --learn` has recorded.
 
-    list: all of yours, and what is wrong with those that are none. show: what the profile KEY has
+    list: all of yours, what program each is of, when a start was recorded and when it was used
+    last, and what is wrong with those that are none. show: what the profile KEY has
     read; FILE: any profile. remove: forget it; the next start is recorded anew. export: write it
     into DIRECTORY, for `--learn-dir`. Exit status: 0; 1 when a profile cannot be read or written; 2
     when there is none of that name, or the file is none.
@@ -59,17 +61,19 @@ class Command:
 
         directory = own_directory()
         try:
-            document = report.list_document(directory, profile_store.stored(directory))
+            stored = profile_store.stored(directory)
+            document = report.list_document(directory, stored, time.time_ns())
         except OSError as error:
             raise _cannot("list", directory, error) from None
         show(document, report.list_text(document), args.json)
 
     def _show(self, args: argparse.Namespace) -> None:
+        from uffdprefetch.orders import profile_store
         from uffdprefetch.report import start as report
         from uffdprefetch.report.columns import show
 
         path = path_of(args.profile)
-        document = report.show_document(path, load(path))
+        document = report.show_document(path, profile_store.described(path), load(path))
         show(document, report.show_text(document), args.json)
 
     def _remove(self, args: argparse.Namespace) -> None:
@@ -90,8 +94,8 @@ class Command:
         if not os.path.isdir(args.directory):
             raise usage_error(f"{args.directory}: it is no directory")
         try:
-            profile_store.store(there, load(path))
-            os.chmod(there, 0o644)  # a site's is for everybody's eyes
+            # a site's is for everybody's eyes
+            profile_store.store(there, load(path), profile_store.described(path), 0o644)
         except OSError as error:
             raise _cannot("write", there, error) from None
 

@@ -16,7 +16,14 @@ from uffdprefetch.base import rundir
 from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 from uffdprefetch.base.messages import say
-from uffdprefetch.base.start_key import SUFFIX, profile_directory, profile_path, start_key
+from uffdprefetch.base.start_key import (
+    SUFFIX,
+    described,
+    profile_directory,
+    profile_path,
+    start_key,
+    started,
+)
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.protocol.summary import learned
 
@@ -47,9 +54,13 @@ def why_not() -> str | None:
     return f"the program that reads ahead ({PROGRAM}) was not built; run `make setup`"
 
 
-def key_of(learn: LearnOptions, command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The name of the command's start profile: the user's, or the program's own."""
-    return learn.name or start_key(command, environ, _found(command[0], environ))
+def key_of(
+    learn: LearnOptions, command: Sequence[str], environ: Mapping[str, str]
+) -> tuple[str, str]:
+    """The name of the command's start profile: the user's, or the program's own; and what starts,
+    for people."""
+    start = started(command, _found(command[0], environ))
+    return learn.name or start_key(start, environ), described(start)
 
 
 def _found(program: str, environ: Mapping[str, str]) -> str:
@@ -82,9 +93,10 @@ _RESULT_BYTES = 1024
 class Replay:
     """What is replayed of a start, or why nothing is."""
 
-    def __init__(self, key: str, state: str) -> None:
-        """``state``: as the summary tells it, until there is a process."""
-        self.key = key
+    def __init__(self, key: str, state: str, of: str = "") -> None:
+        """``state``: as the summary tells it, until there is a process; ``of``: what starts, for
+        people."""
+        self.key, self.of = key, of
         self._state = state
         self._pid = 0
         self._result = -1  # a descriptor of the file by which it tells how far it is
@@ -190,16 +202,17 @@ def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) ->
     learn = config.learn
     if learn.name is None:
         return None
-    replay = Replay(key_of(learn, command, environ), "first run")
+    key, of = key_of(learn, command, environ)
+    replay = Replay(key, "first run", of)
     paths = profiles(learn, replay.key, environ)
     if not paths:
         return replay
     why = why_not()
     if why is not None:
         say(f"--learn: {why}")
-        return Replay(replay.key, "not built")
+        return Replay(key, "not built", of)
     try:
         replay.begin(paths, learn, config.max_rate_bytes_per_second)
     except (OSError, UffdPrefetchError):  # of the runtime directory the service's start tells
-        return Replay(replay.key, "not started")
+        return Replay(key, "not started", of)
     return replay

@@ -15,6 +15,8 @@ from uffdprefetch.base.start_key import SUFFIX
 from uffdprefetch.native.profiles import PROFILE_BYTES_MAX
 from uffdprefetch.orders.start_profile import StartProfile, decode, encode
 
+#: Beside a profile KEY.upl: what starts so, in a line for people, KEY.txt; so much of it is read.
+_OF, _OF_BYTES = ".txt", 4096
 #: What is being written ends so.
 _BESIDE = ".tmp"
 #: No writer takes so long for 16 MiB.
@@ -23,28 +25,58 @@ _LEFT_SECONDS = 3600
 
 def load(path: str) -> StartProfile:
     """Raises OSError, and UffdPrefetchError where the file is no profile."""
+    return decode(_read(path, PROFILE_BYTES_MAX + 1), path)
+
+
+def _read(path: str, most_bytes: int) -> bytes:
+    """The beginning of a file, whose time of access stays: that tells when a replay has read it."""
     # what lies there may be anything, a FIFO for instance
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        fd = os.open(path, flags | os.O_NOATIME)
+    except PermissionError:  # it is not ours
+        fd = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UffdPrefetchError(f"{path}: it is no file")
         with open(fd, "rb", closefd=False) as file:
-            return decode(file.read(PROFILE_BYTES_MAX + 1), path)
+            return file.read(most_bytes)
     finally:
         os.close(fd)
 
 
-def store(path: str, profile: StartProfile) -> None:
-    """Put it in the place of what lies there, for its user's eyes alone. Raises OSError."""
+def described(path: str) -> str:
+    """What a profile is of, in a line; "": nobody has said."""
+    try:
+        text = _read(_beside(path), _OF_BYTES)
+    except (OSError, UffdPrefetchError):
+        return ""
+    return os.fsdecode(text).partition("\n")[0]
+
+
+def _beside(path: str) -> str:
+    return path.removesuffix(SUFFIX) + _OF
+
+
+def store(path: str, profile: StartProfile, of: str = "", mode: int = 0o600) -> None:
+    """Put it in the place of what lies there, for its user's eyes alone, or with this ``mode``;
+    ``of``: what starts so. Raises OSError."""
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    _sweep(os.path.dirname(path))
+    if of:
+        _write(_beside(path), os.fsencode(f"{of}\n"), mode)
+    _write(path, encode(profile), mode)
+
+
+def _write(path: str, data: bytes, mode: int) -> None:
+    """All of it or nothing."""
     directory = os.path.dirname(path)
-    os.makedirs(directory, 0o700, exist_ok=True)
-    _sweep(directory)
     beside = os.path.join(directory, f".{os.urandom(12).hex()}{_BESIDE}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(beside, flags, 0o600), "wb") as file:
-            file.write(encode(profile))
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -65,16 +97,22 @@ def _sweep(directory: str) -> None:
 def remove(path: str) -> None:
     """Raises OSError."""
     os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.unlink(_beside(path))
 
 
 @dataclass(frozen=True)
 class StoredProfile:
-    """A file of a directory of profiles; ``profile``: None where ``flaw`` says why it is none."""
+    """A file of a directory of profiles; ``profile``: None where ``flaw`` says why it is none.
+    ``mtime_ns``: when it was written, after a start was recorded; ``used_ns``: when it was written
+    or read last, as far as the file system keeps that; ``of``: see described()."""
 
     key: str
     path: str
     bytes: int
     mtime_ns: int
+    used_ns: int
+    of: str
     profile: StartProfile | None
     flaw: str = ""
 
@@ -91,12 +129,15 @@ def stored(directory: str) -> Iterator[StoredProfile]:
 
 
 def _stored(path: str, key: str) -> StoredProfile:
-    size = mtime_ns = 0
+    size = mtime_ns = used_ns = 0
+    profile, flaw = None, ""
     try:
         status = os.stat(path)
         size, mtime_ns = status.st_size, status.st_mtime_ns
-        return StoredProfile(key, path, size, mtime_ns, load(path))
+        used_ns = max(mtime_ns, status.st_atime_ns)
+        profile = load(path)
     except UffdPrefetchError as error:
-        return StoredProfile(key, path, size, mtime_ns, None, str(error).removeprefix(f"{path}: "))
+        flaw = str(error).removeprefix(f"{path}: ")
     except OSError as error:
-        return StoredProfile(key, path, size, mtime_ns, None, os.strerror(error.errno or 0))
+        flaw = os.strerror(error.errno or 0)
+    return StoredProfile(key, path, size, mtime_ns, used_ns, described(path), profile, flaw)

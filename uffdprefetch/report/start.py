@@ -36,15 +36,27 @@ def _counts(profile: StartProfile) -> dict[str, Any]:
     }
 
 
-def list_document(directory: str, found: Iterable[StoredProfile]) -> dict[str, Any]:
-    """The profiles of a directory as JSON; what is none has a ``flaw`` instead of counts."""
+def list_document(directory: str, found: Iterable[StoredProfile], now_ns: int) -> dict[str, Any]:
+    """The profiles of a directory as JSON; what is none has a ``flaw`` instead of counts.
+    ``now_ns``: since the epoch."""
     profiles = []
     for one in found:
         about = {"flaw": one.flaw} if one.profile is None else _counts(one.profile)
         profiles.append({
-            "key": one.key, "path": one.path, "bytes": one.bytes, "mtime_ns": one.mtime_ns, **about,
+            "key": one.key, "path": one.path, "of": one.of, "bytes": one.bytes,
+            "mtime_ns": one.mtime_ns, "used_ns": one.used_ns, **about,
         })  # fmt: skip
-    return {"schema": LIST_SCHEMA, "directory": directory, "profiles": profiles}
+    return {
+        "schema": LIST_SCHEMA, "directory": directory, "now_ns": now_ns, "profiles": profiles
+    }  # fmt: skip
+
+
+def _age(seconds: float) -> str:
+    """'5 min', '3 h', '12 d', in whole ones."""
+    for unit, unit_seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= unit_seconds:
+            return f"{int(seconds // unit_seconds)} {unit}"
+    return f"{max(0, int(seconds))} s"
 
 
 def list_text(document: Mapping[str, Any]) -> TextReport:
@@ -54,18 +66,22 @@ def list_text(document: Mapping[str, Any]) -> TextReport:
         if "flaw" in one:
             flaws.append(printable(f"{one['path']}: {one['flaw']}"))
             continue
-        numbers = [str(one[name]) for name in ("runs", "files", "directories", "names")]
-        rows.append([printable(one["key"]), *numbers, format_size(one["wanted_bytes"])])
+        paths = sum(one[name] for name in ("files", "directories", "names"))
+        sizes = [format_size(one[name]) for name in ("wanted_bytes", "bytes")]
+        ages = [_age((document["now_ns"] - one[name]) / 1e9) for name in ("mtime_ns", "used_ns")]
+        of = printable(one["of"]) or "?"
+        rows.append([printable(one["key"]), of, str(one["runs"]), f"{paths:,}", *sizes, *ages])
     if not rows and not flaws:
         return TextReport(notes=[f"no start profile in {document['directory']}"])
-    heads = ("key", "runs", "files", "directories", "names", "to read")
-    return TextReport([TextTable(rows, heads)] if rows else [], flaws)
+    heads = ("key", "of", "runs", "paths", "to read", "size", "recorded", "used")
+    table = TextTable(rows, heads, left=2, least_wanted=("size", "runs", "recorded", "paths"))
+    return TextReport([table] if rows else [], flaws)
 
 
-def show_document(path: str, profile: StartProfile) -> dict[str, Any]:
-    """A profile as JSON, with its entries."""
+def show_document(path: str, of: str, profile: StartProfile) -> dict[str, Any]:
+    """A profile as JSON, with its entries; ``of``: what starts so."""
     entries = [_entry(one) for one in profile.entries]
-    return {"schema": SHOW_SCHEMA, "path": path, **_counts(profile), "entries": entries}
+    return {"schema": SHOW_SCHEMA, "path": path, "of": of, **_counts(profile), "entries": entries}
 
 
 def _entry(one: StartEntry) -> dict[str, Any]:
@@ -89,10 +105,11 @@ def show_text(document: Mapping[str, Any]) -> TextReport:
         wanted = format_size(one["wanted_bytes"]) if is_file else ""
         where = file_systems.known(one["f_type"]).name if is_file else ""
         rows.append([printable(one["path"]), one["kind"], where, wanted])
+    of = printable(document["of"])
     facts = (
-        f"{document['path']}: of {document['runs']} runs, {document['files']} files,"
-        f" {document['directories']} directories, {document['names']} names,"
-        f" {format_size(document['wanted_bytes'])} to read"
+        f"{document['path']}: {f'of {of}, ' if of else ''}{document['runs']} runs,"
+        f" {document['files']} files, {document['directories']} directories,"
+        f" {document['names']} names, {format_size(document['wanted_bytes'])} to read"
     )
     heads = ("path", "kind", "on", "to read")
     return TextReport([TextTable(rows, heads)] if rows else [], [facts])

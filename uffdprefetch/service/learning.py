@@ -84,7 +84,7 @@ class KeptStart:
             known = _loaded(profile_path(self._options.directory, name))
         if known is not None:
             self.used = used_files(known, run)
-        profile_store.store(path, learned(own, run))
+        profile_store.store(path, learned(own, run), self._options.of)
 
 
 def _loaded(path: str) -> StartProfile | None:

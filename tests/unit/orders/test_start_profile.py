@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.base.start_key import profile_directory, profile_path, start_key
+from uffdprefetch.base.start_key import (
+    described,
+    profile_directory,
+    profile_path,
+    start_key,
+    started,
+)
 from uffdprefetch.native.net import checksum
 from uffdprefetch.native.profiles import (
     PROFILE_ALL_PATHS_MAX,
@@ -227,6 +233,10 @@ def test_runs_that_touch_are_one() -> None:
 # ---- keys ---------------------------------------------------------------------------------------
 
 
+def key_of(command: list[str], environ: dict[str, str], program: str) -> str:
+    return start_key(started(command, program), environ)
+
+
 def test_for_a_key_no_more_than_some_arguments_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -238,7 +248,7 @@ def test_for_a_key_no_more_than_some_arguments_are_asked_for(
         return False
 
     monkeypatch.setattr("os.path.isfile", isfile)
-    start_key(["echo", *map(str, range(1000))], {}, "/bin/echo")
+    key_of(["echo", *map(str, range(1000))], {}, "/bin/echo")
     assert asked == [str(number) for number in range(32)]
 
 
@@ -247,31 +257,50 @@ def test_a_key_is_of_the_program_what_it_runs_and_its_environment(tmp_path: Path
     script.touch()
     data.touch()
     python = "/usr/bin/python3"
-    key = start_key(["python3", str(script), "--lr", "0.1"], {}, python)
+    key = key_of(["python3", str(script), "--lr", "0.1"], {}, python)
     assert len(key) == 24 and set(key) <= set("0123456789abcdef")
     (tmp_path / "link.py").symlink_to(script)
     for same in (
-        start_key(["python3", str(script), "--lr", "0.2", str(data)], {"RANK": "3"}, python),
-        start_key(
+        key_of(["python3", str(script), "--lr", "0.2", str(data)], {"RANK": "3"}, python),
+        key_of(
             ["/usr/bin/python3", "-u", str(tmp_path / "link.py")], {"SLURM_PROCID": "1"}, python
         ),
     ):
         assert same == key
     others = [
-        start_key(["python3", str(data)], {}, python),
-        start_key(["python3", str(script)], {}, "/bin/sh"),
-        start_key(["python3", "-m", "train"], {}, python),
-        start_key(["python3", "-m", "train.eval"], {}, python),
-        start_key(["python3", "-c", "import torch"], {}, python),
-        start_key(["python3", "-c", "import numpy"], {}, python),
-        start_key(["python3"], {}, python),
+        key_of(["python3", str(data)], {}, python),
+        key_of(["python3", str(script)], {}, "/bin/sh"),
+        key_of(["python3", "-m", "train"], {}, python),
+        key_of(["python3", "-m", "train.eval"], {}, python),
+        key_of(["python3", "-c", "import torch"], {}, python),
+        key_of(["python3", "-c", "import numpy"], {}, python),
+        key_of(["python3"], {}, python),
         *(
-            start_key(["python3", str(script)], {name: "x"}, python)
+            key_of(["python3", str(script)], {name: "x"}, python)
             for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
         ),
     ]
     assert len({key, *others}) == 1 + len(others)
-    assert start_key(["python3", "-m"], {}, python) == start_key(["python3"], {}, python)
+    assert key_of(["python3", "-m"], {}, python) == key_of(["python3"], {}, python)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-u", "SCRIPT", "--password", "x"], "SCRIPT"), (["-m", "train", "--lr", "1"], "-m train"),
+        (["-c", "\nimport torch\nprint('x')"], "-c import torch"),
+        (["-c", "x" * 99], f"-c {'x' * 60}"), ([], ""),
+    ],
+)  # fmt: skip
+def test_for_people_a_start_is_of_what_its_key_is_of(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    command = ["python3", *(word.replace("SCRIPT", str(script)) for word in words)]
+    line = described(started(command, "/bin/python3-none"))
+    program = os.path.realpath("/bin/python3-none")
+    assert line == f"{program} {said.replace('SCRIPT', str(script))}".strip()
 
 
 def test_profiles_lie_where_a_users_caches_do() -> None:
@@ -298,6 +327,36 @@ def test_a_profile_is_kept_whole_for_its_user_alone(tmp_path: Path) -> None:
     assert os.listdir(os.path.dirname(path)) == ["key.upl"]
     profile_store.remove(path)
     assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_what_a_profile_is_of_lies_beside_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "key.upl")
+    profile_store.store(path, drawn(3, 5))
+    assert profile_store.described(path) == "", "of a release before there was any"
+    profile_store.store(path, drawn(3, 5), "/usr/bin/python3 /home/a/b\udcff.py")
+    assert profile_store.described(path) == "/usr/bin/python3 /home/a/b\udcff.py"
+    assert os.stat(tmp_path / "key.txt").st_mode & 0o777 == 0o600
+    (one,) = profile_store.stored(str(tmp_path))
+    assert one.of == "/usr/bin/python3 /home/a/b\udcff.py" and one.profile == drawn(3, 5)
+    profile_store.remove(path)
+    assert os.listdir(tmp_path) == []
+    profile_store.store(path, drawn(3, 5))
+    os.mkfifo(tmp_path / "key.txt")
+    assert profile_store.described(path) == ""
+    os.unlink(tmp_path / "key.txt")
+    (tmp_path / "key.txt").write_bytes(b"x" * 10_000 + b"\nmore\n")
+    assert profile_store.described(path) == "x" * 4096
+
+
+def test_to_be_listed_is_no_use(tmp_path: Path) -> None:
+    """What a replay reads has a later time of access, but for that it is looked at."""
+    path = str(tmp_path / "key.upl")
+    profile_store.store(path, drawn(3, 5))
+    os.utime(path, ns=(10**9, 2 * 10**9))
+    assert [one.used_ns for one in profile_store.stored(str(tmp_path))] == [2 * 10**9]
+    assert os.stat(path).st_atime_ns == 10**9
+    os.utime(path, ns=(3 * 10**9, 2 * 10**9))
+    assert [one.used_ns for one in profile_store.stored(str(tmp_path))] == [3 * 10**9]
 
 
 def test_what_killed_writers_have_left_goes(tmp_path: Path) -> None:
