@@ -499,7 +499,7 @@ def _not_followed(size_bytes: int, summary: Mapping[str, Any]) -> list[Line]:
     small = reads.get("small_files")
     if left := reads.get("left_alone"):
         return [Named(f"{before}; ", left[0]["path"], f": {left[0]['why']}", without=before)]
-    told: list[Line] = [f"{before}: small files, pipes, sockets, or what was in memory"]
+    told: list[Line] = [f"{before}: in no order, or from memory; small files, pipes, sockets"]
     if small is not None and (small.get("used_bytes") or 0) < size_bytes:
         told.append(TELL_ORDER)
     return told

@@ -285,7 +285,9 @@ def test_what_was_read_for_nothing_is_always_told_above_a_tenth(gain: str) -> No
 
 BY_READ = {"files": [], "totals_unserved_read_bytes": 1 << 30}
 NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
-NOT_FOLLOWED = "not followed: 1 GiB by read(2): small files, pipes, sockets, or what was in memory"
+NOT_FOLLOWED = (
+    "not followed: 1 GiB by read(2): in no order, or from memory; small files, pipes, sockets"
+)
 
 
 @pytest.mark.parametrize(
