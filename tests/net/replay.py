@@ -198,7 +198,7 @@ class Core:
     def start(self) -> Coordinator:
         """As Service.__init__ does."""
         opener: Any = SimpleNamespace(
-            open=lambda fd, then: os.close(fd), run=lambda work, then: False, step=lambda: None
+            open=lambda fd, *_, **__: os.close(fd), run=lambda work, then: False, step=lambda: None
         )
         core = build(
             self.config, Workers(), self.ledger, opener=opener, clock=self.clock, pool=self.pool

@@ -82,7 +82,7 @@ def met_after(
 ) -> list[int]:
     """The processes that an Observer takes for its own after so many looks at this one."""
     table: Any = SimpleNamespace(has_changed=lambda *_: False)
-    opener: Any = SimpleNamespace(open=lambda *_: None)
+    opener: Any = SimpleNamespace(open=lambda *_, **__: None)
     clients: dict[int, Client] = {}
     mappings: Any = None
     met: list[int] = []

@@ -156,6 +156,7 @@ class Ahead(Predictor):
         self._laws = Laws()
         self._files: dict[Key, _File] = {}
         self._traffic = Traffic()
+        self._walked: dict[Key, _File] = {}  # those that have heads, of thousands
 
     # ---- what is known --------------------------------------------------------------------------
 
@@ -408,6 +409,7 @@ class Ahead(Predictor):
     def _head(self, of: _File, front: Front, reader: Reader, now_ns: int) -> Head:
         head = of.heads.get(front)
         if head is None:
+            self._walked[of.file.key] = of
             head = of.heads[front] = Head(
                 front,
                 reader,
@@ -655,7 +657,10 @@ class Ahead(Predictor):
 
     def step(self, now_ns: int) -> None:
         """Once a turn: files that are read whole go on."""
-        self._traffic.step(chain.from_iterable(of.heads for of in self._files.values()), now_ns)
+        self._walked = {
+            key: of for key, of in self._walked.items() if of.heads and self._files.get(key) is of
+        }
+        self._traffic.step(chain.from_iterable(of.heads for of in self._walked.values()), now_ns)
         if self._whole.running:
             self._whole.step(now_ns)
 

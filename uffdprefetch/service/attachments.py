@@ -76,7 +76,10 @@ class Attachments:
             self._decide(client, a, None, f"inode {a.inode}", REUSED)
             return
         client.pending.add(a.region)
-        self._opener.open(fd, lambda opened: self._opened(client, a, opened))
+        self._opener.open(
+            fd, lambda opened: self._opened(client, a, opened),
+            is_wanted=lambda: a.region in client.pending,
+        )  # fmt: skip
 
     def look_for_writer(self, a: wire.Attach) -> None:
         """Before attach(): somebody may have opened the file for writing while this process stood
@@ -96,7 +99,10 @@ class Attachments:
 
     def _opened(self, client: Client, a: wire.Attach, opened: Opened | OSError) -> None:
         if not client.pending.is_open(a.region):  # gone meanwhile
-            if not isinstance(opened, OSError):
+            # whose server is told of it may take its time
+            if not isinstance(opened, OSError) and not self._opener.run(
+                opened.close, lambda _: None
+            ):
                 opened.close()
             return
         file, path, why = None, f"inode {a.inode}", None

@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 #: Concurrent opens; beyond it mappings are refused.
 OPENS_MAX = 64
-#: Threads that stay for the next open: a job that maps many files maps one after the other, and a
-#: thread's start takes longer than most opens.
-KEPT_THREADS = 2
+#: Threads that stay for the next open: a thread's start takes longer than most opens, and of a job
+#: that maps a thousand files a second some are under way at a time.
+KEPT_THREADS = 8
 #: O_NONBLOCK: another's write lease would block us for fs.lease-break-time.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -111,12 +111,14 @@ class Opener:
         self._kept = 0  # threads that nothing has been given to
 
     def open(
-        self, what: int | str | Callable[[], int | str], then: Callable[[Opened | OSError], None]
-    ) -> None:
+        self, what: int | str | Callable[[], int | str], then: Callable[[Opened | OSError], None],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         """Open the file of a descriptor, which is closed afterwards, or of a path, or of what
         a function finds of these, which may block and raise OSError; step() calls ``then`` with the
-        result; an OSError of a descriptor has its file's name."""
-        if not self.run(lambda: _open(what), then):
+        result; an OSError of a descriptor has its file's name (ECANCELED: it is not wanted when its
+        turn comes)."""
+        if not self.run(lambda: _open(what, is_wanted), then):
             if isinstance(what, int):
                 uffd.close_file(what)
             then(OSError(errno.EAGAIN, f"{OPENS_MAX} other files do not open"))
@@ -162,16 +164,20 @@ class Opener:
             then()
 
 
-def _open(what: int | str | Callable[[], int | str]) -> Opened:
+def _open(
+    what: int | str | Callable[[], int | str], is_wanted: Callable[[], bool] = lambda: True
+) -> Opened:
     """See Opener.open()."""
     fd = -1
     try:
         if callable(what):
             what = what()
         fd = what if isinstance(what, int) else os.open(what, FLAGS)
+        if not is_wanted():
+            raise OSError(errno.ECANCELED, "not wanted any more")
         return reopen(fd)
     except OSError as error:
-        if fd >= 0:
+        if fd >= 0 and error.errno != errno.ECANCELED:
             with contextlib.suppress(OSError):
                 error.filename = os.readlink(f"/proc/self/fd/{fd}")
         raise

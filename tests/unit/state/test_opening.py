@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 
+import pytest
 from conftest import wait_until
 
-from uffdprefetch.state.opening import KEPT_THREADS, OPENS_MAX, Opener
+from uffdprefetch.state.opening import KEPT_THREADS, OPENS_MAX, Opened, Opener
 
 
 def names_of(opener: Opener, count: int) -> set[str]:
@@ -54,3 +58,14 @@ def test_as_many_threads_stay_as_are_kept() -> None:
         ),
         "the others' end",
     )
+
+
+def test_what_is_not_wanted_any_more_is_closed_and_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fd, found = os.open(tmp_path / "file", os.O_RDONLY), list[Opened | OSError]()
+    opener = Opener(-1)
+    opener.open(fd, found.append, is_wanted=lambda: False)
+    wait_until(lambda: opener.step() or bool(found), "the answer")
+    assert isinstance(found[0], OSError) and found[0].errno == errno.ECANCELED
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
