@@ -8,7 +8,7 @@ a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_ord
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -216,10 +216,16 @@ class Traffic:
     longest: int = 0
     #: When a process was last seen to have missed, and where.
     missed: dict[int, tuple[int, Front]] = field(default_factory=dict)
+    #: Files that have heads, of the thousands that may be mapped.
+    walked: dict[Key, _File] = field(default_factory=dict)
 
-    def step(self, fronts: Iterable[Front], now_ns: int) -> None:
-        """Another turn, with these fronts."""
+    def step(self, files: dict[Key, _File], now_ns: int) -> None:
+        """Another turn; these are mapped."""
         self.now_ns = now_ns
+        for key, of in list(self.walked.items()):
+            if not of.heads or files.get(key) is not of:
+                del self.walked[key]
+        fronts = chain.from_iterable(of.heads for of in self.walked.values())
         moving = (front.length for front in fronts if now_ns - front.last_ns < LATELY_NS)
         self.longest = max(moving, default=0)
 
@@ -253,7 +259,6 @@ class Ahead(Predictor):
         self._laws = Laws()
         self._files: dict[Key, _File] = {}
         self._traffic = Traffic()
-        self._walked: dict[Key, _File] = {}  # those that have heads, of thousands
 
     # ---- what is known --------------------------------------------------------------------------
 
@@ -506,7 +511,7 @@ class Ahead(Predictor):
     def _head(self, of: _File, front: Front, reader: Reader, now_ns: int) -> Head:
         head = of.heads.get(front)
         if head is None:
-            self._walked[of.file.key] = of
+            self._traffic.walked[of.file.key] = of
             head = of.heads[front] = Head(
                 front,
                 reader,
@@ -754,10 +759,7 @@ class Ahead(Predictor):
 
     def step(self, now_ns: int) -> None:
         """Once a turn: files that are read whole go on."""
-        self._walked = {
-            key: of for key, of in self._walked.items() if of.heads and self._files.get(key) is of
-        }
-        self._traffic.step(chain.from_iterable(of.heads for of in self._walked.values()), now_ns)
+        self._traffic.step(self._files, now_ns)
         if self._whole.running:
             self._whole.step(now_ns)
 
