@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 SUFFIX = ".upl"
+#: Of the directory with the learned orders of a key (orders/learned_ranges.py).
+RANGES_SUFFIX = ".ranges"
 #: By these a site and a user choose which libraries a program finds.
 ENVIRONMENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOADEDMODULES")
 #: Of a key's digest: enough that two of a user's programs never share one.
@@ -91,3 +93,8 @@ def profile_directory(environ: Mapping[str, str]) -> str | None:
 def profile_path(directory: str, key: str) -> str:
     """The file of a key, or of the name that a user has given instead."""
     return os.path.join(directory, file_name_safe(key) + SUFFIX)
+
+
+def ranges_path(directory: str, key: str) -> str:
+    """The directory with the learned orders of a key, or of the name that a user has given."""
+    return os.path.join(directory, file_name_safe(key) + RANGES_SUFFIX)

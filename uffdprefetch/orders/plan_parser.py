@@ -22,8 +22,8 @@ from uffdprefetch.formats.index import FormatOptions
 from uffdprefetch.orders import path_plan, stated
 from uffdprefetch.orders.path_plan import PathPlan
 from uffdprefetch.orders.plan_of_file import ANY_RANK, FilePlan
+from uffdprefetch.orders.plan_schema import SCHEMA
 
-SCHEMA = "uffdprefetch.plan/1"
 UNITS = ("records", "keys", "bytes")
 _INT64_MAX = 2**63 - 1
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")

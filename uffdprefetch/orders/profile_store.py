@@ -7,7 +7,8 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -62,21 +63,22 @@ def store(path: str, profile: StartProfile, of: str = "", mode: int = 0o600) -> 
     """Put it in the place of what lies there, for its user's eyes alone, or with this ``mode``;
     ``of``: what starts so. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    _sweep(os.path.dirname(path))
+    sweep(os.path.dirname(path))
     if of:
-        _write(_beside(path), os.fsencode(f"{of}\n"), mode)
-    _write(path, encode(profile), mode)
+        write_whole(_beside(path), (os.fsencode(f"{of}\n"),), mode)
+    write_whole(path, (encode(profile),), mode)
 
 
-def _write(path: str, data: bytes, mode: int) -> None:
-    """All of it or nothing."""
+def write_whole(path: str, parts: Iterable[bytes | array[int]], mode: int = 0o600) -> None:
+    """A file, all of it or nothing. Raises OSError."""
     directory = os.path.dirname(path)
     beside = os.path.join(directory, f".{os.urandom(12).hex()}{_BESIDE}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(beside, flags, 0o600), "wb") as file:
             os.fchmod(file.fileno(), mode)
-            file.write(data)
+            for part in parts:
+                file.write(part)
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -84,7 +86,7 @@ def _write(path: str, data: bytes, mode: int) -> None:
         raise
 
 
-def _sweep(directory: str) -> None:
+def sweep(directory: str) -> None:
     """Remove what writers have left that were killed."""
     for name in os.listdir(directory):
         if name.startswith(".") and name.endswith(_BESIDE):
