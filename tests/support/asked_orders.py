@@ -72,7 +72,7 @@ class Job:
     def process(self, pid: int, rank: int, *paths: str, parents: tuple[int, ...] = ()) -> Any:
         """One that maps these, at addresses of its own."""
         client: Any = SimpleNamespace(
-            pid=pid, rank=rank, regions={}, readers={},
+            pid=pid, rank=rank, world=8, regions={}, readers={},
             descends_from=lambda peer: peer == pid or peer in parents,
         )  # fmt: skip
         for number, path in enumerate(paths):

@@ -28,6 +28,7 @@ from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders import (
     announcement,
     extents_file,
+    learned_plan,
     paths_file,
     plan_file,
     stated,
@@ -67,7 +68,9 @@ class Indexer:
         with a provisional answer, if there is one before."""
         try:
             if request["do"] == "plan":
-                return self._of_plan(request, on_provisional)
+                return self._of_plan(self._load(), request, on_provisional)
+            if request["do"] == "learned":
+                return self._of_learned(request, on_provisional)
             if request["do"] == "plan_paths":
                 return self._paths_of_plan(request)
             if request["do"] == "index":
@@ -85,9 +88,16 @@ class Indexer:
 
     # ---- --plan ---------------------------------------------------------------------------------
 
-    def _of_plan(self, request: dict[str, Any], on_provisional: OnProvisional) -> dict[str, Any]:
+    def _of_learned(self, request: dict[str, Any], on_provisional: OnProvisional) -> dict[str, Any]:
+        """The same, of a plan of `wrap --learn`, whose path is told."""
+        found = learned_plan.load(request["plan"])
+        found.check(request["key"][2])
+        return self._of_plan(found.plan, request, on_provisional)
+
+    def _of_plan(
+        self, plan: plan_file.ParsedPlan, request: dict[str, Any], on_provisional: OnProvisional
+    ) -> dict[str, Any]:
         """The order of a rank in an epoch of a file; null when the plan does not say."""
-        plan = self._load()
         path, rank, epoch = request["path"], request["rank"], request["epoch"]
         device, inode, *_ = key = tuple(request["key"])
         file = plan.file(path, (device, inode)) or plan.file(path)

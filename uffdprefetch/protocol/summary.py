@@ -87,6 +87,7 @@ def learned(key: str, state: str, replayed: Mapping[str, Any]) -> dict[str, Any]
         "used": None,
         "ring_losses": None,
         "recorded": None,
+        "orders": None,
     }
 
 

@@ -82,6 +82,8 @@ class Arbiter:
         self._listeners = _Listeners()
         self._due: dict[int, _Due] = {}  # by reader
         self._charges: dict[Reader, _Charge] = {}
+        #: Hears what is seen of readers before anybody is asked about them; wants nothing read.
+        self.on_seen: Callable[[Batch], None] | None = None
 
     def add(self, predictor: Predictor) -> None:
         """Ask it, too: before those that have been there, and of the equally sure the first is
@@ -110,6 +112,8 @@ class Arbiter:
     def observe(self, batch: Batch) -> list[Step | None]:
         """Something was seen of a reader; of each touch the walk that went on by it, if any."""
         reader, asks = batch.region.reader, bool(batch.touches)
+        if self.on_seen is not None:
+            self.on_seen(batch)
         steps = self._walks.touched(batch)
         walks = [step.walk if step else None for step in steps]
         self.end_walks(reader)

@@ -44,8 +44,10 @@ def _load() -> None:
     import uffdprefetch.predict.order.pieces  # noqa: F401
 
 
-class PlanFile:
-    """`--plan`: orders by rank and epoch."""
+class PlanOrders:
+    """Orders by rank and epoch, of plan files. ``option``: by which they are named, for people."""
+
+    option: str
 
     def __init__(
         self,
@@ -61,8 +63,11 @@ class PlanFile:
             ledger,
             came,
         )
-        known_orders.begin()
         self._readers: dict[tuple[Key, int], PlannedReader] = {}
+
+    def question(self, file: FileState, rank: int, epoch: int) -> dict[str, Any]:
+        """What the helper is asked for an order."""
+        return {"path": file.path, "key": file.key, "rank": rank, "epoch": epoch}
 
     def readers(self, reader: Reader) -> list[PlannedReader]:
         """See known_order.OrderSource."""
@@ -89,12 +94,11 @@ class PlanFile:
 
         def heard(answer: Answer) -> None:
             if "error" in answer and file.guard.changed is None:  # of that one has been told
-                self._ledger.degrade(f"--plan: {answer['error']}")
+                self._ledger.degrade(f"{self.option}: {answer['error']}")
             done(answer)
             self._came()
 
-        question = {"do": "plan", "path": file.path, "key": file.key, "rank": rank, "epoch": epoch}
-        self._resolver.ask(question, heard)
+        self._resolver.ask(self.question(file, rank, epoch), heard)
 
     def order(self, answer: Answer) -> OrderExtents | None:
         """The order of an answer, None when there is none."""
@@ -103,18 +107,38 @@ class PlanFile:
         try:
             return self._resolver.order(answer["order"])
         except (OSError, ValueError) as error:
-            self._ledger.degrade(f"--plan: an order cannot be mapped: {error}")
+            self._ledger.degrade(f"{self.option}: an order cannot be mapped: {error}")
             return None
+
+
+class PlanFile(PlanOrders):
+    """`--plan`: one file says them all."""
+
+    option = "--plan"
+
+    def __init__(
+        self,
+        resolver: IndexerClient,
+        known_orders: KnownOrders,
+        ledger: Ledger,
+        came: Callable[[], None],
+    ) -> None:
+        super().__init__(resolver, known_orders, ledger, came)
+        known_orders.begin()
+
+    def question(self, file: FileState, rank: int, epoch: int) -> dict[str, Any]:
+        """See PlanOrders."""
+        return {"do": "plan", **super().question(file, rank, epoch)}
 
 
 class _Epochs:
     """The orders of one rank in one file, asked for one after the other."""
 
-    how = "--plan"
     exact = False
 
-    def __init__(self, plan: PlanFile, file: FileState, rank: int) -> None:
+    def __init__(self, plan: PlanOrders, file: FileState, rank: int) -> None:
         self._plan, self._file, self._rank = plan, file, rank
+        self.how = plan.option
         self._asked = -1  # the latest epoch
         self._come: dict[int, OrderExtents] = {}
         self._end: int | None = None  # the first epoch that there is none of
@@ -130,7 +154,7 @@ class _Epochs:
 
     def _answered(self, epoch: int, answer: Answer) -> None:
         order = self._plan.order(answer)
-        self.how = "--plan, estimated" if answer.get("early") else "--plan"
+        self.how = self._plan.option + (", estimated" if answer.get("early") else "")
         if order is None:
             self._end = epoch
         else:

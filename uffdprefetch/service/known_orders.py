@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
@@ -22,6 +23,9 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import readers_of
 from uffdprefetch.warm.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from uffdprefetch.readers.learned_plans import LearnedPlans
 
 
 class OrderService:
@@ -59,6 +63,14 @@ class OrderService:
             )  # fmt: skip
             self.known_orders.sources.append(strides)
             arbiter.add(strides)
+        #: `--learn`; None: without.
+        self.learned: LearnedPlans | None = None
+        if config.learn.name and config.engine != "off":
+            from uffdprefetch.readers.learned_plans import LearnedPlans
+
+            self.learned = LearnedPlans(self.resolver, self.known_orders, ledger, came)
+            self.known_orders.sources.append(self.learned)  # who knows better is asked before
+            arbiter.on_seen = self.learned.saw
         if config.orders.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
         if config.orders.plan is not None and file_readers is None:

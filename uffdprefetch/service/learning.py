@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--learn`, in the service: the start is recorded beside the loop, and kept as a start profile."""
+"""`--learn`, in the service: the start is recorded beside the loop, and kept as a start profile; so
+is what ranks touch of mapped files, as orders."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ from uffdprefetch.native.start_log import StartLog
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_fit import learned, used_files
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+from uffdprefetch.readers.learned_plans import LearnedPlans
 from uffdprefetch.service import our_files
+from uffdprefetch.service.learned_orders import LearnedOrders
 from uffdprefetch.service.start_recorder import StartRecorder
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
 
 #: How often the files are told that are prefetched for otherwise.
 LEAVE_OUT_NS = 1000 * MS
@@ -35,11 +39,16 @@ class Learning:
         number; ``jobs``: pids of the commands that launchers run. Raises OSError."""
         if start_log_fd is None:
             ledger.not_done("--learn: there is no memory in which the job could note what it opens")
-        self._kept = KeptStart(options)
+        self._options, self._kept = options, KeptStart(options)
         self._jobs, self._table = jobs, table
         self._leave_out_ns = 0
         log = StartLog(start_log_fd) if start_log_fd is not None else None
         self._recorder = StartRecorder(log, self._kept.keep, our_files.note)
+        self._orders: LearnedOrders | None = None
+
+    def learn_orders(self, plans: LearnedPlans, opener: Opener) -> None:
+        """Of mapped files, too: something is read ahead of them."""
+        self._orders = LearnedOrders(self._options, plans, opener)
 
     def step(self, now_ns: int) -> None:
         """Once a turn."""
@@ -54,12 +63,17 @@ class Learning:
         if not self._jobs():
             self.close()
         told = self._recorder.describe()
-        return {"used": self._kept.used, "ring_losses": told.pop("lost"), "recorded": told}
+        return {
+            "used": self._kept.used, "ring_losses": told.pop("lost"), "recorded": told,
+            "orders": self._orders.describe() if self._orders is not None else None,
+        }  # fmt: skip
 
     def close(self) -> None:
         """End it: what was recorded is kept."""
         self._recorder.leave_out([key[:2] for key in self._table.files])
         self._recorder.end()
+        if self._orders is not None:
+            self._orders.end()
 
 
 class KeptStart:

@@ -141,6 +141,8 @@ class Service:
             config, start_log_fd, core, lambda: self._peers.launchers.jobs()
         )
         self._orders = orders = _with_orders(config, seat.path, core, self._epoll, reads)
+        if threads.learning is not None and orders is not None and orders.learned is not None:
+            threads.learning.learn_orders(orders.learned, threads.opener)
         agents = Agents(
             core.mappings, core.attachments, core.scanner, core.events, core.table, ledger,
             publisher, threads.wake_fd, core.bridge, pool,

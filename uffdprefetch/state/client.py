@@ -38,6 +38,11 @@ class Client:
         self.pool_slot = -1
 
     @property
+    def world(self) -> int:
+        """How many ranks there are; 0 where no launcher has said."""
+        return max(0, self.hello.world)
+
+    @property
     def observed(self) -> bool:
         """Whether it is only that: it has no agent."""
         return self.agent.sock is None

@@ -173,6 +173,10 @@ class Process(Protocol):
     regions: dict[int, Region]
 
     @property
+    def world(self) -> int:
+        """How many ranks there are; 0: nobody has said."""
+
+    @property
     def agent(self) -> AgentCommands:
         """Its agent."""
 

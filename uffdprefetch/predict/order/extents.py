@@ -37,6 +37,10 @@ class OrderExtents:
     to it. ``items``: how many the order has; ``nested``: whether extents lie within others;
     ``here_bytes``: of the order in this file."""
 
+    #: Whether it is known by blocks of what one fault maps: a page of one tells that its reader was
+    #: there, as no fault elsewhere maps any.
+    in_blocks = False
+
     def __init__(
         self,
         arrays: dict[str, Array],

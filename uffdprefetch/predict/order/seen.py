@@ -207,7 +207,7 @@ class SeenCursor(OrderCursor):
 
         units = self._units
         lows, highs = units.starts[hits], units.ends[hits]
-        inside = (lows >= starts[owner]) & (highs <= ends[owner])
+        inside = units.in_blocks | ((lows >= starts[owner]) & (highs <= ends[owner]))
         for i in np.flatnonzero(~inside).tolist():  # at an edge
             inside[i] = not self._mapped.missing(int(lows[i]), int(highs[i]))
         whole: Array = hits[inside]
