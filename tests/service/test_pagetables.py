@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +114,39 @@ def test_a_touch_shows_once(watched: Watched) -> None:
     assert watched.blocks() == [40, 800]
     touch(watched.view, 40, 800, 1600)
     assert watched.blocks() == [1600]
+
+
+def test_threads_that_look_at_once_do_not_see_each_others_runs() -> None:
+    """As the loop and the one that records a start do."""
+    page, most = mmap.PAGESIZE, 512
+    maps = [mmap.mmap(-1, 2 * most * page) for _ in range(2)]
+    wrong, together = list[list[tuple[int, int]]](), threading.Barrier(2)
+
+    def look(memory: mmap.mmap, step: int) -> None:
+        memory[:: step * page] = bytes(len(range(0, len(memory), step * page)))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        wanted = [(address + at, page) for at in range(0, len(memory), step * page)]
+        fd = os.open("/proc/self/pagemap", os.O_RDONLY)
+        try:
+            together.wait()
+            for _ in range(2000):
+                runs, _ = uffd.touched_runs(fd, address, len(memory))
+                if runs != wanted[: len(runs)] or not runs:
+                    wrong.append(runs[:3])
+        finally:
+            os.close(fd)
+
+    for memory in maps:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    threads = [
+        threading.Thread(target=look, args=(memory, step))
+        for memory, step in zip(maps, (2, 3), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_what_the_kernel_took_away_shows_again(watched: Watched) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import struct
+import threading
 from typing import Any, NamedTuple
 
 from uffdprefetch import _uffd  # type: ignore[attr-defined]
@@ -178,8 +179,18 @@ def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
 
 
 _RUN = struct.Struct("=QQ")
-_runs = _ffi.new("uint64_t[]", 2 * RUNS_AT_ONCE)
-_next = _ffi.new("uint64_t *")
+
+
+class _RunRoom(threading.local):
+    """Of each thread its own, as calls of C run side by side: that which records a start looks,
+    too."""
+
+    def __init__(self) -> None:
+        self.runs = _ffi.new("uint64_t[]", 2 * RUNS_AT_ONCE)
+        self.next = _ffi.new("uint64_t *")
+
+
+_room = _RunRoom()
 
 
 def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple[int, int]], int]:
@@ -188,11 +199,11 @@ def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple
     At most 512; the second value is the address where the scan stopped. Raises OSError
     (ESRCH when the address space is gone).
     """
+    runs, more = _room.runs, _room.next
     n = _checked(
-        _lib.up_touched_runs(pagemap_fd, address, length, _runs, RUNS_AT_ONCE, _next),
-        "page table",
+        _lib.up_touched_runs(pagemap_fd, address, length, runs, RUNS_AT_ONCE, more), "page table"
     )
-    return list(_RUN.iter_unpack(_ffi.buffer(_runs, n * _RUN.size))), int(_next[0])
+    return list(_RUN.iter_unpack(_ffi.buffer(runs, n * _RUN.size))), int(more[0])
 
 
 class WarmResult(NamedTuple):
