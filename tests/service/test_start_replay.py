@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from uffdprefetch.base.start_key import start_key, started
 from uffdprefetch.base.units import format_size
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.launch import replay as replays
-from uffdprefetch.orders import profile_store
+from uffdprefetch.orders import learned_ranges, profile_store
 from uffdprefetch.orders.start_profile import StartProfile
+from uffdprefetch.predict.first_touches import RankOf
 
 pytestmark = pytest.mark.slow
 
@@ -316,7 +318,7 @@ def test_profiles_are_listed_shown_exported_and_removed(home: Home) -> None:
     path.with_suffix(".txt").write_text("/usr/bin/python3 /home/a/train.py\n")
     heads, row, flaw = home.run("profile", "list").stdout.splitlines()
     assert heads.split() == [
-        "key", "of", "runs", "paths", "to", "read", "size", "recorded", "used"
+        "key", "of", "runs", "paths", "to", "read", "size", "orders", "recorded", "used"
     ]  # fmt: skip
     of, size = "/usr/bin/python3 /home/a/train.py", format_size(path.stat().st_size)
     assert row.split("  ")[:2] == [KEY, of] and f" 2     22  781 KiB  {size} " in row
@@ -337,6 +339,42 @@ def test_profiles_are_listed_shown_exported_and_removed(home: Home) -> None:
         assert (there / name).stat().st_mode & 0o777 == 0o644
     assert home.run("profile", "remove", KEY).returncode == 0
     assert [one.name for one in home.profiles.iterdir()] == ["bad.upl"]
+
+
+def test_learned_orders_are_listed_shown_exported_and_removed(home: Home) -> None:
+    data = str(home.files[0])
+    kept = home.profiles / f"{KEY}.ranges"
+    ranks = [RankOf(0, 2), RankOf(1, 2)]
+    names = [learned_ranges.name_of(data, (FILE_BYTES, 1, 1), rank) for rank in ranks]
+    for name in names:
+        learned_ranges.store(str(kept), name, data, array("q", [0, FILE_BYTES]))
+    os.truncate(kept / f"{names[1]}.npy", 5)
+    listed = home.run("profile", "list").stdout.splitlines()
+    row = [KEY, "?", "0", "0", "0", "B", "0", "B", "2"]
+    assert listed[1].split()[:9] == row, "without a profile, too"
+    home.keep()
+    (told,) = json.loads(home.run("profile", "list", "--json").stdout)["profiles"]
+    assert (told["files"], told["orders"]) == (20, 2) and told["orders_bytes"] > 300
+    sound, damaged = sorted(
+        json.loads(home.run("profile", "show", KEY, "--json").stdout)["orders"],
+        key=lambda one: "flaw" in one,
+    )
+    assert (sound["file"], sound["rank"], sound["ranks"], sound["ranges"]) == (data, 0, 2, 1)
+    assert damaged["name"] == names[1]
+    text = home.run("profile", "show", KEY).stdout
+    assert "0 of 2" in text and damaged["flaw"] in text
+    there = home.directory / "site"
+    there.mkdir()
+    assert home.run("profile", "export", KEY, str(there)).returncode == 2, "one is damaged"
+    learned_ranges.remove(str(kept), names[1])
+    assert home.run("profile", "export", KEY, str(there)).returncode == 0
+    for end in (".json", ".npy"):
+        copy = there / kept.name / (names[0] + end)
+        assert copy.read_bytes() == (kept / copy.name).read_bytes()
+        assert copy.stat().st_mode & 0o777 == 0o644
+    assert home.run("profile", "remove", KEY).returncode == 0
+    assert not kept.exists() and not home.profiles.joinpath(f"{KEY}.upl").exists()
+    assert home.run("profile", "remove", KEY).returncode == 2
 
 
 def test_warm_reads_what_a_profile_names(home: Home) -> None:

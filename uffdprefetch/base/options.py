@@ -233,9 +233,10 @@ OPTIONS = (
            " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
            "|".join(TORCH), choices=TORCH),
     Option("learn", "learn", _parse_learn,
-           "record which files the program reads when it starts, and read them ahead of it when it"
-           " is started again (default: off; NAME: of the record, in place of one for each program;"
-           " docs/learn.md)", "NAME", format=_format_learn, implied="auto", joined=True),
+           "record which files the program reads when it starts, and in which order ranks read"
+           " mapped ones, and read them ahead when it is started again (default: off; NAME: of the"
+           " record, in place of one for each program; docs/learn.md)",
+           "NAME", format=_format_learn, implied="auto", joined=True),
     Option("learn_depth", "learn-depth", _parse_depth,
            "requests of --learn at a time (default: 32, on Lustre 16)", "N",
            format=lambda value: "auto" if value is None else str(value)),

@@ -97,4 +97,9 @@ def profile_path(directory: str, key: str) -> str:
 
 def ranges_path(directory: str, key: str) -> str:
     """The directory with the learned orders of a key, or of the name that a user has given."""
-    return os.path.join(directory, file_name_safe(key) + RANGES_SUFFIX)
+    return ranges_beside(profile_path(directory, key))
+
+
+def ranges_beside(path: str) -> str:
+    """The same, of the key of a profile's file."""
+    return path.removesuffix(SUFFIX) + RANGES_SUFFIX

@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
-from uffdprefetch.base.start_key import SUFFIX, profile_directory, profile_path
+from uffdprefetch.base.start_key import SUFFIX, profile_directory, profile_path, ranges_beside
+from uffdprefetch.base.units import MAX_BYTES
 
 if TYPE_CHECKING:
+    from uffdprefetch.orders.learned_plan import LearnedPlan
     from uffdprefetch.orders.start_profile import StartProfile
+    from uffdprefetch.report.start import ShownOrder
 
 ACTIONS = ("list", "show", "remove", "export")
 
 
 class Command:
-    """See and keep the start profiles that `wrap --learn` has recorded.
+    """See and keep the start profiles that `wrap --learn` has recorded, and with each the orders in
+    which ranks have read mapped files.
 
     list: all of yours, what program each is of, when a start was recorded and when it was used
     last, and what is wrong with those that are none. show: what the profile KEY has
@@ -55,14 +60,14 @@ class Command:
         return 0
 
     def _list(self, args: argparse.Namespace) -> None:
-        from uffdprefetch.orders import profile_store
+        from uffdprefetch.orders import learned_ranges, profile_store
         from uffdprefetch.report import start as report
         from uffdprefetch.report.columns import show
 
         directory = own_directory()
         try:
-            stored = profile_store.stored(directory)
-            document = report.list_document(directory, stored, time.time_ns())
+            profiles, orders = profile_store.stored(directory), learned_ranges.kept_in(directory)
+            document = report.list_document(directory, profiles, orders, time.time_ns())
         except OSError as error:
             raise _cannot("list", directory, error) from None
         show(document, report.list_text(document), args.json)
@@ -72,30 +77,35 @@ class Command:
         from uffdprefetch.report import start as report
         from uffdprefetch.report.columns import show
 
-        path = path_of(args.profile)
-        document = report.show_document(path, profile_store.described(path), load(path))
+        path = _kept(args.profile)
+        of = profile_store.described(path)
+        document = report.show_document(path, of, _load(path), _orders(path))
         show(document, report.show_text(document), args.json)
 
     def _remove(self, args: argparse.Namespace) -> None:
-        from uffdprefetch.orders import profile_store
+        from uffdprefetch.orders import learned_ranges, profile_store
 
-        path = path_of(args.profile)
-        load(path)  # no file is removed that is no profile
+        path = _kept(args.profile)
+        _load(path)  # no file is removed that is no profile
         try:
-            profile_store.remove(path)
+            with contextlib.suppress(FileNotFoundError):  # of this key there are orders only
+                profile_store.remove(path)
+            learned_ranges.remove_all(ranges_beside(path))
         except OSError as error:
             raise _cannot("remove", path, error) from None
 
     def _export(self, args: argparse.Namespace) -> None:
         from uffdprefetch.orders import profile_store
 
-        path = path_of(args.profile)
+        path = _kept(args.profile)
         there = os.path.join(args.directory, os.path.basename(path))
         if not os.path.isdir(args.directory):
             raise usage_error(f"{args.directory}: it is no directory")
         try:
-            # a site's is for everybody's eyes
-            profile_store.store(there, load(path), profile_store.described(path), 0o644)
+            if os.path.lexists(path):
+                # a site's is for everybody's eyes
+                profile_store.store(there, load(path), profile_store.described(path), 0o644)
+            _export_orders(ranges_beside(path), ranges_beside(there))
         except OSError as error:
             raise _cannot("write", there, error) from None
 
@@ -123,6 +133,63 @@ def path_of(text: str) -> str:
     if path == text:
         raise usage_error(f"{what}: there is no such file")
     raise usage_error(f"{what}: `uffdprefetch profile list` shows which there are")
+
+
+def _kept(text: str) -> str:
+    """The same, where there may be nothing but orders of that key."""
+    path = text
+    if os.path.sep not in text and not text.endswith(SUFFIX):
+        path = profile_path(own_directory(), text)
+    return os.path.abspath(path) if os.path.isdir(ranges_beside(path)) else path_of(text)
+
+
+def _load(path: str) -> StartProfile:
+    """Of a path of _kept(). Raises UffdPrefetchError."""
+    from uffdprefetch.orders.start_profile import StartProfile
+
+    return load(path) if os.path.lexists(path) else StartProfile()
+
+
+def _orders(path: str) -> list[ShownOrder]:
+    """Those that were kept with a profile, as they are shown. Raises UffdPrefetchError."""
+    from uffdprefetch.orders import learned_ranges
+    from uffdprefetch.report.start import ShownOrder
+
+    directory, found = ranges_beside(path), list[ShownOrder]()
+    for name in _order_names(directory):
+        taken, _ = learned_ranges.sizes(directory, name)
+        try:
+            found.append(ShownOrder(name, taken, _order(directory, name)))
+        except UffdPrefetchError as error:
+            found.append(ShownOrder(name, taken, None, error.message))
+    return found
+
+
+def _export_orders(directory: str, there: str) -> None:
+    """Write them again. Raises OSError, UffdPrefetchError."""
+    from uffdprefetch.orders import learned_ranges
+
+    names = _order_names(directory)
+    for name in names:
+        plan = _order(directory, name)
+        learned_ranges.store(there, name, plan.file, plan.spans(MAX_BYTES), 0o644)
+    if names:
+        os.chmod(there, 0o755)
+
+
+def _order_names(directory: str) -> list[str]:
+    from uffdprefetch.orders import learned_ranges
+
+    try:
+        return learned_ranges.names(directory)
+    except OSError as error:
+        raise _cannot("list", directory, error) from None
+
+
+def _order(directory: str, name: str) -> LearnedPlan:
+    from uffdprefetch.orders import learned_plan, learned_ranges
+
+    return learned_plan.load(learned_ranges.document_path(directory, name))
 
 
 def load(path: str) -> StartProfile:

@@ -18,7 +18,9 @@ import struct
 import sys
 from array import array
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
+from uffdprefetch.base.start_key import RANGES_SUFFIX
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.plan_schema import SCHEMA
 from uffdprefetch.predict.bounds import ENTRIES_MAX
@@ -61,6 +63,34 @@ def names(directory: str) -> list[str]:
         return []
     documents = (text.removesuffix(DOCUMENT) for text in texts if text.endswith(DOCUMENT))
     return sorted(name for name in documents if rank_of(name))
+
+
+class KeptOrders(NamedTuple):
+    """Those of a key: how many, the bytes that they take, and when the last was written."""
+
+    orders: int
+    bytes: int
+    written_ns: int
+
+
+def kept_in(directory: str) -> dict[str, KeptOrders]:
+    """By key, what orders lie in a directory of profiles; nothing where there is none. Raises
+    OSError."""
+    found: dict[str, KeptOrders] = {}
+    try:
+        with os.scandir(directory) as entries:
+            texts = [entry.name for entry in entries if entry.name.endswith(RANGES_SUFFIX)]
+    except FileNotFoundError:
+        return found
+    for text in sorted(texts)[:ORDERS_MAX]:
+        there = os.path.join(directory, text)
+        with contextlib.suppress(OSError):  # no directory, or none of ours
+            kept = [sizes(there, name) for name in names(there)]
+            if kept:
+                taken, written_ns = (list(column) for column in zip(*kept, strict=True))
+                key = text.removesuffix(RANGES_SUFFIX)
+                found[key] = KeptOrders(len(kept), sum(taken), max(written_ns))
+    return found
 
 
 def document_path(directory: str, name: str) -> str:

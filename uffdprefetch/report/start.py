@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.units import format_size
 from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.orders.learned_ranges import KeptOrders
+from uffdprefetch.orders.start_profile import StartProfile
 from uffdprefetch.report.columns import TextReport, TextTable
 from uffdprefetch.report.summary import start_line
 from uffdprefetch.report.text import printable
 
 if TYPE_CHECKING:
+    from uffdprefetch.orders.learned_plan import LearnedPlan
     from uffdprefetch.orders.profile_store import StoredProfile
-    from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+    from uffdprefetch.orders.start_profile import StartEntry
 
 LIST_SCHEMA, SHOW_SCHEMA, WARM_SCHEMA = (
     "uffdprefetch.profiles/1", "uffdprefetch.profile/1", "uffdprefetch.warm/1",
@@ -36,9 +40,23 @@ def _counts(profile: StartProfile) -> dict[str, Any]:
     }
 
 
-def list_document(directory: str, found: Iterable[StoredProfile], now_ns: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ShownOrder:
+    """A learned order by its name, and the bytes that it takes; ``plan``: None where ``flaw`` says
+    why it is none."""
+
+    name: str
+    bytes: int
+    plan: LearnedPlan | None
+    flaw: str = ""
+
+
+def list_document(
+    directory: str, found: Iterable[StoredProfile], orders: Mapping[str, KeptOrders], now_ns: int
+) -> dict[str, Any]:
     """The profiles of a directory as JSON; what is none has a ``flaw`` instead of counts.
-    ``now_ns``: since the epoch."""
+    ``orders``: by key; those of a key without a profile stand behind. ``now_ns``: since the
+    epoch."""
     profiles = []
     for one in found:
         about = {"flaw": one.flaw} if one.profile is None else _counts(one.profile)
@@ -46,6 +64,17 @@ def list_document(directory: str, found: Iterable[StoredProfile], now_ns: int) -
             "key": one.key, "path": one.path, "of": one.of, "bytes": one.bytes,
             "mtime_ns": one.mtime_ns, "used_ns": one.used_ns, **about,
         })  # fmt: skip
+    there, none = {one["key"] for one in profiles}, _counts(StartProfile())
+    profiles += [
+        {
+            "key": key, "path": None, "of": "", "bytes": 0, "mtime_ns": kept.written_ns,
+            "used_ns": kept.written_ns, **none,
+        }
+        for key, kept in orders.items() if key not in there
+    ]  # fmt: skip
+    for told in profiles:
+        kept = orders.get(told["key"], KeptOrders(0, 0, 0))
+        told["orders"], told["orders_bytes"] = kept.orders, kept.bytes
     return {
         "schema": LIST_SCHEMA, "directory": directory, "now_ns": now_ns, "profiles": profiles
     }  # fmt: skip
@@ -69,19 +98,37 @@ def list_text(document: Mapping[str, Any]) -> TextReport:
         paths = sum(one[name] for name in ("files", "directories", "names"))
         sizes = [format_size(one[name]) for name in ("wanted_bytes", "bytes")]
         ages = [_age((document["now_ns"] - one[name]) / 1e9) for name in ("mtime_ns", "used_ns")]
-        of = printable(one["of"]) or "?"
-        rows.append([printable(one["key"]), of, str(one["runs"]), f"{paths:,}", *sizes, *ages])
+        of, orders = printable(one["of"]) or "?", f"{one['orders']:,}"
+        key, runs = printable(one["key"]), str(one["runs"])
+        rows.append([key, of, runs, f"{paths:,}", *sizes, orders, *ages])
     if not rows and not flaws:
         return TextReport(notes=[f"no start profile in {document['directory']}"])
-    heads = ("key", "of", "runs", "paths", "to read", "size", "recorded", "used")
-    table = TextTable(rows, heads, left=2, least_wanted=("size", "runs", "recorded", "paths"))
+    heads = ("key", "of", "runs", "paths", "to read", "size", "orders", "recorded", "used")
+    least = ("size", "runs", "orders", "recorded", "paths")
+    table = TextTable(rows, heads, left=2, least_wanted=least)
     return TextReport([table] if rows else [], flaws)
 
 
-def show_document(path: str, of: str, profile: StartProfile) -> dict[str, Any]:
-    """A profile as JSON, with its entries; ``of``: what starts so."""
+def show_document(
+    path: str, of: str, profile: StartProfile, orders: Iterable[ShownOrder]
+) -> dict[str, Any]:
+    """A profile as JSON, with its entries, and the orders that were learned; ``of``: what starts
+    so."""
     entries = [_entry(one) for one in profile.entries]
-    return {"schema": SHOW_SCHEMA, "path": path, "of": of, **_counts(profile), "entries": entries}
+    return {
+        "schema": SHOW_SCHEMA, "path": path, "of": of, **_counts(profile), "entries": entries,
+        "orders": [_order(one) for one in orders],
+    }  # fmt: skip
+
+
+def _order(one: ShownOrder) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": one.name, "bytes": one.bytes}
+    if one.plan is None:
+        return {**told, "flaw": one.flaw}
+    rank, world = one.plan.rank
+    return {
+        **told, "file": one.plan.file, "rank": rank, "ranks": world, "ranges": one.plan.spec.items,
+    }  # fmt: skip
 
 
 def _entry(one: StartEntry) -> dict[str, Any]:
@@ -111,8 +158,17 @@ def show_text(document: Mapping[str, Any]) -> TextReport:
         f" {document['files']} files, {document['directories']} directories,"
         f" {document['names']} names, {format_size(document['wanted_bytes'])} to read"
     )
-    heads = ("path", "kind", "on", "to read")
-    return TextReport([TextTable(rows, heads)] if rows else [], [facts])
+    tables = [TextTable(rows, ("path", "kind", "on", "to read"))] if rows else []
+    orders = [one for one in document["orders"] if "flaw" not in one]
+    if orders:
+        rows = [
+            [printable(one["file"]), f"{one['rank']} of {one['ranks'] or '?'}", str(one["ranges"]),
+             format_size(one["bytes"])]
+            for one in orders
+        ]  # fmt: skip
+        tables.append(TextTable(rows, ("read in a known order", "rank", "ranges", "takes")))
+    flaws = [printable(one["flaw"]) for one in document["orders"] if "flaw" in one]
+    return TextReport(tables, [facts, *flaws])
 
 
 def warm_document(learn: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,12 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
     """With what, how that went, the pool and known orders where there were any, and where all
     figures are. One that is null is shown as 'n/a (reason)', never as 0."""
     more = [_with_what(summary), _what_came_of_it(summary), pool_line(summary), order_line(summary)]
-    more += [start_line(summary), *cluster_lines(summary), *decision_lines(summary)]
+    more += [
+        start_line(summary),
+        learned_line(summary),
+        *cluster_lines(summary),
+        *decision_lines(summary),
+    ]
     where = f"all figures: {path}" if path is not None else None
     return [line for line in (*more, where) if line]
 
@@ -756,6 +761,20 @@ def start_line(summary: Mapping[str, Any]) -> str | None:
         parts.append(", ".join(f"{n} {_LEFT_OUT.get(why, why)}" for why, n in skipped.items()))
     end = "" if learn["state"] in ("done", "budget") else f" ({learn['state']})"
     return f"start {learn['key']}: {'; '.join(parts)}{end}"
+
+
+def learned_line(summary: Mapping[str, Any]) -> str | None:
+    """What was learned of mapped files; None where nothing was."""
+    orders = (summary.get("learn") or {}).get("orders")
+    if not orders:
+        return None
+    words = {
+        "dropped": "wrong", "written": "written", "added": "added to", "failed": "not written",
+    }  # fmt: skip
+    parts = [f"{orders[name]} {text}" for name, text in words.items() if orders[name]]
+    if orders["followed"]:
+        parts.insert(0, f"{orders['followed']} followed")
+    return f"learned orders: {', '.join(parts)}" if parts else None
 
 
 def order_line(summary: Mapping[str, Any]) -> str | None:
