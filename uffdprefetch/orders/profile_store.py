@@ -64,9 +64,10 @@ def store(path: str, profile: StartProfile, of: str = "", mode: int = 0o600) -> 
     ``of``: what starts so. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     sweep(os.path.dirname(path))
-    if of:
-        write_whole(_beside(path), (os.fsencode(f"{of}\n"),), mode)
     write_whole(path, (encode(profile),), mode)
+    if of:
+        with contextlib.suppress(OSError):  # for people alone
+            write_whole(_beside(path), (os.fsencode(f"{of}\n"),), mode)
 
 
 def write_whole(path: str, parts: Iterable[bytes | array[int]], mode: int = 0o600) -> None:

@@ -348,6 +348,14 @@ def test_what_a_profile_is_of_lies_beside_it(tmp_path: Path) -> None:
     assert profile_store.described(path) == "x" * 4096
 
 
+def test_a_profile_is_kept_where_what_it_is_of_cannot_be(tmp_path: Path) -> None:
+    path = str(tmp_path / "key.upl")
+    (tmp_path / "key.txt").mkdir()
+    profile_store.store(path, drawn(3, 5), "/usr/bin/python3")
+    assert profile_store.load(path) == drawn(3, 5) and profile_store.described(path) == ""
+    assert sorted(os.listdir(tmp_path)) == ["key.txt", "key.upl"]
+
+
 def test_to_be_listed_is_no_use(tmp_path: Path) -> None:
     """What a replay reads has a later time of access, but for that it is looked at."""
     path = str(tmp_path / "key.upl")
