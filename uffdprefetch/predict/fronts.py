@@ -104,13 +104,13 @@ class Texture:
     runs: float = 0.0
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
-    def goes_on(self, gone: int, touched: int, gap: tuple[int, int]) -> None:
-        """Over so many blocks, of which so many are touched, behind a gap, or an empty one."""
+    def goes_on(self, gone: int, gap: tuple[int, int]) -> None:
+        """Over so many blocks, which are touched but for a gap, or an empty one."""
+        start, end = gap
         share = 0.5 ** (gone / RECENT_BLOCKS)
         self.over = self.over * share + gone
-        self.touched = self.touched * share + touched
+        self.touched = self.touched * share + gone - max(0, end - start)
         self.runs *= share
-        start, end = gap
         near = RECENT_BLOCKS + gone
         self.gaps = [(low, high) for low, high in self.gaps if abs(low - start) <= near]
         if start < end:
@@ -118,7 +118,9 @@ class Texture:
             self.gaps.append(gap)
 
     def fills(self, start: int, end: int) -> None:
-        """[start, end) is touched behind the walk's position."""
+        """[start, end) is touched behind the walk's position, or nothing is."""
+        if start >= end:
+            return
         left = list[tuple[int, int]]()
         for low, high in self.gaps:
             first, last = max(low, start), min(high, end)
@@ -352,21 +354,22 @@ class FileFronts:
             self.lose(front.position, front.wanted)
             self._move(front, front.start, front.position)
             front.direction, front.wanted = -1, front.position
-        before = front.length
+        before, position = front.length, front.position
         if front.direction > 0:
-            gap_start, gap_end = front.position, start
-            self._move(front, max(front.position, end), front.start)
+            gap_start, gap_end = position, start
+            front.texture.fills(start, min(end, position))
+            self._move(front, max(position, end), front.start)
         else:
-            gap_start, gap_end = end, front.position
-            self._move(front, min(front.position, start), front.start)
+            gap_start, gap_end = end, position
+            front.texture.fills(max(start, position), end)
+            self._move(front, min(position, start), front.start)
         if gap_end > gap_start:
             self._pass_over(gap_start, gap_end)
         gone = front.length - before
         if gone <= 0:
-            front.texture.fills(start, end)
             return
         front.rests.goes_on(before, now_ns)
-        front.texture.goes_on(gone, end - start, (gap_start, gap_end))
+        front.texture.goes_on(gone, (gap_start, gap_end))
         if front.state is State.DEAD:
             self.walks.revived(before)
             front.patience *= 2

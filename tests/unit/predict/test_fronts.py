@@ -128,6 +128,26 @@ def test_a_gap_of_which_a_part_is_filled_is_as_dense_as_that() -> None:
     )
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_a_walk_is_told_of_once_more_as_it_goes_on_counts_once(backward: bool) -> None:
+    """Touches that one look finds are merged: what fills a gap lies in one run with what is new."""
+    file, record = File(), 8
+
+    def touch(start: int, end: int) -> Front:
+        start, end = (BLOCKS - end, BLOCKS - start) if backward else (start, end)
+        return file.touch(start, end - start)
+
+    touch(0, record)
+    for start in range(record, 40 * RECENT_BLOCKS, 2 * record):
+        touch(start + 6, start + record)
+        touch(start, start + record + 2)  # the gap, and on into the next record
+        touch(start + 1, start + record)
+        front = touch(start + record + 6, start + 2 * record)
+    assert front.density == pytest.approx(0.75, abs=0.05), front.texture
+    assert front.gaps == pytest.approx(1 / 16, abs=0.01)
+    assert all(high - low == 4 for low, high in front.texture.gaps)
+
+
 def test_a_gap_that_costs_less_than_a_miss_is_passed_over_a_longer_one_is_not() -> None:
     file = File()
     front = file.touch(100, 20)
