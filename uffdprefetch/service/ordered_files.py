@@ -29,7 +29,8 @@ AHEAD_FILES = 8 * THREADS
 #: until it has shown how fast it opens them: as many as it opens in half of the time for which they
 #: are.
 HELD_FILES = AHEAD_FILES // 2
-#: Opens of late that tell how fast: a batch of each of some workers.
+#: Opens of late that tell how fast, at the least: a batch of each of some workers. Up to
+#: AHEAD_FILES of them: who opens a batch at once, and then computes, is as fast as that makes it.
 PACE_OPENS = 2 * THREADS
 #: First group of files; those below are directories' keys (small_files.py).
 FIRST_GROUP = 1 << 32
@@ -49,7 +50,7 @@ class _FollowedOrder:
         self.on = FileSystem("unknown")
         self.is_probed = False
         self._watching = watching
-        self._opened_ns = deque[int](maxlen=PACE_OPENS)
+        self._opened_ns = deque[int](maxlen=AHEAD_FILES)
 
     def path_of(self, name: str) -> str:
         """See NamesAhead."""
@@ -84,7 +85,7 @@ class _FollowedOrder:
         if len(times) < PACE_OPENS:
             return HELD_FILES
         seconds = max(1, times[-1] - times[0]) / 1e9
-        return max(THREADS, min(AHEAD_FILES, int(HOLD_SECONDS / 2 * (PACE_OPENS - 1) / seconds)))
+        return max(THREADS, min(AHEAD_FILES, int(HOLD_SECONDS / 2 * (len(times) - 1) / seconds)))
 
     def opened(self, path: str, at_ns: int) -> bool:
         """A file was opened; whether it may be one of the next epoch."""

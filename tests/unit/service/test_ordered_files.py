@@ -113,6 +113,18 @@ def test_no_more_are_held_open_than_are_opened_before_that_ends(
     assert len(bed.reader.asked) - 1 - order.position == pytest.approx(ahead, abs=1)
 
 
+def test_who_opens_a_batch_at_once_and_then_computes_is_as_slow_as_that(bed: Following) -> None:
+    bed.reader.file_system = FileSystem("held", opens_held=True)
+    order, batch, seconds = bed.order(range(FILES)), HELD_FILES, HOLD_SECONDS
+    bed.begin()
+    bed.reader.end()
+    for number in range(3 * batch):
+        at_ns = number // batch * seconds * 1_000_000_000 + number % batch
+        bed.step(bed.opens(number)._replace(at_ns=at_ns))
+        bed.reader.end()
+    assert len(bed.reader.asked) - 1 - order.position <= batch, "what it opens in that time"
+
+
 def test_what_we_open_ourselves_moves_nothing(bed: Following) -> None:
     order = bed.order(range(FILES))
     bed.begin()
