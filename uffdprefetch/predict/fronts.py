@@ -94,44 +94,88 @@ class Rests:
 
 
 @dataclass
+class _Gap:
+    """Blocks that a walk came over, ``size`` of them, and those that nobody has touched since.
+    ``behind``: how far the walk has come since."""
+
+    size: int
+    left: list[tuple[int, int]]
+    behind: int = 0
+
+    def fill(self, start: int, end: int) -> None:
+        """[start, end) is touched."""
+        self.left = [
+            (low, high)
+            for a, b in self.left
+            for low, high in ((a, min(b, start)), (max(a, end), b))
+            if low < high
+        ]
+
+    @property
+    def filled(self) -> int:
+        """Blocks of it that were touched since."""
+        return self.size - sum(b - a for a, b in self.left)
+
+
+@dataclass
 class Texture:
     """Of a walk, of late: blocks that it came over, of them touched, and runs of touches, after
-    gaps. ``gaps``: of these, [start, end) that may be touched yet: a large copy touches the last
-    block of what it takes before those in the middle, and of ranks one is behind the other."""
+    gaps.
+
+    A gap may be touched yet: a large copy touches the last block of what it takes before those in
+    the middle, and of ranks one is behind the other. ``gaps``: those not far behind; ``passed``:
+    blocks of those before these, of which ``filled`` were touched since.
+    """
 
     over: float
     touched: float
     runs: float = 0.0
-    gaps: list[tuple[int, int]] = field(default_factory=list)
+    passed: float = 0.0
+    filled: float = 0.0
+    gaps: list[_Gap] = field(default_factory=list)
+
+    @property
+    def _fills(self) -> float:
+        """The part of a gap that is touched yet, where three of four blocks are: who reads the ends
+        of some records, and others whole, leaves gaps."""
+        return self.filled / self.passed if 4 * self.filled > 3 * self.passed else 0.0
+
+    @property
+    def density(self) -> float:
+        """The part of its blocks that is touched."""
+        touched = self.touched + self._fills * (self.over - self.touched)
+        return min(1.0, touched / max(1.0, self.over))
+
+    @property
+    def runs_a_block(self) -> float:
+        """Runs of touches, after gaps."""
+        return self.runs * (1 - self._fills) / max(1.0, self.over)
 
     def goes_on(self, gone: int, gap: tuple[int, int]) -> None:
         """Over so many blocks, which are touched but for a gap, or an empty one."""
         start, end = gap
+        size = max(0, end - start)
         share = 0.5 ** (gone / RECENT_BLOCKS)
         self.over = self.over * share + gone
-        self.touched = self.touched * share + gone - max(0, end - start)
-        self.runs *= share
-        near = RECENT_BLOCKS + gone
-        self.gaps = [(low, high) for low, high in self.gaps if abs(low - start) <= near]
-        if start < end:
+        self.touched = self.touched * share + gone - size
+        self.runs, self.passed, self.filled = (
+            each * share for each in (self.runs, self.passed, self.filled)
+        )
+        for old in self.gaps:
+            old.behind += gone
+        while self.gaps and self.gaps[0].behind > RECENT_BLOCKS:
+            old = self.gaps.pop(0)
+            self.passed += old.size
+            self.filled += old.filled
+        if size:
             self.runs += 1
-            self.gaps.append(gap)
+            self.gaps.append(_Gap(size, [gap]))
 
     def fills(self, start: int, end: int) -> None:
         """[start, end) is touched behind the walk's position, or nothing is."""
-        if start >= end:
-            return
-        left = list[tuple[int, int]]()
-        for low, high in self.gaps:
-            first, last = max(low, start), min(high, end)
-            if first >= last:
-                left.append((low, high))
-                continue
-            self.touched += last - first
-            parts = [(a, b) for a, b in ((low, first), (last, high)) if a < b]
-            self.runs = max(0.0, self.runs + len(parts) - 1)
-            left += parts
-        self.gaps = left
+        if start < end:
+            for gap in self.gaps:
+                gap.fill(start, end)
 
 
 @dataclass(eq=False)
@@ -160,12 +204,12 @@ class Front:
     @property
     def density(self) -> float:
         """The part of its blocks that is touched."""
-        return min(1.0, self.texture.touched / max(1.0, self.texture.over))
+        return self.texture.density
 
     @property
     def gaps(self) -> float:
         """How many it has a block."""
-        return self.texture.runs / max(1.0, self.texture.over)
+        return self.texture.runs_a_block
 
     @property
     def last_ns(self) -> int:
