@@ -91,6 +91,8 @@ def test_where_nothing_can_be_kept_the_job_runs_as_without(
         *python(READS, old(tmp_path / "a")), options=(*LEARN, *STRICT)
     )
     assert (done.status, done.stdout, done.stderr) == (0, b"", "")
+    (note,) = [note["text"] for note in done.summary["notes"] if note["asked"]]
+    assert note.startswith("--learn: the start is not kept") and str(cache.parent) in note
     assert done.summary["learn"]["recorded"]["record"] == "not written"
 
 

@@ -40,7 +40,7 @@ class Learning:
         if start_log_fd is None:
             ledger.not_done("--learn: there is no memory in which the job could note what it opens")
         self._options, self._kept = options, KeptStart(options)
-        self._jobs, self._table = jobs, table
+        self._jobs, self._table, self._ledger = jobs, table, ledger
         self._leave_out_ns = 0
         log = StartLog(start_log_fd) if start_log_fd is not None else None
         self._recorder = StartRecorder(log, self._kept.keep, our_files.note)
@@ -72,6 +72,8 @@ class Learning:
         """End it: what was recorded is kept."""
         self._recorder.leave_out([key[:2] for key in self._table.files])
         self._recorder.end()
+        if self._kept.failed:
+            self._ledger.not_done(f"--learn: the start is not kept: {self._kept.failed}")
         if self._orders is not None:
             self._orders.end()
 
@@ -83,9 +85,17 @@ class KeptStart:
         self._options = options
         #: Of what was known, how many files were opened; None: nothing was, or it is not yet known.
         self.used: int | None = None
+        self.failed = ""  # why it is not kept
 
     def keep(self, run: Sequence[StartEntry]) -> None:
         """Merge a run into it. Raises OSError."""
+        try:
+            self._keep(run)
+        except OSError as error:
+            self.failed = str(error)
+            raise
+
+    def _keep(self, run: Sequence[StartEntry]) -> None:
         name, directory = self._options.name, profile_directory(os.environ)
         if not name:
             return

@@ -166,10 +166,10 @@ class Service:
     def _summary(self) -> dict[str, Any]:
         if self._orders is not None:
             self._orders.say_unopened()
+        learning = self._threads.learning
+        learned = learning.describe() if learning is not None else None  # it may add a note
         document = self._told.summary()
-        if self._threads.learning is not None:
-            document["learn"] = self._threads.learning.describe()
-        return document
+        return document | {"learn": learned} if learned is not None else document
 
     def _reads_allowed(self) -> int:
         """Pages that a round of comparing may ask storage for, by all that share what they read."""
