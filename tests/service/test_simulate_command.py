@@ -173,7 +173,7 @@ def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ([""], "SCENARIO '': nothing is given"),
         (["--list", "--json"], "--list stands alone: without --json"),
         (["--list", "--seed", "0"], "--list stands alone: without --seed"),
-        (["nonsense", "--list", "--nodes", "3"], "--list stands alone: without SCENARIO"),
+        (["nonsense", "--list", "--nodes", "3"], "--list stands alone: without --nodes"),
         (["/"], "cannot read scenario /: Is a directory"),
         (["paper5-1", "--", "x"], "nothing goes after --"),
     ],
