@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -106,7 +107,9 @@ class Reading:
     ) -> None:
         self.end()
         if error is None:
-            print(json.dumps(self.line()), flush=True)
+            # in one write: torchrun starts ranks with -u, and they share a pipe
+            sys.stdout.write(json.dumps(self.line()) + "\n")
+            sys.stdout.flush()
 
 
 def together(readers: list[Callable[[], int]], reading: Reading) -> None:
