@@ -34,7 +34,7 @@ PRELOAD = Extension(
     py_limited_api=True,  # nothing of Python's at all: one object for all of them
     sources=[*sorted(glob("csrc/job/*.c")), "csrc/common/vma.c"],
     include_dirs=["csrc"],
-    depends=sorted(glob("csrc/*/*.h")),
+    depends=sorted(glob("csrc/**/*.h", recursive=True)),
     extra_compile_args=[
         "-std=gnu11",
         "-O2",
@@ -64,7 +64,7 @@ REPLAY = Extension(
         *("csrc/service/profile.c", "csrc/service/memory.c", "csrc/service/net/checksum.c"),
     ],
     include_dirs=["csrc"],
-    depends=sorted(glob("csrc/*/*.h")),
+    depends=sorted(glob("csrc/**/*.h", recursive=True)),
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
     extra_link_args=["-pthread", "-Wl,-z,now"],
 )

@@ -118,7 +118,7 @@ def test_gaps_that_are_filled_as_a_rule_were_part_of_the_walk(backward: bool, ag
     assert (front.density, front.gaps) == (pytest.approx(1), pytest.approx(0, abs=0.01))
 
 
-@pytest.mark.parametrize("filled", [0, 4, 7])
+@pytest.mark.parametrize("filled", [0, 4, 5, 7])
 def test_gaps_of_which_a_part_is_filled_now_and_then_are_gaps(filled: int) -> None:
     """Of ten blocks the last is touched first, and then some more."""
     file = File()
