@@ -119,6 +119,7 @@ EVERY: tuple[Case, ...] = (
     _pattern("switch", "noise", 1000 * MB, 600),
     _pattern("any-length", "noise", 1000 * MB, 100),
     _pattern("short-walks", "noise", 1000 * MB, 300),
+    _pattern("record-ends", "noise", 1000 * MB, 960),
     _pattern("backward", "noise", 1000 * MB, 4000),
     _pattern("skip-3-of-4", "noise", 1000 * MB, 1200, control=True),
     _pattern("beside", "pair", 600 * MB, 1500, most_time=MOST_TIME_BESIDE),

@@ -18,7 +18,7 @@ import numpy as np
 from reading import Reading, together
 
 PAGE = mmap.PAGESIZE
-PIECE, SLICE = 64 << 10, 1 << 20
+PIECE, SLICE, RECORD = 64 << 10, 1 << 20, 512 << 10
 #: Bytes of a page that are looked at.
 FEW = 64
 #: Processes that follow pointers.
@@ -117,6 +117,16 @@ def any_length(size: int, reads: int) -> Spans:
         yield from pieces(first, first + length)
 
 
+def record_ends(size: int, reads: int) -> Spans:
+    """The first and the last page of records of 512 KiB, in order, and one record of four whole."""
+    whole = np.random.default_rng(8).random(reads) < 0.25
+    for number, at in enumerate(range(0, min(size, reads * RECORD), RECORD)):
+        yield at, at + FEW
+        if whole[number]:
+            yield from pieces(at, at + RECORD)
+        yield at + RECORD - PAGE, at + RECORD - PAGE + FEW
+
+
 def short_walks(size: int, reads: int) -> Spans:
     """Walks of 128 KiB, begun anywhere, and one that goes through a third of the file at last."""
     for first in np.random.default_rng(7).integers(0, size // PAGE - 32, reads).tolist():
@@ -134,6 +144,7 @@ ONE_FILE: dict[str, Callable[[int, int], Spans]] = {
     "strided": strided,
     "switch": switch,
     "any-length": any_length,
+    "record-ends": record_ends,
     "short-walks": short_walks,
 }
 

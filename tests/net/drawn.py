@@ -28,7 +28,7 @@ from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
 from tests.net import tape
 from uffdprefetch.predict import checkpoints, stride, window
-from uffdprefetch.predict.fronts import AROUND_BLOCKS, FileFronts, Front
+from uffdprefetch.predict.fronts import FileFronts, Front
 from uffdprefetch.predict.order import guard
 from uffdprefetch.predict.order.cursor import lookahead_bytes
 from uffdprefetch.predict.order.epochs import Epochs
@@ -179,7 +179,7 @@ def fronts(seed: int) -> Iterator[Decision]:
             died = sorted((one.start, one.position) for one in file.looked(pid, moved))
             density, runs = front.density, front.gaps
             gain = walk_gain(density, runs, front.direction < 0, link)
-            least = least_probability(gain, link, min(1.0, density + AROUND_BLOCKS * runs))
+            least = least_probability(gain, link, front.plain)
             window = file.walks.window(max(1, front.length), least, 10_000)
             low = front.position if front.direction > 0 else front.position - window
             low, high = max(0, low), min(blocks, max(0, low) + window)

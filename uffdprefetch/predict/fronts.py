@@ -17,7 +17,7 @@ from itertools import takewhile
 from operator import attrgetter
 
 from uffdprefetch.predict.price import FREE_SECONDS, Account
-from uffdprefetch.predict.storage import BLOCK_BYTES, Link
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
 
@@ -29,8 +29,8 @@ FRONTS_MAX, FRONTS_EACH = 24, 2
 LOOKS_ELSEWHERE = 3
 #: A gap of no more than so many blocks is always part of a walk: pages of a B-tree, headers.
 NEAR_BLOCKS = 2
-#: Blocks that the kernel reads around a touch that stands alone, beside it: a miss, and half a one.
-AROUND_BLOCKS = 3
+#: What a miss brings: the kernel reads half of it before the touch, and half behind it.
+MISS_BLOCKS = MISS_BYTES // BLOCK_BYTES
 #: Touches that lie no further behind a front are its own: of other threads, and of ranks that are a
 #: little behind. Further back it is read once more, and what it has brought may be gone by then.
 BEHIND_BLOCKS = BACK_BYTES // BLOCK_BYTES
@@ -120,7 +120,8 @@ class _Gap:
 @dataclass
 class Texture:
     """Of a walk, of late: blocks that it came over, of them touched, and runs of touches, after
-    gaps.
+    gaps; ``around``: blocks that the kernel reads beside those runs; ``run``: how long the one is
+    that it is in.
 
     A gap may be touched yet: a large copy touches the last block of what it takes before those in
     the middle, and of ranks one is behind the other. ``gaps``: those not far behind; ``passed``:
@@ -129,7 +130,9 @@ class Texture:
 
     over: float
     touched: float
+    run: int
     runs: float = 0.0
+    around: float = 0.0
     passed: float = 0.0
     filled: float = 0.0
     gaps: list[_Gap] = field(default_factory=list)
@@ -151,6 +154,17 @@ class Texture:
         """Runs of touches, after gaps."""
         return self.runs * (1 - self._fills) / max(1.0, self.over)
 
+    @property
+    def around_a_block(self) -> float:
+        """Blocks that the kernel reads beside them."""
+        return self.around * (1 - self._fills) / max(1.0, self.over)
+
+    @property
+    def around_run(self) -> int:
+        """Blocks that it reads beside the one that the walk is in: one that is longer than what a
+        miss brings has made it read ahead as much again."""
+        return MISS_BLOCKS // 2 + (MISS_BLOCKS if self.run > MISS_BLOCKS else 0)
+
     def goes_on(self, gone: int, gap: tuple[int, int]) -> None:
         """Over so many blocks, which are touched but for a gap, or an empty one."""
         start, end = gap
@@ -158,8 +172,8 @@ class Texture:
         share = 0.5 ** (gone / RECENT_BLOCKS)
         self.over = self.over * share + gone
         self.touched = self.touched * share + gone - size
-        self.runs, self.passed, self.filled = (
-            each * share for each in (self.runs, self.passed, self.filled)
+        self.runs, self.around, self.passed, self.filled = (
+            each * share for each in (self.runs, self.around, self.passed, self.filled)
         )
         for old in self.gaps:
             old.behind += gone
@@ -169,7 +183,10 @@ class Texture:
             self.filled += old.filled
         if size:
             self.runs += 1
+            self.around += self.around_run
+            self.run = 0
             self.gaps.append(_Gap(size, [gap]))
+        self.run += gone - size
 
     def fills(self, start: int, end: int) -> None:
         """[start, end) is touched behind the walk's position, or nothing is."""
@@ -210,6 +227,11 @@ class Front:
     def gaps(self) -> float:
         """How many it has a block."""
         return self.texture.runs_a_block
+
+    @property
+    def plain(self) -> float:
+        """The part of its blocks that is read without us."""
+        return min(1.0, self.texture.density + self.texture.around_a_block)
 
     @property
     def last_ns(self) -> int:
@@ -371,7 +393,7 @@ class FileFronts:
 
     def _begin(self, pid: int, start: int, end: int, now_ns: int) -> Front:
         front = Front(
-            start, end, pid, now_ns, Rests(now_ns), Texture(end - start, end - start),
+            start, end, pid, now_ns, Rests(now_ns), Texture(end - start, end - start, end - start),
             wanted=end, number=self._begun, patience=LOOKS_ELSEWHERE,
         )  # fmt: skip
         self._begun += 1
@@ -408,7 +430,7 @@ class FileFronts:
             front.texture.fills(max(start, position), end)
             self._move(front, min(position, start), front.start)
         if gap_end > gap_start:
-            self._pass_over(gap_start, gap_end)
+            self._pass_over(gap_start, gap_end, front.texture.around_run)
         gone = front.length - before
         if gone <= 0:
             return
@@ -429,10 +451,10 @@ class FileFronts:
             front.position = position
             insort(self.fronts, front, key=_POSITION)
 
-    def _pass_over(self, start: int, end: int) -> None:
-        """A gap of a walk, or what is behind its end: some of it the kernel would have read as
+    def _pass_over(self, start: int, end: int, left: int) -> None:
+        """A gap of a walk, or what is behind its end: so much of it the kernel would have read as
         well."""
-        part, at, left = self.flags[start:end].translate(_OPEN), -1, AROUND_BLOCKS
+        part, at = self.flags[start:end].translate(_OPEN), -1
         while left and (at := part.find(1, at + 1)) >= 0:
             self.take_back(start + at, start + at + 1)
             left -= 1
@@ -465,7 +487,7 @@ class FileFronts:
         if front.state is State.DEAD:
             self.walks.died(max(1, front.length))
         if front.direction > 0:
-            self._pass_over(low, high)
+            self._pass_over(low, high, front.texture.around_run)
         else:
             self.lose(low, high)
         front.wanted = front.position

@@ -17,7 +17,6 @@ from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.units import PAGE_BYTES, format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.fronts import (
-    AROUND_BLOCKS,
     ASKED,
     RECENT_BLOCKS,
     TOUCHED,
@@ -590,11 +589,9 @@ class Ahead(Predictor):
         probability of use that pays; and of those in it [start, end) that was not asked for, None:
         too little."""
         fronts, length = of.fronts, max(1, front.length)
-        density, runs = front.density, front.gaps
-        gain = walk_gain(density, runs, front.direction < 0, link)
+        gain = walk_gain(front.density, front.gaps, front.direction < 0, self._doubted(link))
         self._leave_alone(of, front, reader, link)
-        kernel = min(1.0, density + AROUND_BLOCKS * runs)
-        least = least_probability(gain, link, kernel)
+        least = least_probability(gain, link, front.plain)
         each, together = self._windows.share_bytes(of.file)
         room = min(self._room_of(reader, link), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
@@ -620,6 +617,14 @@ class Ahead(Predictor):
         start, end = sorted((front.wanted, target))
         front.wanted = target
         return window, least, self._unless_there(of, reader, start, end)
+
+    def _doubted(self, link: Link) -> Link:
+        """As long as few requests tell the latency it may be half of what they say: what pays by
+        that goes on, and else the link comes to rest, and requests that are alone tell it."""
+        meter = self._scheduler.meter
+        if meter.link is None or meter.is_sure:
+            return link
+        return replace(link, latency_seconds=link.latency_seconds / 2)
 
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
@@ -732,19 +737,22 @@ class Ahead(Predictor):
         process.places.clear()
 
     def _probe(self, of: _File, reader: Reader, start: int) -> list[tuple[int, int]]:
-        """What tells the link, SAMPLES_LEAST times for a device: some blocks for its bandwidth, one
-        for its latency. Nobody has touched them, and they lie beyond what the kernel reads ahead of
-        the last touch: [start, end)."""
+        """What tells the link, so many times for a device: some blocks for its bandwidth, one for
+        its latency. Nobody has touched them, and they lie beyond what the kernel reads ahead of the
+        last touch: [start, end)."""
         device, untouched = self._scheduler.device_of(of.file), bytes(PROBE_BLOCKS)
-        times = device.probes
-        if times >= 2 * SAMPLES_LEAST or self._scheduler.under_way_bytes or self._is_near(reader):
+        meter = self._scheduler.meter
+        is_told = meter.is_sure and not meter.lacks_large
+        is_told = is_told or device.probes >= 4 * SAMPLES_LEAST  # beside some there are readers'
+        if is_told or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
+        size = PROBE_BLOCKS if meter.lacks_large else 1
         last = of.fronts.blocks - PROBE_BLOCKS
         beyond = (start // PROBE_BLOCKS + 2) * PROBE_BLOCKS  # as the scheduler cuts it: in one
         for at in chain(range(beyond, last, PROBE_BLOCKS), range(0, last, PROBE_BLOCKS)):
             if of.fronts.flags[at : at + PROBE_BLOCKS] == untouched:
                 device.probes += 1
-                wanted = self._unless_there(of, reader, at, at + (1 if times % 2 else PROBE_BLOCKS))
+                wanted = self._unless_there(of, reader, at, at + size)
                 return [wanted] if wanted is not None else []
         return []
 

@@ -63,6 +63,8 @@ class Meter:
     """Bandwidth and base latency of storage, from finished extents (Little's law)."""
 
     busy: BusyStretches = field(default_factory=BusyStretches)
+    #: Of all that is read, guesses included, which may be too few or too small to fill the link.
+    _least: BusyStretches = field(default_factory=BusyStretches)
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
     _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -91,6 +93,11 @@ class Meter:
             took = result.took_ns / 1e9
             self._latencies.append(max(LATENCY_LEAST, took - result.bytes / self.busy.bandwidth))
         return sample
+
+    def note_any(self, result: uffd.WarmResult, alone: bool) -> None:
+        """Feed an extent of any kind that was really read; see note()."""
+        if self._least.note(result, alone) is not None:
+            self._link_is_old = True
 
     def note_alone(self, result: uffd.WarmResult) -> None:
         """Feed an extent of any size that was really read, and alone."""
@@ -147,6 +154,19 @@ class Meter:
             self._link, self._link_is_old = self._measured(), False
         return self._link
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether enough small requests tell the latency: before each of a few there may have stood
+        one of a reader's own."""
+        told = len(self._small) + len(self._pages)
+        return told >= 2 * SAMPLES_LEAST or len(self._unsure) >= SAMPLES_LEAST
+
+    @property
+    def lacks_large(self) -> bool:
+        """Whether of what tells the link it is a large request that is missing most."""
+        told = max(len(self._small) + len(self._pages), len(self._unsure))
+        return len(self._large) < min(SAMPLES_LEAST, 1 + told)
+
     def _measured(self) -> Storage | None:
         few = list(self._small or (() if self._pages else self._unsure or self._mixed))
         if not self._large or not (few or self._pages):
@@ -157,17 +177,18 @@ class Meter:
         pages = min(self._pages, default=0.0)
         quickest, rates = small[1] or pages, list[float]()
         # what is left of it without a latency is little where the link is long: few tell that not
-        known = len(self._small) + len(self._pages) >= SAMPLES_LEAST
-        most = LATENCY_PART if known else 2
+        most = LATENCY_PART if self.is_sure else 2
         for size, took in self._large:
             took = max(took, LATENCY_LEAST)
             rates.append(size / max(took - quickest, took / most))
-        bandwidth = max(self.busy.peak, sorted(rates)[-1 - len(rates) // UNLIKELY])
-        if len(rates) < SAMPLES_LEAST:
-            bandwidth = max(bandwidth, SLOW_BYTES_PER_SECOND)
+        bandwidth = sorted(rates)[-1 - len(rates) // UNLIKELY]
+        if len(rates) < SAMPLES_LEAST:  # guesses that keep the link busy leave no request alone
+            bandwidth = self._least.peak or max(bandwidth, SLOW_BYTES_PER_SECOND)
+        bandwidth = max(self.busy.peak, bandwidth)
         latency = small[1] - small[0] / bandwidth if small[0] else pages
         # a request takes no longer than a larger one: of few each may have met a busy node
-        latency = min(latency, min(took for _, took in self._large))
+        without = 0.0 if self.is_sure else 1 / bandwidth
+        latency = min(latency, min(took - size * without for size, took in self._large))
         return Storage(bandwidth, max(LATENCY_LEAST, latency))
 
     @property

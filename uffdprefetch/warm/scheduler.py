@@ -599,6 +599,7 @@ class Scheduler:
             return
         self.prefetched_bytes += brought
         file.blocks.mark_prefetched(extent.start, extent.end)
+        self.meter.note_any(result, extent.alone)
         if extent.alone:
             self.meter.note_alone(result)
         device = self.device_of(file)

@@ -8,12 +8,12 @@ import random
 import pytest
 
 from uffdprefetch.predict.fronts import (
-    AROUND_BLOCKS,
     ASKED,
     BLOCK_BYTES,
     FRONTS_MAX,
     LOOKS_ELSEWHERE,
     LOST,
+    MISS_BLOCKS,
     RECENT_BLOCKS,
     TOUCHED,
     USED,
@@ -218,12 +218,35 @@ def test_what_lies_ahead_of_one_that_has_left_is_lost_but_what_the_kernel_had_re
     assert file.account.open == 10 * BLOCK_BYTES
     for i in range(LOOKS_ELSEWHERE):
         file.look(5000 + 100 * i)
-    first = 101 + AROUND_BLOCKS
+    first = 101 + MISS_BLOCKS // 2
     assert file.account.lost == (111 - first) * BLOCK_BYTES and file.account.open == 0
     assert not any(file.fronts.flags[101:first])
     assert all(flag & LOST for flag in file.fronts.flags[first:111])
     file.touch(101, 10)
     assert file.account.lost == 0 and file.account.used == (111 - first) * BLOCK_BYTES
+
+
+def test_behind_touches_in_a_row_the_kernel_has_read_once_more() -> None:
+    file = File()
+    front = file.touch(100, MISS_BLOCKS + 1)
+    end = front.position
+    file.fronts.ask(end, end + 10)
+    front.wanted = end + 10
+    file.fronts.end(front)
+    assert file.account.lost == (10 - MISS_BLOCKS - MISS_BLOCKS // 2) * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("run, around", [(1, 1), (2, 1), (3, 3), (4, 3)])
+def test_how_much_plain_reads_of_a_walk_goes_by_how_long_its_runs_are(
+    run: int, around: int
+) -> None:
+    """Half of a miss before a run, as much behind it, and where that was come over the next."""
+    file = File()
+    front = file.touch(0, 40)
+    for at in range(50, 50 + 20 * RECENT_BLOCKS, 10):
+        assert file.touch(at, run) is front
+    assert front.density == pytest.approx(run / 10, rel=0.1)
+    assert front.plain == pytest.approx((run + around) / 10, rel=0.1)
 
 
 def test_at_the_end_of_the_file_none_dies() -> None:

@@ -11,14 +11,16 @@ from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.predict.bounds import LATELY_NS
-from uffdprefetch.predict.fronts import AROUND_BLOCKS, Front
+from uffdprefetch.predict.fronts import MISS_BLOCKS, Front
 from uffdprefetch.predict.price import PIECE_BYTES
+from uffdprefetch.predict.storage import Storage
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.whole_files import WHOLE_FREE_BYTES
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.depth import MAX_SECONDS
+from uffdprefetch.warm.meter import Meter
 from uffdprefetch.warm.scheduler import RESPONSE_SECONDS
 
 pytest_plugins = ("guess_bed",)
@@ -112,11 +114,12 @@ def test_a_miss_brings_what_the_kernel_reads_around_it(
 
 
 def test_the_link_is_measured_where_nobody_has_touched(bed: Bed, file: FileState) -> None:
-    """Three times each, one at a time, beyond what the kernel reads ahead of the last touch."""
+    """Three times by some blocks, six by one, each alone, beyond what the kernel reads ahead of the
+    last touch."""
     region = bed.region(file)
-    for at in (0, 120, 40, 200, 80, 160, 20, 220, 60):
+    for at in (0, 120, 40, 200, 80, 160, 20, 220, 60, 100, 140, 180):
         bed.touch(region, at * MIB)
-    assert sorted(length for _, length in bed.sent) == [BLOCK] * 3 + [MIB] * 3
+    assert sorted(length for _, length in bed.sent) == [BLOCK] * 6 + [MIB] * 3
     link = bed.scheduler.meter.link
     assert link is not None
     assert link.bandwidth_bytes_per_second == pytest.approx(300e6, rel=0.1)
@@ -294,7 +297,7 @@ def test_what_a_walk_has_left_unread_is_lost(bed: Bed, file: FileState) -> None:
     assert ahead > MIB
     bed.unmap(region)
     lost = bed.ahead.account.lost
-    assert lost >= ahead - AROUND_BLOCKS * BLOCK and bed.ahead.account.open == 0
+    assert lost >= ahead - (MISS_BLOCKS + MISS_BLOCKS // 2) * BLOCK and bed.ahead.account.open == 0
 
 
 def test_so_are_the_places_of_a_chain_that_breaks(bed: Bed, file: FileState) -> None:
@@ -353,3 +356,20 @@ def test_a_pace_in_memory_tells_nothing_of_the_storage(bed: Bed, file: FileState
     assert not bed.scheduler.device_of(file).plain.bytes_per_second
     bed.walk(region, 96 * MIB, 250 * MIB)
     assert bed.misses < 8
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_as_long_as_the_latency_is_in_doubt_nothing_is_read_that_only_it_makes_pay(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch, sure: bool
+) -> None:
+    """One block in eight is worth reading on only where each of them has waited for long."""
+    monkeypatch.setattr(Meter, "is_sure", sure)
+    monkeypatch.setattr(Meter, "link", Storage(300e6, 2.5e-3))
+    region = bed.region(file)
+    bed.walk(region, 0, 4 * MIB)
+    for at in range(4 * MIB, 60 * MIB, 8 * BLOCK):
+        bed.touch(region, at, BLOCK)
+    of, link = bed.ahead._of(file), bed.ahead._link(region.reader)
+    (front,) = of.fronts.fronts
+    _, least, _ = bed.ahead._window(of, front, region.reader, link)
+    assert (least < 1) == sure

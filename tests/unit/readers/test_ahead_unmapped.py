@@ -22,7 +22,7 @@ NOW = 10**9
 
 def ahead() -> Ahead:
     scheduler: Any = SimpleNamespace(
-        meter=SimpleNamespace(link=None),
+        meter=SimpleNamespace(link=None, is_sure=False, lacks_large=True),
         under_way_bytes=1,
         forget=lambda consumer: None,
         device_of=lambda file: Device(),

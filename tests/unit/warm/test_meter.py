@@ -122,6 +122,37 @@ def test_one_slow_read_makes_no_slow_link() -> None:
     assert link is not None and link.bandwidth_bytes_per_second < SLOW_BYTES_PER_SECOND
 
 
+def test_what_keeps_a_slow_link_busy_tells_it_where_no_request_is_left_alone() -> None:
+    """Guesses that kept a link of 60 MB/s busy all the time left too few alone: it was thought to
+    bring 100 MB/s with three times its latency, and they went on."""
+    link_rate, small = 60e6, (MIB // 16, 3 * LATENCY + MIB / 16 / 60e6)
+    meter = met(small, (MIB, 3 * LATENCY + MIB / link_rate))
+    assert meter.link is not None
+    assert meter.link.bandwidth_bytes_per_second >= SLOW_BYTES_PER_SECOND
+    size, at_ns = 256 << 10, 0
+    for _ in range(60):
+        start_ns, at_ns = at_ns, at_ns + int(size / link_rate * 1e9)
+        meter.note_any(uffd.WarmResult(1, 0, start_ns, at_ns, 0, size, 0, 0, size, 0), False)
+    assert meter.link.bandwidth_bytes_per_second == pytest.approx(link_rate, rel=0.1)
+    assert meter.link.latency_seconds == pytest.approx(3 * LATENCY, rel=0.1)
+
+
+def test_of_few_requests_none_takes_longer_than_a_large_one_but_for_its_bytes() -> None:
+    """A large one alone told that the latency is no more than all that it took."""
+    meter = met((MIB // 16, 0.02), (MIB, LATENCY + MIB / BANDWIDTH))
+    assert not meter.is_sure and meter.link is not None
+    quick = LATENCY + MIB / BANDWIDTH - MIB / meter.link.bandwidth_bytes_per_second
+    assert meter.link.latency_seconds == pytest.approx(max(LATENCY_LEAST, quick))
+
+
+def test_it_is_sure_once_enough_small_requests_tell_the_latency() -> None:
+    small, large = (MIB // 16, LATENCY), (MIB, LATENCY + MIB / BANDWIDTH)
+    assert not met(*[small] * 5).is_sure and met(*[small] * 6).is_sure
+    assert met(*[small] * 5, pages=(LATENCY,)).is_sure
+    assert met().lacks_large and not met(large).lacks_large and met(large, small).lacks_large
+    assert not met(*[large] * 3, *[small] * 9).lacks_large
+
+
 def test_until_a_block_was_read_a_page_tells_the_latency_of_a_link() -> None:
     link = met((MIB, LATENCY + MIB / BANDWIDTH), pages=(0.02, LATENCY)).link
     assert link is not None and link.latency_seconds == pytest.approx(LATENCY)
