@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cluster/convene.py, rsh.py and mpi_start.py: who leads, what is started where, and that nothing
-is left."""
+"""cluster/convene.py, lead.py, rsh.py and mpi_start.py: who leads, what is started where, and that
+nothing is left."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ import pytest
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.cluster import convene, mpi_start, rsh
-from uffdprefetch.cluster.convene import (
-    COMPARE_SECONDS,
-    GATHER_SECONDS,
-    GONE_SECONDS,
-    TRIES,
-    Convener,
-    ConvenerOptions,
-)
-from uffdprefetch.cluster.meeting import Meeting, node_of, socket_of
+from uffdprefetch.cluster.compare_files import COMPARE_SECONDS
+from uffdprefetch.cluster.convene import Convener, ConvenerOptions
+from uffdprefetch.cluster.lead import TRIES, agent_script
+from uffdprefetch.cluster.liveness import GATHER_SECONDS
+from uffdprefetch.cluster.meeting import GONE_SECONDS, Meeting, node_of, socket_of
 from uffdprefetch.cluster.mpi_start import (
     Host,
     LaunchMethod,
@@ -166,7 +162,7 @@ class Nodes:
             for i in range(count)
         ]
         for one in self.all:
-            one._arrive()
+            one.presence.arrive()
 
     def turn(self, *numbers: int, seconds: float = 0.1) -> None:
         self.now += seconds
@@ -182,15 +178,15 @@ class Nodes:
 
     def end_job(self, number: int = 0) -> None:
         """The MPI that a node has started ends, and with it all transports."""
-        job = self.all[number]._job
+        job = self.all[number].started.launcher
         assert job is not None
         job.kill()
         job.wait()
-        self.hear(left=self.all[number]._joined)
+        self.hear(left=self.all[number].presence.joined)
 
     def end(self) -> None:
         for one in self.all:
-            one._end()
+            one.end()
 
 
 @pytest.fixture
@@ -215,9 +211,9 @@ def test_the_first_node_leads_makes_the_key_and_starts_mpi_once(nodes: Nodes) ->
     assert nodes.jobs == [("way0", HOSTS)]
     (key,) = {said["key"] for i in range(3) for said in nodes.said(i) if "key" in said}
     assert len(bytes.fromhex(key)) == 32
-    files = [path.read_bytes() for path in nodes.all[0]._meeting.path.iterdir()]
+    files = [path.read_bytes() for path in nodes.all[0].meeting.path.iterdir()]
     assert not any(word in data for data in files for word in (key.encode(), bytes.fromhex(key)))
-    assert not any(name.startswith("key") for name in nodes.all[0]._meeting.names()), "taken"
+    assert not any(name.startswith("key") for name in nodes.all[0].meeting.names()), "taken"
     assert [said for said in nodes.said(0) if "started" in said] == [
         {"started": 1, "nodes": [0, 1, 2], "mpi": "way0"}
     ]
@@ -255,7 +251,7 @@ def test_what_brings_up_no_mpi_at_all_is_said_once(nodes: Nodes) -> None:
 
 def test_a_meeting_that_somebody_has_removed_is_said_once(nodes: Nodes) -> None:
     nodes.turn()
-    shutil.rmtree(nodes.all[0]._meeting.path)
+    shutil.rmtree(nodes.all[0].meeting.path)
     nodes.turn()
     nodes.turn()
     for number in range(3):
@@ -268,17 +264,17 @@ def test_a_launcher_is_given_an_agent_without_a_blank_in_its_path(tmp_path: Path
     for path in (meet, beside):
         path.mkdir()
     one = Convener(ConvenerOptions(str(meet), "run", 0, 2, str(beside / "socket")), io.StringIO())
-    agent = one._agent()
+    agent = agent_script(one.meeting.path, str(beside / "socket"))
     assert agent.parent == beside
     done = subprocess.run([agent], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "uffdprefetch rsh: DIRECTORY HOST WORD...\n")
-    assert shlex.split(agent.read_text().splitlines()[1])[-2] == str(one._meeting.path)
-    one._end()
+    assert shlex.split(agent.read_text().splitlines()[1])[-2] == str(one.meeting.path)
+    one.end()
     assert not list(beside.iterdir()) and not list(meet.iterdir())
     no = Convener(ConvenerOptions(str(meet), "run", 0, 2, str(meet / "socket")), io.StringIO())
     with pytest.raises(NoMpiError, match="--meet"):
-        no._agent()
-    no._end()
+        agent_script(no.meeting.path, str(meet / "socket"))
+    no.end()
 
 
 def test_nobody_leads_while_the_others_share(nodes: Nodes) -> None:
@@ -316,8 +312,8 @@ def test_a_generation_whose_nodes_are_dead_is_passed_over(
     old.turn()
     old.hear(joined=1)
     for number in (0, 1):
-        old.all[number]._end()
-    assert old.all[0]._meeting.numbers() == [2], "for all that is known it shares"
+        old.all[number].end()
+    assert old.all[0].meeting.numbers() == [2], "for all that is known it shares"
     new = Nodes(tmp_path, monkeypatch, 2)
     new.turn()
     assert new.jobs == [], "node 2 may live"
@@ -335,9 +331,9 @@ def test_an_mpi_that_outlives_its_transports_is_asked_to_end_and_then_killed(
     nodes.job = ["/bin/sh", "-c", f"trap ': > {mark}' TERM; while :; do sleep 0.1; done"]
     nodes.turn()
     nodes.hear(joined=1)
-    job = nodes.all[0]._job
+    job = nodes.all[0].started.launcher
     assert job is not None
-    until(lambda: nodes.all[0]._brood.alive())
+    until(lambda: nodes.all[0].started.brood.alive())
     time.sleep(0.2)  # for the trap
     nodes.hear(left=1)
     nodes.turn()
@@ -353,16 +349,16 @@ def test_a_node_that_shares_answers_who_asks_for_it(nodes: Nodes) -> None:
     for _ in range(8):
         nodes.turn(1, 2, seconds=GONE_SECONDS / 4)
     nodes.hear(1, 2, joined=1)
-    beats = [nodes.all[1]._meeting.said(n)["beat"] for n in (1, 2)]  # type: ignore[index]
+    beats = [nodes.all[1].meeting.said(n)["beat"] for n in (1, 2)]  # type: ignore[index]
     for _ in range(6):
         nodes.turn(1, 2)
-    assert beats == [nodes.all[1]._meeting.said(n)["beat"] for n in (1, 2)], "nobody asks"  # type: ignore[index]
+    assert beats == [nodes.all[1].meeting.said(n)["beat"] for n in (1, 2)], "nobody asks"  # type: ignore[index]
     for _ in range(4):
         nodes.turn(seconds=1.0)
     assert all(
         now > before
         for now, before in zip(
-            [nodes.all[1]._meeting.said(n)["beat"] for n in (1, 2)], beats, strict=True
+            [nodes.all[1].meeting.said(n)["beat"] for n in (1, 2)], beats, strict=True
         )
     )  # type: ignore[index]
     assert len(nodes.jobs) == 1
@@ -374,26 +370,26 @@ def test_who_comes_to_what_a_run_of_the_same_name_has_left_counts_only_who_lives
     nodes.turn()
     nodes.hear(joined=1)
     for number in (1, 2):
-        path = nodes.all[0]._meeting.path / f"node-{number}.json"
+        path = nodes.all[0].meeting.path / f"node-{number}.json"
         os.utime(path, (time.time() - 60,) * 2)
-    nodes.all[0]._is_again = True
-    nodes.all[0]._arrive()
-    assert nodes.all[0]._here(nodes.now) == [0]
+    nodes.all[0].others._is_again = True
+    nodes.all[0].presence.arrive()
+    assert nodes.all[0].here(nodes.now) == [0]
     nodes.turn(1)
-    assert nodes.all[0]._here(nodes.now) == [0, 1], "it has answered"
+    assert nodes.all[0].here(nodes.now) == [0, 1], "it has answered"
 
 
 def test_one_that_has_lost_its_transport_has_all_begin_anew(nodes: Nodes) -> None:
     nodes.turn()
     nodes.hear(joined=1)
     nodes.hear(2, left=1)
-    until(lambda: nodes.all[0]._job is None, nodes.turn)
+    until(lambda: nodes.all[0].started.launcher is None, nodes.turn)
     nodes.hear(0, 1, left=1)
     until(lambda: len(nodes.jobs) == 2, nodes.turn)
     assert nodes.jobs[1] == ("way0", HOSTS)
     for _ in range(5):  # nobody asks that of the new one
         nodes.turn()
-    assert nodes.all[0]._job is not None
+    assert nodes.all[0].started.launcher is not None
 
 
 def test_a_count_that_stands_still_is_a_node_that_is_gone(nodes: Nodes) -> None:
@@ -401,10 +397,10 @@ def test_a_count_that_stands_still_is_a_node_that_is_gone(nodes: Nodes) -> None:
     first = nodes.all[0]
     for _ in range(10):
         nodes.turn(0, seconds=GONE_SECONDS / 4)
-        first._waiting(1, nodes.now)
-    assert first._waiting(1, nodes.now) is None
+        first.others.waiting(1, first.presence.over, nodes.now)
+    assert first.others.waiting(1, first.presence.over, nodes.now) is None
     nodes.turn(1, seconds=2.0)
-    assert first._waiting(1, nodes.now) is not None
+    assert first.others.waiting(1, first.presence.over, nodes.now) is not None
 
 
 def test_another_file_of_the_same_path_is_said_once_with_what_differs(nodes: Nodes) -> None:
@@ -421,7 +417,7 @@ def test_a_command_is_run_by_the_node_that_it_is_for_and_its_status_comes_back(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.turn()
-    path, marks = nodes.all[0]._meeting.path, tmp_path.parent / f"{tmp_path.name}-marks"
+    path, marks = nodes.all[0].meeting.path, tmp_path.parent / f"{tmp_path.name}-marks"
     marks.mkdir()
     status = list[int]()
     words = [str(path), "node1", f"echo here > {marks}/mark;", "exit", "7"]
@@ -436,15 +432,15 @@ def test_a_command_is_run_by_the_node_that_it_is_for_and_its_status_comes_back(
 
 def test_what_was_started_ends_with_the_node(nodes: Nodes) -> None:
     nodes.turn()
-    job = nodes.all[0]._job
+    job = nodes.all[0].started.launcher
     assert job is not None and job.poll() is None
-    nodes.all[0]._end()
+    nodes.all[0].end()
     assert job.poll() is not None
 
 
 def test_a_node_is_found_by_its_host_name(nodes: Nodes) -> None:
     nodes.turn()
-    path = nodes.all[0]._meeting.path
+    path = nodes.all[0].meeting.path
     assert (node_of(path, "node1"), node_of(path, "x")) == (1, None)
     assert socket_of(path, "node0") == "/run/0"
     with pytest.raises(FileNotFoundError):
@@ -479,12 +475,11 @@ def test_options_that_cannot_be_are_one_line(
 
 def test_an_end_of_input_ends_it(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    one = Convener(
-        ConvenerOptions(str(tmp_path), "run", 0, 1, "/run/0", host="node0"), io.StringIO()
-    )
+    out = io.StringIO()
+    one = Convener(ConvenerOptions(str(tmp_path), "run", 0, 1, "/run/0", host="node0"), out)
     thread = threading.Thread(target=lambda: one.run(reading))
     thread.start()
-    until(lambda: "present" in one._out.getvalue())
+    until(lambda: "present" in out.getvalue())
     os.close(writing)
     thread.join(10)
     assert not thread.is_alive() and os.listdir(tmp_path) == []

@@ -311,7 +311,6 @@ def test_no_function_is_too_long_a_decision() -> None:
 #: mirror a document or a struct of C (PoolCounts, Totals, Rank, Snapshot, Summary, Message,
 #: TransportCounts, File, WarmResult, PoolState, Node, Result, Hello) have what that has.
 WIDE = {
-    "cluster.convene.Convener": 31,
     "native.pool.PoolCounts": 30,
     "protocol.summary.Totals": 29,
     "pool.node_pool.NodePool": 28,

@@ -31,7 +31,7 @@ from uffdprefetch.protocol import wire
 LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
 _TOTALS = ("from_bytes", "to_bytes", "late", "corrupt")
 #: Time without a network after which the pool keeps nothing for other nodes: a network returns
-#: earlier, but for the convener's last pauses (PAUSE_SECONDS, TRIES of convene.py).
+#: earlier, but for the convener's last pauses (PAUSE_SECONDS, TRIES of lead.py).
 GONE_SECONDS = 60.0
 #: Threads that answer other nodes, of which two read (csrc/service/net/serve.c).
 SERVE_THREADS = 4

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LINE_MOST_BYTES = 1 << 16
-#: The convener's own bounds (END_SECONDS of cluster/convene.py, twice), and some.
+#: The convener's own bounds (END_SECONDS of cluster/started.py, twice), and some.
 END_SECONDS = 3.5
 
 
