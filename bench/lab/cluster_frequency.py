@@ -19,8 +19,9 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from uffdprefetch.sim.execute import Outcome, execute  # noqa: E402
+from uffdprefetch.sim.execute import execute  # noqa: E402
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training  # noqa: E402
+from uffdprefetch.sim.outcome import Outcome  # noqa: E402
 from uffdprefetch.sim.policies.cluster import ClusterPool  # noqa: E402
 from uffdprefetch.sim.workload import Workload  # noqa: E402
 

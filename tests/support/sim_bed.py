@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.sim.execute import Outcome, execute
+from uffdprefetch.sim.execute import execute
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training
+from uffdprefetch.sim.outcome import Outcome
 from uffdprefetch.sim.policies.base import LoadingPolicy
 from uffdprefetch.sim.workload import Workload
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from uffdprefetch.report.columns import TextReport, TextTable
-from uffdprefetch.sim.execute import PFS
 from uffdprefetch.sim.model import Readings
+from uffdprefetch.sim.outcome import PFS
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.scenario import Scenario
 from uffdprefetch.sim.simulate import Row

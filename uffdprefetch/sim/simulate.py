@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from uffdprefetch.base.errors import usage_error
-from uffdprefetch.sim.execute import Outcome, execute
+from uffdprefetch.sim.execute import execute
+from uffdprefetch.sim.outcome import Outcome
 from uffdprefetch.sim.plan import CannotRun
 from uffdprefetch.sim.scenario import NamedPolicy, Scenario
 from uffdprefetch.sim.workload import Workload

@@ -14,8 +14,9 @@ import sim_bed
 from sim_bed import FAST, RAM, T, outcome, storage, system, workload
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES
-from uffdprefetch.sim.execute import Outcome, _Staged, execute
+from uffdprefetch.sim.execute import execute
 from uffdprefetch.sim.model import RATES, Curve, Readings, System
+from uffdprefetch.sim.outcome import Outcome
 from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import LoadingPolicy
@@ -23,6 +24,7 @@ from uffdprefetch.sim.policies.cluster import ClusterPool, keepers
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
 from uffdprefetch.sim.policies.ours import FixedWindowPolicy, KnownOrderCache, KnownOrderPool
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
+from uffdprefetch.sim.staged import StagedPhase
 from uffdprefetch.sim.workload import Workload
 
 EVERY: list[LoadingPolicy] = [
@@ -257,7 +259,7 @@ def test_a_node_without_a_sample_in_a_batch_is_not_through() -> None:
     order = np.concatenate([work.epoch(e, 16) for e in range(4)])
     phase = Phase(order, "staged")
     at = system(N=16, staging=1.0, t=100.0)
-    staged = _Staged(
+    staged = StagedPhase(
         at,
         Readings(),
         work.with_zero(),
@@ -265,14 +267,13 @@ def test_a_node_without_a_sample_in_a_batch_is_not_through() -> None:
         Outcome(read_mb=np.zeros(5), stall_seconds=np.zeros(5)),
     )
     seen = []
-    clients = staged._clients
+    end_batch = staged.clients.end_batch
 
-    def recorded(batch: int) -> np.ndarray:
-        gamma = clients(batch)
-        seen.append((int((staged.mb > 0).sum()), gamma))
-        return gamma
+    def recorded(number: int, batch: Any, fetched: np.ndarray) -> None:
+        end_batch(number, batch, fetched)
+        seen.append((int((batch.mb > 0).sum()), staged.clients.gamma))
 
-    staged._clients = recorded  # type: ignore[method-assign]
+    staged.clients.end_batch = recorded  # type: ignore[method-assign]
     staged.run()
     short = [gamma for readers, gamma in seen[:-1] if readers < 16]
     assert len(short) == 3

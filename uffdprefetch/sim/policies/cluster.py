@@ -12,8 +12,8 @@ import numpy as np
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES, Home, Word, keep_bytes
 from uffdprefetch.sim import caches
-from uffdprefetch.sim.execute import PFS
 from uffdprefetch.sim.model import System
+from uffdprefetch.sim.outcome import PFS
 from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
 from uffdprefetch.sim.policies.base import LoadingPolicy, whole_order
 from uffdprefetch.sim.workload import NONE, Workload

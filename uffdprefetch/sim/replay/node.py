@@ -301,7 +301,7 @@ class ReplayNode:
                 mode = wire.ServingMode.CHECKPOINTS
             if self.pool is not None and self.core.pool is not None:
                 mode = wire.ServingMode.POOL
-                self.core.pool.slots[process.pool_slot] = process
+                self.core.pool.processes.slots[process.pool_slot] = process
             a = wire.Attach(file, 0, (file + 1) << ADDRESS_BITS, size, 0, 0, file, size, 0, 1, 0)
             region = self.core.mappings.adopt(process, a, state, mode)
             if mode == wire.ServingMode.CHECKPOINTS:
