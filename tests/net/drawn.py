@@ -412,7 +412,7 @@ def long_items(seed: int) -> Iterator[Decision]:
     yield len(units), units.starts.tolist(), units.coordinate.tolist()
     blocks = np.arange(0, 500 * MIB // (64 * KIB), 7)
     for first in range(0, len(units), 9):
-        yield units.next_use(blocks, 64 * KIB, first).tolist()
+        yield units.next_use.of(blocks, 64 * KIB, first).tolist()
 
 
 # ---- strides --------------------------------------------------------------------------------

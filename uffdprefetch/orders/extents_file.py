@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
+from uffdprefetch.predict.order.by_place import ByPlace
 from uffdprefetch.predict.order.extents import OrderExtents
 
 _ALIGNED = 64
@@ -21,14 +23,15 @@ def write(path: str, units: OrderExtents) -> dict[str, Any]:
     """Write a new file and return its layout for read(), JSON-serialisable. Raises OSError."""
     arrays: list[list[Any]] = []
     with open(path, "xb") as file:
-        for name, array in units.arrays().items():
+        for name, array in arrays_of(units).items():
             at = -(-file.tell() // _ALIGNED) * _ALIGNED
             file.seek(at)
             file.write(array.data.cast("B"))
             arrays.append([name, array.dtype.name, len(array), at])
     return {
         "name": os.path.basename(path), "arrays": arrays, "items": units.items,
-        "page_bytes": units.page_bytes, "nested": units.nested, "here_bytes": units.here_bytes,
+        "page_bytes": units.places.page_bytes, "nested": units.places.nested,
+        "here_bytes": units.here_bytes,
     }  # fmt: skip
 
 
@@ -45,6 +48,20 @@ def read(directory: str, layout: dict[str, Any]) -> OrderExtents:
         if count and end > len(whole):
             raise ValueError(f"{layout['name']} ends at {len(whole)}, within {name}")
         arrays[name] = whole[at:end].view(kind)
+    places = ByPlace(
+        *(arrays[name] for name in ("starts", "ends", "by_place", "first_page", "end_page")),
+        page_bytes=layout["page_bytes"], nested=layout["nested"],
+    )  # fmt: skip
     return OrderExtents(
-        arrays, layout["items"], layout["page_bytes"], layout["nested"], layout.get("here_bytes")
+        arrays["item"], arrays["coordinate"], places, layout["items"], layout.get("here_bytes")
     )
+
+
+def arrays_of(units: OrderExtents) -> dict[str, Array]:
+    """What it is made of."""
+    places = units.places
+    return {
+        "starts": units.starts, "ends": units.ends, "item": units.item,
+        "coordinate": units.coordinate, "by_place": places.by_place,
+        "first_page": places.first_page, "end_page": places.end_page,
+    }  # fmt: skip

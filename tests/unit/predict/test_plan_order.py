@@ -649,10 +649,12 @@ def test_an_order_goes_to_another_process_as_a_file(tmp_path: Path, seed: int) -
     told = json.loads(json.dumps(extents_file.write(str(tmp_path / "a.units"), units)))
     again = extents_file.read(str(tmp_path), told)
     assert list(tmp_path.iterdir()) == []
-    assert (again.items, again.page_bytes, again.nested) == (order.items, PAGE, units.nested)
-    for name, array in units.arrays().items():
-        assert again.arrays()[name].dtype == array.dtype
-        assert again.arrays()[name].tolist() == array.tolist()
+    assert (again.items, again.places.page_bytes) == (order.items, PAGE)
+    assert again.places.nested == units.places.nested
+    theirs = extents_file.arrays_of(again)
+    for name, array in extents_file.arrays_of(units).items():
+        assert theirs[name].dtype == array.dtype
+        assert theirs[name].tolist() == array.tolist()
     one, other = SeenCursor(order, file_bytes), SeenCursor(again, file_bytes)
     for said in range(0, order.items + 9, 9):
         assert one.due(4 * MIB) == other.due(4 * MIB)
@@ -681,9 +683,9 @@ def test_the_units_of_many_ranges_are_those_of_each(seed: int) -> None:
     units = OrderExtents.of(Order(starts, ends, np.arange(300)), 5 << 20, PAGE)
     low = rng.integers(0, 5 << 20, 40)
     high = low + rng.integers(0, 300_000, 40)
-    owner, found = units.overlapping_each(low, high)
+    owner, found = units.places.within_each(low, high)
     for number, (start, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        assert found[owner == number].tolist() == units.overlapping(start, end).tolist()
+        assert found[owner == number].tolist() == units.places.within(start, end).tolist()
     assert (np.diff(owner) >= 0).all()
 
 

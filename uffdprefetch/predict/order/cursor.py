@@ -59,7 +59,7 @@ class OrderCursor(OrderProgress):
             else OrderExtents.of(order, file_bytes, page_bytes)
         )
         super().__init__(units)
-        self._file_bytes, self._page_bytes = file_bytes, units.page_bytes
+        self._file_bytes, self._page_bytes = file_bytes, units.places.page_bytes
         self._gap_pages, self._slice_bytes = merge_gap_bytes // self._page_bytes, slice_bytes
         self._held = OutstandingPages()
         self._sent = self._lookahead_bytes = 0
@@ -139,7 +139,7 @@ class OrderCursor(OrderProgress):
 
     def knows(self, blocks: Array, block_bytes: int) -> Array:
         """Whether the order, all of it, has a byte in each of these blocks of the file; bool."""
-        return self._units.has(blocks, block_bytes)
+        return self._units.places.has(blocks, block_bytes)
 
     def future(self, blocks: Array, block_bytes: int = 64 << 10) -> Array:
         """Plan bytes until each of these blocks of the file (numbers) is needed next, float64; inf:
@@ -147,7 +147,7 @@ class OrderCursor(OrderProgress):
         import numpy as np
 
         units = self._units
-        turns = units.next_use(blocks, block_bytes, max(0, self._at - 1))
+        turns = units.next_use.of(blocks, block_bytes, max(0, self._at - 1))
         away = np.maximum(units.coordinate[turns] - self.position_bytes, 0).astype(np.float64)
         away[turns == len(units)] = np.inf
         return away

@@ -109,7 +109,7 @@ class SeenCursor(OrderCursor):
         """Where ahead of the position a touch of [start, end) of the file would be; None for
         nowhere."""
         units = self._units
-        hits = units.overlapping(start, end)
+        hits = units.places.within(start, end)
         ahead = hits[hits.searchsorted(self._at) :]
         if not len(ahead) or self._leads_in(hits):
             return None
@@ -124,13 +124,15 @@ class SeenCursor(OrderCursor):
         after = (hits + 1).clip(max=len(units) - 1)
         same = (units.item[after] == units.item[hits]) & (after > hits)
         sizes = units.ends[hits] - units.starts[hits]
-        page = (sizes <= units.page_bytes) & (units.ends[after] - units.starts[after] > sizes)
+        page = (sizes <= units.places.page_bytes) & (
+            units.ends[after] - units.starts[after] > sizes
+        )
         return bool((same & page & (units.starts[after] != units.ends[hits])).all())
 
     def saw(self, start: int, end: int, now_ns: int) -> int:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
         (0: behind, being read already, or not in the plan here)."""
-        hits = self._units.overlapping(start, end)
+        hits = self._units.places.within(start, end)
         self._between_items(hits, start, end)
         self.stray = not len(hits)
         if not len(hits) or (int(hits[-1]) < self._at and self._leads_in(hits)):
@@ -173,7 +175,7 @@ class SeenCursor(OrderCursor):
         for start, end in ranges:
             self._mapped.add(start, end)
         starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
-        owner, hits = units.overlapping_each(starts, ends)
+        owner, hits = units.places.within_each(starts, ends)
         if judge:
             of_each = np.split(hits, owner.searchsorted(np.arange(1, len(ranges))))
             for (start, end), own in zip(ranges, of_each, strict=False):  # no ranges: one of none
@@ -272,7 +274,7 @@ class SeenCursor(OrderCursor):
         ahead = [
             (start, end)
             for start, end in strays
-            if not (self._units.overlapping(start, end) < self._at).any()
+            if not (self._units.places.within(start, end) < self._at).any()
         ]
         self._validator.looked(found_bytes, sum(b - a for a, b in ahead), self.position)
 
