@@ -18,7 +18,7 @@ from tests.net import seams
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
 from uffdprefetch.orders import indexer_client
-from uffdprefetch.pool import node_pool
+from uffdprefetch.pool import node_pool, processes
 from uffdprefetch.readers import order_sources
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.checkpoint_events import CheckpointEvents
@@ -180,7 +180,7 @@ def install(path: str) -> None:
 
     Service.__init__ = begun  # type: ignore[method-assign]
     core, number = Coordinator, seams.number
-    item(node_pool.NodePool, "__post_init__", "pool", lambda self: [])
+    item(node_pool.NodePool, "__init__", "pool", lambda self, *_: [])
     item(
         job_processes.JobProcesses,
         "hello",
@@ -210,8 +210,8 @@ def install(path: str) -> None:
     item(admission.FileTable, "look", "files", lambda self, now: [])
     item(admission.FileTable, "ended", "ended", lambda self, pid: [pid])
     item(managed, "left", "left", lambda self, c: [number(c)])
-    item(node_pool.NodePool, "join", "join", lambda self, c, fd: [number(c)])
-    item(node_pool.NodePool, "leave", "leave", lambda self, c: [number(c)])
+    item(processes.PoolProcesses, "join", "join", lambda self, c, fd: [number(c)])
+    item(processes.PoolProcesses, "leave", "leave", lambda self, c: [number(c)])
     item(node_pool.NodePool, "housekeep", "pool_housekeep", lambda self: [])
     item(order_sources.Announcements, "announced", "announced", lambda self, *who: list(who))
     item(order_sources.Announcements, "look", "announcements", lambda self, now: [])

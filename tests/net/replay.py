@@ -31,7 +31,6 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import indexer_client
-from uffdprefetch.pool import node_pool
 from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
@@ -303,11 +302,11 @@ class Core:
 
     def _join(self, kind: str, number: int) -> None:
         assert self.pool is not None
-        self.pool.join(self.clients[number], -1)
+        self.pool.processes.join(self.clients[number], -1)
 
     def _leave(self, kind: str, number: int) -> None:
         assert self.pool is not None
-        self.pool.leave(self.clients[number])
+        self.pool.processes.leave(self.clients[number])
 
     def _pool_housekeep(self, kind: str) -> None:
         assert self.pool is not None
@@ -379,7 +378,7 @@ def without_kernel(put: seams.Put) -> None:
     put(uffd_pool.Pool, "is_gone", lambda self, slot: True)
     for name in ("leave", "orphan", "map", "unmap", "hush_file", "drop_file", "unpark_file"):
         put(uffd_pool.Pool, name, lambda self, *args: None)
-    put(node_pool.os, "close", _close)
+    put(os, "close", _close)
 
 
 _real_close = os.close

@@ -45,7 +45,10 @@ MODULES = [
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "seen", "validator")),
     "native.memory_limits", "warm.token_bucket", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.checkpoint_events", "sense.pagetable_scan", "sense.pagetables",
-    "state.reader", "pool.node_pool", "pool.order_eviction", "pool.residents",
+    "state.reader",
+    *("pool." + name for name in (
+        "files", "node_pool", "order_eviction", "processes", "residents", "size", "victims",
+    )),
     *("orders." + name for name in (
         "announcement", "extents_file", "indexer_client", "indices",
     )),

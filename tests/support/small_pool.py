@@ -31,5 +31,5 @@ def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, in
     touched = np.arange(1, 65, dtype=np.uint32)
     zeros, never = np.zeros((2, 64), np.uint8), np.zeros(64, np.uint32)
     part = PoolFile(native, 3, -1, 64 << 10, state, touched, *zeros, never)
-    pool.files[3] = SimpleNamespace(pooled=part, size_bytes=64 * (64 << 10))  # type: ignore[assignment]
+    pool.files.by_number[3] = SimpleNamespace(pooled=part, size_bytes=64 * (64 << 10))  # type: ignore[assignment]
     return pool, told

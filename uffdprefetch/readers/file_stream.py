@@ -275,7 +275,7 @@ class Room:
         other limit is in its way."""
         needed_bytes += self._held_beside(file)
         pool = self._windows.pool if pooled is not None else None
-        resident = pool.pool.used_bytes() if pool is not None else None
+        resident = pool.used_bytes() if pool is not None else None
         return self._limits.at(needed_bytes, resident).raised_to(needed_bytes)
 
     def _held_beside(self, file: FileState) -> int:

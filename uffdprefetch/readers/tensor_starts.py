@@ -128,7 +128,7 @@ class TensorStarts(RangeSource):
             *(one for one in file.blocks.tensor_starts if mapped.contains(one[0])),
         ]
         start = min(touched)[0]
-        ahead = min(self._room_bytes(), self._windows.allowed_bytes // self._windows.places)
+        ahead = min(self._room_bytes(), self._windows.allowed_bytes // self._windows.places.all)
         end = min(start + ahead, region.span.end_bytes)
         wanted = PrefetchRange(
             file, start, end, known.place + start, Priority.STATED,

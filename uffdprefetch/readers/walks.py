@@ -68,9 +68,9 @@ class Walks:
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
         low, high = seen.known
         if region.verdict == ServingMode.POOL and self._windows.pool:
-            if not seen.passed:
-                pool, part = self._windows.pool, region.file.pooled
-                low, high = pool.come_over(part, stream, low, high, forward)
+            part = region.file.pooled
+            if part is not None and not seen.passed:
+                low, high = part.come_over(stream, low, high, forward)
             pagetables.note_told(region, low, high, seen.at_ns)
         passed_bytes = self._passed(batch, stream, seen, forward, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last

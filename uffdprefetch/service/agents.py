@@ -54,7 +54,7 @@ class Agents:
     @property
     def any_orphan(self) -> bool:
         """Whether a process that has none any more still reads the pool's memory."""
-        return self._pool is not None and bool(self._pool.orphans)
+        return self._pool is not None and bool(self._pool.processes.orphans)
 
     def get(self, fd: int) -> Client | None:
         """The one behind a socket."""
@@ -76,7 +76,7 @@ class Agents:
         pool = self._pool if hello.flags & wire.HELLO_SENDS_POOL else None
         if pool is not None and received and uffd.is_uffd(received[0]):
             with contextlib.suppress(OSError):  # without it: by page tables, or checkpoints
-                pool.join(client, received[0])
+                pool.processes.join(client, received[0])
                 received.pop(0)  # the pool's from now on
 
     def message(self, client: Client, kind: wire.Type, body: bytes, received: list[int]) -> None:
@@ -136,7 +136,7 @@ class Agents:
         client.watched.ended = True
         self._ledger.checkpoints.dropped_events += client.ring.counts().dropped
         if self._pool is not None:
-            self._pool.leave(client)
+            self._pool.processes.leave(client)
         for region in list(client.regions):
             self._mappings.detached(client, region)
         self._table.ended(client.pid)

@@ -68,8 +68,12 @@ class Coordinator:
         publisher, opener = publisher or EventPublisher(), opener or Opener(-1)
         limits = limits or Limits(config.budget_bytes)
         self.scheduler, self.ledger = scheduler, ledger
-        self.windows = Windows(config, scheduler, limits, pool, clock)
-        self.table = FileTable(config, scheduler, ledger, clock, pool)
+        self.windows = Windows(
+            config, scheduler, limits, pool.size if pool is not None else None, clock
+        )
+        self.table = FileTable(
+            config, scheduler, ledger, clock, pool.files if pool is not None else None
+        )
         layout = CheckpointPlacer(self.windows, ledger, clock)
         walks = Walks(config.policy, ledger, self.windows)
         self.arbiter = Arbiter(

@@ -132,7 +132,7 @@ class Freshness:
         if file.mappings.take_opened() and file.guard.unbound:
             state.compared, state.began_ns = False, 0  # network file systems ask what is new then
         if file.guard.changed and file.pooled is not None and file.mappings.attached and self._pool:
-            self._pool.drop(file)  # for those who cannot give it back
+            self._pool.files.drop(file)  # for those who cannot give it back
         pages = self._pages(file, state, now)
         if not pages and not file.guard.network:
             with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ class Freshness:
             early = file.guard.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
             if not file.mappings.attached or early or self._pool is None:
                 return []
-            return self._pool.sample(file, self._reads())
+            return self._pool.files.sample(file, self._reads())
         if len(file.copies.written) > PAGES_MAX:
             self._loosen(file, state)
         state.loose -= file.copies.written
@@ -248,26 +248,26 @@ class Freshness:
         elif self._pool and must_compare(file.guard, compared=True):
             # Somebody may have written, and put size and mtime back: who maps it from now on, here
             # or on another node, would see that.
-            self._pool.drop(file, "its ctime has moved")
+            self._pool.files.drop(file, "its ctime has moved")
         return True
 
     def _changed(self, file: FileState, why: str) -> None:
         if file.guard.changed is None:
             self._give_up(file, why)
         if file.pooled is not None and self._pool:
-            self._pool.drop(file)
+            self._pool.files.drop(file)
 
     def let_in(self, file: FileState) -> None:
         """Somebody begins to write now: what the pool has is read anew by who could not be told."""
         if file.pooled is not None and self._pool:
-            self._pool.drop(file)
+            self._pool.files.drop(file)
 
     # -------------------------------------------------------------- the end
 
     def may_end(self) -> bool:
         """Whether nobody has a copy of ours any more that only this service keeps right."""
         pool = self._pool
-        return not (pool and pool.orphans) and not in_use(self._files.values())
+        return not (pool and pool.processes.orphans) and not in_use(self._files.values())
 
     def close(self) -> bool:
         """End the threads. False: they go with the process, and the pool, too."""

@@ -48,12 +48,12 @@ class PoolBridge:
         is for the books."""
         faults: dict[tuple[int, int], list[uffd_pool.PoolEvent]] = {}
         for event in self.pool.pool.drain():
-            file = self.pool.files.get(event.file)
+            file = self.pool.files.by_number.get(event.file)
             if file is None:
                 continue
             if event.kind == uffd_pool.FAILED:
                 self._mappings.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
-                self.pool.detached += 1
+                self.pool.processes.count_given_back()
             elif event.kind == uffd_pool.EVICTED:
                 self._publisher.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
             elif event.kind == uffd_pool.STUCK:
@@ -64,7 +64,7 @@ class PoolBridge:
             self._take_faults(events)
 
     def _mapping_of(self, event: uffd_pool.PoolEvent) -> tuple[Client, Region] | None:
-        client = self.pool.slots.get(event.client)
+        client = self.pool.processes.slots.get(event.client)
         region = client.regions.get(event.region) if client else None
         if client is None or region is None or region.agent.detaching:
             return None
@@ -80,7 +80,7 @@ class PoolBridge:
             f"--budget is too small for pid {client.pid}: given back to the kernel",
             region.file.path,
         )
-        self.pool.detached += 1
+        self.pool.processes.count_given_back()
         self._mappings.give_back(client, region)
 
     def _take_faults(self, events: list[uffd_pool.PoolEvent]) -> None:
@@ -107,7 +107,7 @@ class PoolBridge:
                 region.reader.pool.follow(event.tid, step.walk)
                 how |= POOL_BACKWARD if step.walk.direction < 0 else 0
                 if event.refault and not step.goes_on:
-                    self.pool.refaulted(file, event.offset, event.refault)
+                    self.pool.victims.refaulted(file, event.offset, event.refault)
             if self._publisher.active:
                 self._publisher.put(
                     TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
@@ -115,10 +115,10 @@ class PoolBridge:
 
     def plan_evictions(self, now: int, known_orders: KnownOrders | None) -> None:
         """Have blocks ready to leave the pool when it is full."""
-        if not self.pool.wants_victims():
+        if not self.pool.victims.wants_list():
             return
         readers = self._mappings.readers()
-        self.pool.plan(
+        self.pool.victims.plan(
             (
                 (reader, walk, self._windows.of(walk, pooled=True).size_bytes)
                 for reader in readers

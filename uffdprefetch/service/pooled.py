@@ -39,7 +39,8 @@ class PooledMappings:
             why = "it has checkpoints"  # whose pages and the pool's are not compared at once
         else:
             try:
-                return [self._pool.open(file).memfd], "the pool's memory is mapped in its place"
+                memfd = self._pool.files.open(file).memfd
+                return [memfd], "the pool's memory is mapped in its place"
             except OSError as error:
                 too_many = error.errno == errno.ENFILE
                 why = "it has as many files as it can at one time" if too_many else str(error)
@@ -49,14 +50,14 @@ class PooledMappings:
     def attached(self, client: Client, region: Region) -> None:
         """One is managed from now on."""
         if region.verdict == ServingMode.POOL:
-            self._pool.attach(client, region)
+            self._pool.processes.attach(client, region)
 
     def refused(self, client: Client, region: Region) -> None:
         """Its agent has not mapped the pool's memory."""
-        self._pool.detach(client, region)
+        self._pool.processes.detach(client, region)
 
     def detached(self, client: Client, region: Region) -> None:
         """One has gone."""
         self._brief.note(region.file.path, self._clock.now_ns() - region.mapped_ns)
         if region.verdict == ServingMode.POOL:
-            self._pool.detach(client, region)
+            self._pool.processes.detach(client, region)

@@ -43,7 +43,7 @@ class Threads:
             return
         self._pressure = pressure
         if pool is not None:
-            pool.watched_by(pressure)
+            pool.size.watched_by(pressure)
 
     def woke(self) -> None:
         """One of them has."""

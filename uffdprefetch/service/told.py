@@ -75,7 +75,7 @@ class Told:
         pool = self._core.pool
         if pool is None or not self._publisher.active:
             return
-        for number, file in pool.files.items():
+        for number, file in pool.files.by_number.items():
             if cluster.is_shared(number):
                 counts = pool.pool.file_counts(number)
                 self._publisher.put(

@@ -51,8 +51,8 @@ class Turn:
         due = min(at for at in (due, self._core.due_ns, orders_ns, reads_ns) if at is not None)
         if self._core.pool is not None:
             due = min(due, now + uffd_pool.TICK_NS)
-            if self._core.pool.orphans:
-                due = min(due, self._core.pool.orphans_due_ns(now))
+            if self._core.pool.processes.orphans:
+                due = min(due, self._core.pool.processes.orphans_due_ns(now))
         for client in self._core.mappings.clients.values():
             for region in client.regions.values():
                 if not region.agent.detaching:
@@ -100,8 +100,8 @@ class Turn:
         if pool is None:
             return
         pool.pool.alive()
-        if pool.orphans:
-            pool.look_for_orphans()
+        if pool.processes.orphans:
+            pool.processes.look_for_orphans()
         if self._core.bridge is not None:
             self._core.bridge.take_events()
 

@@ -246,8 +246,8 @@ class FileTable:
             if not deleted and file.in_use():  # checkpoints in use: only we detect changes
                 self.look_ns = now + LOOK_NS
                 continue
-            if busy and file.pooled is not None and self.pool is not None:
-                self.pool.pool.hush_file(file.pooled.number)
+            if busy and self.pool is not None:
+                self.pool.hush(file)
             if busy or not self._out_of_the_pool(file, deleted):
                 self.look_ns = now + LOOK_NS
                 continue

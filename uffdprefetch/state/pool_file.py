@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.predict.streams import Stream
 
 
 @dataclass
@@ -45,3 +47,14 @@ class PoolFile:
         """Whether any of [start, end) bytes is not there."""
         chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
         return bool((chunks != uffd_pool.PRESENT).any())
+
+    def come_over(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
+        """For a touch of [start, end) of which the fault does not tell that its reader has come
+        over more: the bytes that it has read since the last one, ``forward`` at the most. Where
+        pages of an earlier epoch are still mapped, one page of each cell faults, wherever in it
+        that lies (warm/placement.py, _rearm_pool)."""
+        low, high = (end - forward, start) if stream.direction > 0 else (end, start + forward)
+        near = 0 < forward <= 2 * DISTANCE_MIN_BYTES + end - start
+        if not near or not self.is_mapped(low, high):
+            return start, end
+        return min(low, start), max(high, end)

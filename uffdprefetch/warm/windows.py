@@ -16,7 +16,7 @@ from uffdprefetch.predict.bounds import CPU_PART
 from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Window
-from uffdprefetch.state.file_pool import FilePool
+from uffdprefetch.state.file_pool import PoolRoom
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.scheduler import Scheduler
@@ -30,20 +30,44 @@ class _Asked:
     feedback: Feedback = field(default_factory=Feedback)
 
 
+class ReadPlaces:
+    """At how many places files are read: readers near each other share a window."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.all = self.in_pool = 1
+        self._due_ns = 0
+
+    def count(self, readers: Iterable[Reader], has_pool: bool) -> None:
+        """Now and then only: it takes 12 ms of ten thousand readers."""
+        if self._clock.now_ns() < self._due_ns:
+            return
+        began = self._clock.cpu_ns()
+        walks = [(reader, walk) for reader in readers for walk in reader.table.active()]
+        self.all = _places(walks) if len(walks) > 1 else 1
+        if has_pool:
+            self.in_pool = _places([(one, walk) for one, walk in walks if one.pooled])
+        self._due_ns = self._clock.now_ns() + CPU_PART * (self._clock.cpu_ns() - began)
+
+
+def _places(walks: Iterable[tuple[Reader, Stream]]) -> int:
+    return window.places((id(one.file), walk.position_bytes) for one, walk in walks)
+
+
 class Windows:
     """Of the walks of one service, whose thread calls everything here."""
 
     def __init__(
         self, config: Config, scheduler: Scheduler, limits: Limits | None = None,
-        pool: FilePool | None = None, clock: Clock = CLOCK,
+        pool: PoolRoom | None = None, clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
+        """``pool``: of `--engine pool`."""
         self._config, self._scheduler, self._clock = config, scheduler, clock
         self._limits = limits or Limits(config.budget_bytes)
         self.allowed_bytes, self.allowed_by = config.budget_bytes, Limit.BUDGET
         self._noted_bytes = 0  # the scheduler's when that was asked
         self.pool = pool
-        self.places = 1  # at which files are read: readers near each other share a window
-        self._places_due_ns = 0
+        self.places = ReadPlaces(clock)
         self._asked: WeakKeyDictionary[Stream, _Asked] = WeakKeyDictionary()
         self._made: dict[tuple[Stream, bool], Window] = {}  # in this turn
 
@@ -63,19 +87,8 @@ class Windows:
         return self._scheduler.prefetched_bytes - self._noted_bytes
 
     def count_places(self, readers: Iterable[Reader]) -> None:
-        """At how many places files are read, which share what may be ahead of them: 12 ms of ten
-        thousand readers, so now and then only."""
-        if self._clock.now_ns() < self._places_due_ns:
-            return
-        began = self._clock.cpu_ns()
-        walks = [(reader, walk) for reader in readers for walk in reader.table.active()]
-        self.places = 1
-        if len(walks) > 1:
-            self.places = window.places((id(one.file), walk.position_bytes) for one, walk in walks)
-        if self.pool is not None:
-            self.pool.note_places((one.file, walk) for one, walk in walks if one.pooled)
-        cost_ns = self._clock.cpu_ns() - began
-        self._places_due_ns = self._clock.now_ns() + CPU_PART * cost_ns
+        """At how many places files are read, which share what may be ahead of them."""
+        self.places.count(readers, self.pool is not None)
 
     def room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
@@ -88,13 +101,13 @@ class Windows:
         together."""
         room = self.room_bytes(file)
         if self.pool is not None and file.pooled is not None:
-            return self.pool.window_bytes(walk=True), room
-        return room // max(1, self.places), room
+            return self.pool.window_bytes(self.places.in_pool, walk=True), room
+        return room // max(1, self.places.all), room
 
     def reader_bytes(self, pooled: bool, processes: int) -> int:
         """How much may lie ahead of a reader, of the pool or not, where so many processes read."""
         if self.pool is not None and pooled:
-            return self.pool.window_bytes()
+            return self.pool.window_bytes(self.places.in_pool)
         return self.allowed_bytes // max(1, processes)
 
     # -------------------------------------------------------------- of one walk
@@ -111,9 +124,9 @@ class Windows:
         return found
 
     def _make(self, walk: Stream, pooled: bool) -> Window:
-        share = self.allowed_bytes // self.places
+        share = self.allowed_bytes // self.places.all
         if self.pool and pooled:
-            share = self.pool.window_bytes(walk=True)
+            share = self.pool.window_bytes(self.places.in_pool, walk=True)
         asked = self._asked.get(walk)
         if self._config.policy == "fixed":
             size_bytes = min(self._config.fixed.size_bytes, max(share, window.MIB))

@@ -34,7 +34,7 @@ class Pooled(Bed):
         self.touched_ms = np.zeros(chunks, np.uint32)
         native: Any = SimpleNamespace(submit=lambda *_: True, reap=list, used_bytes=lambda: 0)
         file.pooled = PoolFile(native, 3, -1, BLOCK, self.state, self.touched_ms, *zeros, never)
-        monkeypatch.setattr(self.windows, "pool", pool)
+        monkeypatch.setattr(self.windows, "pool", pool.size)
         self.file, self.mapping = file, self.region(file)
 
     def fault(self, at: int, passed: int = 0) -> None:

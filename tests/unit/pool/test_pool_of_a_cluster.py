@@ -27,29 +27,29 @@ class Alike(NoOthers):
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])
 def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict: str) -> None:
     pool, told = pool_of(4 * MIB, evict)
-    part = pool.files[3].pooled
+    part = pool.files.by_number[3].pooled
     assert part is not None
-    pool.plan([])
+    pool.victims.plan([])
     usual = {first for _, first, _ in told}
     part.kept[sorted(usual)] = 1
-    pool.plan([])
+    pool.victims.plan([])
     instead = {first for _, first, _ in told}
     assert instead and not instead & usual
-    pool.files[3].size_bytes = 8 * MIB
-    alone = pool.window_bytes()
-    pool.keep_bytes, pool.pool.kept_bytes = 3 * MIB, lambda: 3 * MIB  # type: ignore[method-assign]
-    assert pool.window_bytes() < alone
-    assert pool.window_bytes() < MIB // 2, "what only this node reads stays there"
-    pool.others = Alike()
-    assert pool.window_bytes() < MIB // 2, "nor what an order that is known comes to again"
-    assert pool.window_bytes(walk=True) == MIB // 2, "half of what is never kept"
+    pool.files.by_number[3].size_bytes = 8 * MIB
+    alone = pool.size.window_bytes(1)
+    pool.size.keep_bytes, pool.pool.kept_bytes = 3 * MIB, lambda: 3 * MIB  # type: ignore[method-assign]
+    assert pool.size.window_bytes(1) < alone
+    assert pool.size.window_bytes(1) < MIB // 2, "what only this node reads stays there"
+    pool.files.others = Alike()
+    assert pool.size.window_bytes(1) < MIB // 2, "nor what an order that is known comes to again"
+    assert pool.size.window_bytes(1, walk=True) == MIB // 2, "half of what is never kept"
 
 
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])
 def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) -> None:
     """One whose reader stands at the 40th of 64 blocks; its window and what lies behind it stay."""
     pool, told = pool_of(4 * MIB, evict)
-    part = pool.files[3].pooled
+    part = pool.files.by_number[3].pooled
     assert part is not None
     part.touched_ms[60:] = 0  # of a window that its reader has left
     part.touched_ms[10:14] = 100
@@ -57,15 +57,15 @@ def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) ->
     spared = {*range(39 - 16, 40), *range(40, 44)}  # CLUSTER_BYTES, and 256 KiB ahead
     walk: Any = SimpleNamespace(position_bytes=40 * (64 << 10), direction=1)
     span = SimpleNamespace(start_bytes=0, end_bytes=4 * MIB)
-    reader: Any = SimpleNamespace(file=pool.files[3], span=span)
-    pool.others = Alike()
-    pool._victims = lambda: 64  # type: ignore[method-assign]
-    pool.plan([(reader, walk, 4 * (64 << 10))])
+    reader: Any = SimpleNamespace(file=pool.files.by_number[3], span=span)
+    pool.files.others = Alike()
+    pool.victims._count = lambda: 64  # type: ignore[method-assign]
+    pool.victims.plan([(reader, walk, 4 * (64 << 10))])
     found = [first for _, first, _ in told]
     assert set(found) == set(range(64)) - spared - {20}
     assert found[:4] == [60, 61, 62, 63] and found[-4:] == [10, 11, 12, 13]
-    pool.others = NoOthers()
-    pool.plan([(reader, walk, 4 * (64 << 10))])
+    pool.files.others = NoOthers()
+    pool.victims.plan([(reader, walk, 4 * (64 << 10))])
     assert [first for _, first, _ in told] != found
 
 
@@ -84,7 +84,7 @@ def test_over_what_is_still_mapped_a_walk_goes_by_one_page_of_each_cell() -> Non
 
     def over(direction: int = 1, forward: int = 2 * CELL - PAGE) -> bool:
         stream.direction = direction
-        low, high = pool.come_over(part, stream, start, start + PAGE, forward)
+        low, high = part.come_over(stream, start, start + PAGE, forward)
         return high - low > PAGE
 
     assert over() and over(-1)

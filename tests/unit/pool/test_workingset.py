@@ -15,7 +15,7 @@ from small_pool import pool_of
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.pool.eviction import Cyclic
-from uffdprefetch.pool.node_pool import without
+from uffdprefetch.pool.victims import without
 from uffdprefetch.pool.workingset import (
     ACTIVE,
     LASTS_POOLS,
@@ -161,12 +161,12 @@ def test_of_too_much_the_longest_proven_is_ordinary_again() -> None:
 def hot_pool(*hot: int) -> tuple[Any, PoolFile, list[tuple[int, int, int]]]:
     """A pool of 64 chunks, some of which have come back soon twice."""
     pool, told = pool_of(4 * MIB, "cyclic")
-    pool._victims = lambda: 64  # type: ignore[method-assign]
-    part = pool.files[3].pooled
+    pool.victims._count = lambda: 64  # type: ignore[method-assign]
+    part = pool.files.by_number[3].pooled
     assert part is not None
-    part.faulted_ns = pool.clock.now_ns()
+    part.faulted_ns = pool.victims._clock.now_ns()
     for chunk in hot * 2:
-        pool.refaulted(pool.files[3], chunk * CHUNK + 4096, 3)
+        pool.victims.refaulted(pool.files.by_number[3], chunk * CHUNK + 4096, 3)
     return pool, part, told
 
 
@@ -176,18 +176,18 @@ def chunks(told: list[tuple[int, int, int]]) -> set[int]:
 
 def test_active_chunks_are_no_victims_and_their_neighbours_are() -> None:
     pool, _, told = hot_pool(5, 6, 20)
-    pool.refaulted(pool.files[3], 9 * CHUNK, 3)  # once
-    pool.plan([])
+    pool.victims.refaulted(pool.files.by_number[3], 9 * CHUNK, 3)  # once
+    pool.victims.plan([])
     assert chunks(told) == set(range(64)) - {5, 6, 20}
-    pool._block_bytes = lambda wanted: 4 * CHUNK
-    pool.plan([])
+    pool.victims._block_bytes = lambda wanted: 4 * CHUNK
+    pool.victims.plan([])
     assert chunks(told) == set(range(64)) - {5, 6, 20}
 
 
 def test_a_file_that_is_read_no_more_has_nothing_active() -> None:
     pool, part, told = hot_pool(5, 6, 20)
     part.faulted_ns -= FORGET_NS
-    pool.plan([])
+    pool.victims.plan([])
     assert chunks(told) == set(range(64))
 
 
@@ -197,9 +197,9 @@ def test_a_known_order_says_more_than_what_came_back() -> None:
         future=lambda blocks, size: np.asarray(blocks, float),
         knows=lambda blocks, size: np.ones(len(blocks), bool),
     )
-    order = SimpleNamespace(file=pool.files[3], epochs=epochs, rate_bytes_per_second=1.0)
-    pool._block_bytes = lambda wanted: CHUNK
-    pool.plan([], [order])
+    order = SimpleNamespace(file=pool.files.by_number[3], epochs=epochs, rate_bytes_per_second=1.0)
+    pool.victims._block_bytes = lambda wanted: CHUNK
+    pool.victims.plan([], [order])
     assert chunks(told) == set(range(64))
 
 
@@ -207,15 +207,16 @@ def test_what_nobody_needs_is_active_no_more() -> None:
     pool, _, told = hot_pool(5, 6, 20)
     ranges = IntervalSet()
     ranges.add(4 * CHUNK, 6 * CHUNK)
-    pool.plan([], (), [(3, ranges)])
+    pool.victims.plan([], (), [(3, ranges)])
     assert chunks(told) == set(range(64)) - {6, 20}
 
 
 def test_lru_to_compare_knows_nothing_of_it() -> None:
     pool, told = pool_of(4 * MIB, "lru")
-    pool.refaulted(pool.files[3], 0, 1)
-    assert pool.files[3].pooled is not None and not pool.files[3].pooled.refaults.any()
-    pool.plan([])
+    pool.victims.refaulted(pool.files.by_number[3], 0, 1)
+    part = pool.files.by_number[3].pooled
+    assert part is not None and not part.refaults.any()
+    pool.victims.plan([])
     assert told
 
 

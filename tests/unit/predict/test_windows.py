@@ -148,7 +148,7 @@ def test_it_is_bounded_by_the_bytes_that_are_allowed(allowed: int) -> None:
 def test_fixed_windows_share_the_budget() -> None:
     config = Config.of(policy="fixed", size_bytes=50 * MIB, budget_bytes=100 * MIB)
     windows, sizes = Windows(config, None), []  # type: ignore[arg-type]
-    for windows.places in (1, 2, 4, 1000):
+    for windows.places.all in (1, 2, 4, 1000):
         windows.begin_turn()
         sizes.append(windows.of(stream_at(0)).size_bytes)
     assert sizes == [50 * MIB, 50 * MIB, 25 * MIB, MIB]

@@ -334,12 +334,12 @@ def test_what_no_reader_of_a_file_needs_leaves_the_pool_first() -> None:
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])
 def test_whole_blocks_of_what_nobody_needs_are_the_first_victims(evict: str) -> None:
     pool, told = pool_of(4 * MIB, evict)
-    assert pool.block_bytes == 64 << 10
-    pool.plan([])
+    assert pool.victims.block_bytes == 64 << 10
+    pool.victims.plan([])
     usual, count = [first for _, first, _ in told], len(told)
     ranges = IntervalSet()
     ranges.add(20 * (64 << 10) + 1, 24 * (64 << 10))
-    pool.plan([], (), [(3, ranges), (7, ranges)])
+    pool.victims.plan([], (), [(3, ranges), (7, ranges)])
     found = [first for _, first, _ in told]
     assert sorted(found[:3]) == [21, 22, 23]
     assert found[3:] == usual[: count - 3]

@@ -328,4 +328,4 @@ def test_walks_near_each_other_share_one_window(node: Node, apart_bytes: int, pl
     node.reader.table.streams.append(Stream(2, 0, 100, 0, at, node.now, node.now, active=True))
     node.coordinator.arbiter.due(node.region)
     node.coordinator.plan()
-    assert node.coordinator.windows.places == places
+    assert node.coordinator.windows.places.all == places

@@ -77,7 +77,7 @@ class Node:
             span=SimpleNamespace(start_bytes=0, end_bytes=self.file.size_bytes),
             checkpoints=SimpleNamespace(laid=set()), verdict=ServingMode.PAGE_TABLES,
         )  # fmt: skip
-        windows: Any = SimpleNamespace(allowed_bytes=1 << 40, places=1)
+        windows: Any = SimpleNamespace(allowed_bytes=1 << 40, places=SimpleNamespace(all=1))
         self.windows = windows
         walks: Any = SimpleNamespace(forget=self.forgotten.append)
         opener: Any = SimpleNamespace(run=self.run)
@@ -249,7 +249,8 @@ def test_what_is_read_then_is_bounded(
 ) -> None:  # fmt: skip
     node.mapped()
     node.wanted.clear()
-    node.windows.allowed_bytes, node.windows.places, node.room_bytes = allowed_bytes, 2, room_bytes
+    node.windows.allowed_bytes, node.windows.places.all = allowed_bytes, 2
+    node.room_bytes = room_bytes
     node.touch(monkeypatch, *expected(path)[:3])
     assert node.wanted[0].end - node.wanted[0].start == read_bytes
 

@@ -16,7 +16,6 @@ from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, ended, opened, streamin
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.native.pool import PRESENT
-from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.visits import LITTLE_SHARE
@@ -318,18 +317,20 @@ def in_the_pool(
                 ]
             )
 
-    pool = SimpleNamespace(submit=submit, used_bytes=lambda: 0)
+    pool = SimpleNamespace(submit=submit)
     part: Any = SimpleNamespace(
         pool=pool, number=3, chunk_bytes=BLOCK, in_flight=IntervalSet(), state=State(),
-        absent=lambda start, end: bed.missing(file, start, end) > 0, is_mapped=lambda *_: False,
+        absent=lambda start, end: bed.missing(file, start, end) > 0,
+        come_over=lambda walk, start, end, forward: (start, end),
     )  # fmt: skip
-    node_pool = SimpleNamespace(
-        budget_bytes=budget_bytes, limited_by=None, pool=pool, attach=lambda *_: None,
-        window_bytes=lambda walk=False: budget_bytes // 2, detach=lambda *_: None,
-        come_over=NodePool.come_over, note_places=lambda places: None,
-    )  # fmt: skip
+    room = SimpleNamespace(
+        budget_bytes=budget_bytes,
+        limited_by=None,
+        used_bytes=lambda: 0,
+        window_bytes=lambda places, walk=False: budget_bytes // 2,
+    )
     file.pooled = part
-    monkeypatch.setattr(bed.windows, "pool", node_pool)
+    monkeypatch.setattr(bed.windows, "pool", room)
     return part
 
 

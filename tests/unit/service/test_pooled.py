@@ -23,7 +23,7 @@ def test_one_file_too_many_looks_like_no_full_disk(number: int, says: str) -> No
     def full(file: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    ledger, pool = Ledger(), SimpleNamespace(open=full)
+    ledger, pool = Ledger(), SimpleNamespace(files=SimpleNamespace(open=full))
     pooled = PooledMappings(pool, ledger, CLOCK, is_shared=False)  # type: ignore[arg-type]
     file: Any = SimpleNamespace(pooled=None, copies=SimpleNamespace(rw=-1), path="/data/one")
     client: Any = SimpleNamespace(pool_slot=0)

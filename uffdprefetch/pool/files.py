@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files are in the node's pool, by their numbers there."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.pool.other_nodes import NoOthers, OtherNodes
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.opening import Opened
+from uffdprefetch.state.pool_file import PoolFile
+
+#: Of which one page is compared with the file.
+SAMPLED_BYTES = CHUNK_MAX_BYTES
+
+
+class PooledFiles:
+    """The files of one pool. Other nodes are told which they are."""
+
+    def __init__(self, pool: uffd_pool.Pool, chunk_bytes: int) -> None:
+        self._pool, self._chunk_bytes = pool, chunk_bytes
+        self.by_number: dict[int, FileState] = {}
+        self.others: OtherNodes = NoOthers()
+        self._random = np.random.default_rng()
+
+    def open(self, file: FileState) -> PoolFile:
+        """The file's part of the pool, made at its first mapping. Raises OSError."""
+        if file.pooled is None:
+            number, memfd = self._pool.add_file(
+                file.opened.fd, file.size_bytes, file.call.unit_bytes, file.opened.was
+            )
+            file.pooled = PoolFile(
+                self._pool, number, memfd, self._chunk_bytes, *self._pool.books(number)
+            )
+            self.by_number[number] = file
+            self.others.opened(file, number)
+        return file.pooled
+
+    def forget(self, file: FileState) -> bool:
+        """Free a file's memory; False while it is in use."""
+        pooled = file.pooled
+        if pooled is None:
+            return True
+        self.note_counts(file)
+        if not self._pool.forget_file(pooled.number):
+            return False
+        self.others.closed(pooled.number)
+        os.close(pooled.memfd)
+        del self.by_number[pooled.number]
+        file.pooled = None
+        return True
+
+    def park(self, file: FileState) -> bool:
+        """Close the file and keep its pages; False while it is mapped or read."""
+        return file.pooled is None or self._pool.park_file(file.pooled.number)
+
+    def unpark(self, file: FileState, opened: Opened) -> None:
+        """It is mapped again. Raises OSError."""
+        assert file.pooled is not None
+        self._pool.unpark_file(file.pooled.number, opened.fd, opened.was)
+
+    def drop(self, file: FileState, why: str | None = None) -> None:
+        """The file has changed: drop its pages, which other nodes may not have either; mappings
+        that cannot be notified read them again. ``why``, for people: it may have, and is served
+        on."""
+        if file.pooled is not None:
+            self.others.closed(file.pooled.number, why)
+            self._pool.drop_file(file.pooled.number)
+
+    def sample(self, file: FileState, most: int) -> list[int]:
+        """Pages to compare with the file: one of each resident 4 MiB, ``most`` at most,
+        ascending."""
+        if file.pooled is None:
+            return []
+        return sampled_pages(file.pooled, file.size_bytes, most, self._random)
+
+    def hush(self, file: FileState) -> None:
+        """Begin no further read ahead of it: it is to leave."""
+        if file.pooled is not None:
+            self._pool.hush_file(file.pooled.number)
+
+    def note_counts(self, file: FileState) -> None:
+        """Take what the C side has counted of it."""
+        if file.pooled is not None:
+            file.account.note_pool(self._pool.file_counts(file.pooled.number))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all of them together."""
+        return sum(file.size_bytes for file in self.by_number.values())
+
+    def forget_changed(self) -> None:
+        """Free what nobody maps of files that have changed."""
+        for file in list(self.by_number.values()):
+            if file.guard.changed and not file.mappings.attached:
+                self.forget(file)
+
+    def close(self) -> None:
+        """The pool has ended."""
+        for file in self.by_number.values():
+            if file.pooled is not None:
+                os.close(file.pooled.memfd)
+                file.pooled = None
+
+
+def sampled_pages(
+    pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator
+) -> list[int]:
+    """A random page of each SAMPLED_BYTES with resident chunks (service/freshness.py)."""
+    page_bytes = uffd.PAGE_BYTES
+    chunks = random.permutation(np.flatnonzero(pooled.state == uffd_pool.PRESENT))
+    cells = chunks * pooled.chunk_bytes // SAMPLED_BYTES
+    _, first = np.unique(cells, return_index=True)
+    chosen = chunks[random.permutation(first)[:most]]
+    per = pooled.chunk_bytes // page_bytes
+    pages = chosen * per + random.integers(0, per, len(chosen))
+    return sorted(int(page) for page in pages if (page + 1) * page_bytes <= size_bytes)
