@@ -31,7 +31,8 @@ NFS, EXT4, OVERLAY = 0x6969, 0xEF53, 0x794C7630
 class FakeLink:
     def __init__(self, key: bytes) -> None:
         self.key, self.shared, self.joined = key, dict[int, Any](), None
-        self.is_failed, self.generations, self.left, self.corrupt = False, 0, 0, 0
+        self.is_failed, self.left, self.corrupt = False, 0, 0
+        self.totals = SimpleNamespace(generations=0, cpu_seconds=1.5)
         self.present: list[int] = []
 
     def share(self, file: int, digest: Any, stamp: Any) -> None:
@@ -55,8 +56,6 @@ class FakeLink:
 
     def sample_cpu(self) -> None:
         pass
-
-    cpu_seconds = 1.5
 
     def links(self) -> dict[int, NodeCounts]:
         return {2: NodeCounts(5, 6, 7_000_000, 1, self.corrupt, 1, 0, 0, 0)}

@@ -17,9 +17,10 @@ from typing import Any
 from loop_fabric import Loop
 
 from uffdprefetch.cluster.fabric import FabricError
+from uffdprefetch.cluster.home_side import with_room, word_of
 from uffdprefetch.cluster.homes import Home, homes
 from uffdprefetch.cluster.shortage import Shortage
-from uffdprefetch.cluster.transport import Transport, with_room, word_of
+from uffdprefetch.cluster.transport import Transport
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Net, NetRing
 from uffdprefetch.native.pool import Pool

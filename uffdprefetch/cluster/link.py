@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,87 @@ SERVE_THREADS = 4
 
 @dataclass(frozen=True)
 class Joined:
-    """A transport that has been let in: whom it belongs to, and what it counts."""
+    """A transport that has been let in: whom it belongs to, and what it counts. ``ours``: what is
+    closed when it has gone."""
 
     sock: socket.socket
     pid: int
     generation: int
     net: Net
+    ours: contextlib.ExitStack
+
+    def close(self) -> None:
+        """It has gone: nobody waits for it any more."""
+        self.ours.close()
+        self.sock.close()
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time that it has used; None: not known, it may have gone."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = Path(f"/proc/{self.pid}/stat").read_text()
+            fields = text.rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return None
+
+
+class NetworkTotals:
+    """What all transports of a run have counted, one after the other."""
+
+    def __init__(self, node: int) -> None:
+        """``node``: this one's number."""
+        self._node = node
+        self.generations = 0
+        self._before: list[TransportCounts] = []  # of transports that have gone
+        self._links_before: dict[int, NodeCounts] = {}  # and what went to and from each node
+        self._cpu_before = self._cpu_seconds = 0.0
+
+    def begin(self) -> None:
+        """One has come."""
+        self.generations += 1
+
+    def end(self, joined: Joined, present: Iterable[int]) -> None:
+        """It has gone, or is to go. ``present``: the run's nodes."""
+        self._before.append(joined.net.counts())
+        self._links_before = self.links(joined, present)
+        self._cpu_before += self._cpu_seconds
+        self._cpu_seconds = 0.0
+
+    def counts(self, joined: Joined | None) -> dict[str, int]:
+        """Totals of all generations; of what is at a time, the present one's."""
+        now = [joined.net.counts()] if joined is not None else []
+        totals: dict[str, Any] = {}
+        for one in [*self._before, *now]:
+            for name, value in vars(one).items():
+                totals[name] = totals.get(name, 0) + value
+        for name in ("lost_slots", "failed"):
+            totals[name] = getattr(now[0], name) if now else 0
+        return totals
+
+    def links(self, joined: Joined | None, present: Iterable[int]) -> dict[int, NodeCounts]:
+        """Traffic with each node that is known: totals of all generations, and present values."""
+        found = dict(self._links_before)
+        if joined is None:
+            return found
+        for number in present:
+            now = joined.net.node(number)
+            before = found.get(number)
+            if before is not None:
+                totals = {name: getattr(before, name) + getattr(now, name) for name in _TOTALS}
+                now = now._replace(**totals)
+            if number != self._node:
+                found[number] = now
+        return found
+
+    def sample_cpu(self, joined: Joined) -> None:
+        """Note what the present transport has used: nobody tells when it has gone."""
+        used = joined.cpu_seconds()
+        if used is not None:
+            self._cpu_seconds = used
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all transports, as last seen."""
+        return self._cpu_before + self._cpu_seconds
 
 
 class PoolNetwork:
@@ -56,19 +132,15 @@ class PoolNetwork:
     ) -> None:  # fmt: skip
         """``node``: this one's number; ``key``: of the next
         transport's generation; ``serve_cpu``: see native.net.Net."""
-        self._serve_cpu = serve_cpu
         self._pool, self._node, self.key = pool, node, key
-        self.chunk_bytes = chunk_bytes
+        self.chunk_bytes, self._serve_cpu = chunk_bytes, serve_cpu
         #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
         self.layout = layout._replace(slot_bytes=max(layout.slot_bytes, chunk_bytes))
         self._chunks = max(1, block_bytes // chunk_bytes)
         self._shared: dict[int, tuple[FileId, Stamp]] = {}
         self.joined: Joined | None = None
         self._left: float | None = None  # when the last one went
-        self.generations = 0
-        self._before: list[TransportCounts] = []  # of transports that have gone
-        self._links_before: dict[int, NodeCounts] = {}  # and what went to and from each node
-        self._cpu_before = self._cpu_seconds = 0.0
+        self.totals = NetworkTotals(node)
         self.present: list[int] = []  # the run's nodes
 
     def join(self, sock: socket.socket, pid: int, generation: int) -> None:
@@ -97,19 +169,15 @@ class PoolNetwork:
             os.write(info, json.dumps(said).encode())
             message = wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0))
             socket.send_fds(sock, [message], [ring.fd, *fds, info])
-            self.joined, self._end = Joined(sock, pid, generation, net), undo.pop_all()
-        self.generations += 1
+            self.joined = Joined(sock, pid, generation, net, undo.pop_all())
+        self.totals.begin()
 
     def leave(self) -> None:
         """The transport has gone, or is to go: nobody waits for it any more."""
         if self.joined is None:
             return
-        self._before.append(self.joined.net.counts())
-        self._links_before = self.links()
-        self._cpu_before += self._cpu_seconds
-        self._cpu_seconds = 0.0
-        self._end.close()
-        self.joined.sock.close()
+        self.totals.end(self.joined, self.present)
+        self.joined.close()
         self.joined, self._left = None, time.monotonic()
 
     def share(self, file: int, identity: FileId, stamp: Stamp) -> None:
@@ -151,30 +219,12 @@ class PoolNetwork:
         return keep_bytes(budget_bytes)
 
     def counts(self) -> dict[str, int]:
-        """Totals of all generations; of what is at a time, the present one's."""
-        now = [self.joined.net.counts()] if self.joined is not None else []
-        totals: dict[str, Any] = {}
-        for one in [*self._before, *now]:
-            for name, value in vars(one).items():
-                totals[name] = totals.get(name, 0) + value
-        for name in ("lost_slots", "failed"):
-            totals[name] = getattr(now[0], name) if now else 0
-        return totals
+        """See NetworkTotals."""
+        return self.totals.counts(self.joined)
 
     def links(self) -> dict[int, NodeCounts]:
-        """Traffic with each node that is known: totals of all generations, and present values."""
-        found = dict(self._links_before)
-        if self.joined is None:
-            return found
-        for number in self.present:
-            now = self.joined.net.node(number)
-            before = found.get(number)
-            if before is not None:
-                totals = {name: getattr(before, name) + getattr(now, name) for name in _TOTALS}
-                now = now._replace(**totals)
-            if number != self._node:
-                found[number] = now
-        return found
+        """See NetworkTotals."""
+        return self.totals.links(self.joined, self.present)
 
     def rates(self) -> tuple[int | None, int | None]:
         """See native.net.Net.rates()."""
@@ -185,18 +235,9 @@ class PoolNetwork:
         return self.joined.net.map(file, cells) if self.joined is not None else [None] * cells
 
     def sample_cpu(self) -> None:
-        """Note what the present transport has used: nobody tells when it has gone."""
-        if self.joined is None:
-            return
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{self.joined.pid}/stat").read_text()
-            fields = text.rpartition(")")[2].split()
-            self._cpu_seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of all transports, as last seen."""
-        return self._cpu_before + self._cpu_seconds
+        """See NetworkTotals."""
+        if self.joined is not None:
+            self.totals.sample_cpu(self.joined)
 
 
 def _has_a_core_free() -> bool:

@@ -70,7 +70,7 @@ _STRUCT = "struct up_net_message"
 MESSAGE_BYTES: int = _ffi.sizeof(_STRUCT)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Message:
     """struct up_net_message: what each kind of it has is said in csrc/common/net.h."""
 

@@ -209,7 +209,7 @@ class Cluster:
             "nodes": self._place.nodes,
             "present": self.present,
             "mpi": self.mpi,
-            "generations": self.link.generations if self.link is not None else 0,
+            "generations": self.link.totals.generations if self.link is not None else 0,
             "why_not": self._why_not,
             "not_shared": [
                 {"path": path, "why": why} for path, why in self._files.unshared.items()
@@ -226,7 +226,7 @@ class Cluster:
             for number, one in sorted(link.links().items())
         ]  # fmt: skip
         return {
-            **document, **link.counts(), "transport_cpu_seconds": round(link.cpu_seconds, 2),
+            **document, **link.counts(), "transport_cpu_seconds": round(link.totals.cpu_seconds, 2),
             "network_bytes_per_second": network, "file_system_bytes_per_second": storage,
             "links": links, "keepers": self.keepers(),
         }  # fmt: skip

@@ -11,7 +11,7 @@ import sys
 
 if "uffdprefetch.cluster.carry" in sys.orig_argv and platform.node() == os.environ.get("SPOILS"):
     from uffdprefetch.cluster import fabric
-    from uffdprefetch.cluster.transport import ANSWER
+    from uffdprefetch.cluster.requests import ANSWER
     from uffdprefetch.native.net import HEADER_BYTES
 
     _send = fabric.MpiFabric.send

@@ -91,7 +91,7 @@ def test_the_next_one_takes_the_last_ones_place_and_is_told_what_is_shared(
     for generation, guest in enumerate((first, second)):
         one.join(guest.theirs, 77, generation)
         guest.hear()
-    assert first.sock.recv(1) == b"" and one.generations == 2
+    assert first.sock.recv(1) == b"" and one.totals.generations == 2
     second.ring.put(net.Message(net.NODE, node=1, status=1))
     os.eventfd_write(second.from_fd, 1)
     assert pool.submit(1, number, 0, 64 << 10)

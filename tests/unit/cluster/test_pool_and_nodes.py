@@ -25,7 +25,7 @@ from fake_net import (
     read_by,
 )
 
-from uffdprefetch.cluster.transport import with_room
+from uffdprefetch.cluster.home_side import with_room
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, NetRing
 from uffdprefetch.state.file_times import Times

@@ -24,8 +24,8 @@ from fake_net import (
     read_by,
 )
 
+from uffdprefetch.cluster.requests import ANSWER
 from uffdprefetch.cluster.shortage import Shortage
-from uffdprefetch.cluster.transport import ANSWER
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Message
 

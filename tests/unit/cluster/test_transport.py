@@ -14,14 +14,8 @@ import pytest
 from fake_net import CHUNK, FILE_ID, SIZE, LoopNet, Node, fake_net, make_data
 
 from uffdprefetch.cluster.fabric import FabricError
-from uffdprefetch.cluster.transport import (
-    ANSWER,
-    CONTROL,
-    HELLO,
-    IDLE_NAP_NS,
-    NAP_MOST_NS,
-    SILENT_NS,
-)
+from uffdprefetch.cluster.peer_nodes import CONTROL, HELLO, SILENT_NS
+from uffdprefetch.cluster.requests import ANSWER, IDLE_NAP_NS, NAP_MOST_NS
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Message
 from uffdprefetch.state.file_times import Times
@@ -74,10 +68,10 @@ def test_who_does_not_know_the_key_is_not_listened_to(data: Path) -> None:
 def test_a_hello_that_was_heard_is_no_key(data: Path) -> None:
     """It is of one rank, one node and one generation."""
     with fake_net(3, LoopNet) as cluster:
-        proof = cluster.transports[0]._proof
+        proof = cluster.transports[0].proof.of
         assert len({proof(0, 0), proof(1, 0), proof(0, 1)}) == 3
-        cluster.transports[0]._generation += 1
-        assert proof(0, 0) != cluster.transports[1]._proof(0, 0)
+        cluster.transports[0].proof._generation += 1
+        assert proof(0, 0) != cluster.transports[1].proof.of(0, 0)
 
 
 @pytest.mark.parametrize("kind", ["answers", "messages", "all"])
@@ -127,7 +121,7 @@ def test_who_was_lost_by_one_alone_is_found_again_though_no_neighbour(data: Path
     with fake_net(5, LoopNet) as cluster:
         one = cluster.transports[0]
         until(lambda: one.members == list(range(5)))
-        one._mark_down(one._by_node[2])
+        one.peers.mark_down(one.peers.by_node[2])
         until(lambda: one.members == list(range(5)))
 
 
@@ -147,11 +141,11 @@ def test_holders_tell_their_new_homes_what_they_keep(data: Path) -> None:
         kept = node.pool.kept_bytes()
         assert kept >= SIZE
         for transport in cluster.transports:
-            transport._home.dropped(FILE_ID[0], range(-(-SIZE // (8 * CHUNK))), 0)
+            transport.homes.home.dropped(FILE_ID[0], range(-(-SIZE // (8 * CHUNK))), 0)
         node.net.unshare(file)
         with data.open() as again:
             node.net.share(file, FILE_ID, Times.of(again.fileno()))
-        until(lambda: sum(len(t._home) for t in cluster.transports) == -(-SIZE // (8 * CHUNK)))
+        until(lambda: sum(len(t.homes.home) for t in cluster.transports) == -(-SIZE // (8 * CHUNK)))
         ((other, number),) = read_by(cluster, data, 1)
         assert other.pool.file_counts(number).others_bytes == SIZE
 
@@ -161,7 +155,7 @@ def test_a_peer_that_says_anything_at_all_harms_nobody(data: Path) -> None:
     with fake_net(2, LoopNet) as cluster:
         ((node, file),) = read_by(cluster, data, 0)
         chance, transport = random.Random(5), cluster.transports[0]
-        (peer,) = transport._peers.values()
+        (peer,) = transport.peers.by_rank.values()
         kinds = [*range(1, 9), *range(64, 73), 1001, HELLO, 0, 1 << 31]
         cluster._stop.set()
         cluster._thread.join()
@@ -180,7 +174,7 @@ def test_a_peer_that_says_anything_at_all_harms_nobody(data: Path) -> None:
             sent = bytearray(net.encode(message))
             if chance.random() < 0.3:
                 struct.pack_into("<Q", sent, 8 * chance.randrange(len(sent) // 8), 1 << 63)
-            transport._heard(peer, bytes(sent))
+            transport.heard(peer, bytes(sent))
             transport.step()
         time.sleep(0.2)
         assert node.bytes(file, 0, SIZE) == data.read_bytes()
@@ -192,16 +186,17 @@ def test_naps_grow_and_a_demand_is_waited_for_without_one() -> None:
         cluster._stop.set()
         cluster._thread.join()
         transport = cluster.transports[0]
-        transport._busy_ns = time.monotonic_ns()
+        transport.naps.busy_ns = time.monotonic_ns()
         assert transport.nap_ns(0) < transport.nap_ns(1) <= transport.nap_ns(20) == NAP_MOST_NS
-        transport._busy_ns = 0
+        transport.naps.busy_ns = 0
         assert transport.nap_ns(1) == IDLE_NAP_NS
-        transport._took_ns = 10**9
-        transport._ask(Message(net.ASK, node=1, slot=3, file=FILE_ID, count=1), time.monotonic_ns())
+        transport.naps.took_ns = 10**9
+        demand = Message(net.ASK, node=1, slot=3, file=FILE_ID, count=1)
+        transport.requests.ask(demand, time.monotonic_ns())
         assert transport.nap_ns(1) == 0
-        transport._spins = False
+        transport.naps.spins = False
         assert transport.nap_ns(1) > 0
-        transport._busy_ns = 0
+        transport.naps.busy_ns = 0
         assert transport.nap_ns(1) == IDLE_NAP_NS, "its answer may never come"
 
 
