@@ -100,6 +100,63 @@ class ReplayOutcome:
         return self.hit_bytes / max(1, self.touched_bytes)
 
 
+class _Events:
+    """What happens next: (when, thread); thread -1 is _Replay.pump()."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int]] = []
+        self._count = 0
+
+    def at(self, when: float, thread: int) -> None:
+        """Schedule one."""
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, thread))
+
+    def next(self) -> tuple[float, int]:
+        """The earliest; of one time the first that was scheduled."""
+        when, _, thread = heapq.heappop(self._heap)
+        return when, thread
+
+
+class _Thread:
+    """A thread of the job: which access it is in, and at which page of it."""
+
+    def __init__(self, number: int, accesses: ThreadAccesses) -> None:
+        self.number, self.accesses = number, accesses
+        self.thinks: list[float] = (accesses.think_ns / 1e9).tolist()
+        self.turn = self.place = 0
+        self.waited = False  # for the page at which it continues
+        self.answering = 0.0  # seconds that answering its touches takes
+        # (access, the page up to which, or down to which, its chunks are counted)
+        self.counted = -1, 0
+        self.stall = self.end = 0.0
+
+    def begin(self, turn: int, pages: int) -> None:
+        """An access, in a file of so many pages."""
+        self.turn = turn
+        self.place = int(self.accesses.first[turn])
+        if self.accesses.down[turn]:
+            self.place = min(int(self.accesses.end[turn]), pages) - 1
+
+    def answered(self, now: float) -> float:
+        """When what it has touched is answered."""
+        until = now + self.answering
+        self.answering = 0.0
+        self.stall += until - now
+        return until
+
+    def uncounted(self, first: int, end: int) -> tuple[int, int]:
+        """Of touched pages those whose chunks do not count yet: each chunk counts once an access,
+        however many parts its pages are touched in."""
+        (counted, edge), down = self.counted, self.accesses.down[self.turn]
+        if counted == self.turn:
+            first, end = (first, min(end, edge)) if down else (max(first, edge), end)
+        if first < end:
+            edge = first if down else end + CHUNK_PAGES - 1
+            self.counted = self.turn, edge // CHUNK_PAGES * CHUNK_PAGES
+        return first, end
+
+
 class _Replay:
     def __init__(
         self,
@@ -112,55 +169,26 @@ class _Replay:
         self.link = StorageQueue(storage)
         self.resident = Resident(demand)
         self.depth = max(DEPTH_SECONDS, DEPTH_LATENCIES * storage.latency)
-        self.events: list[tuple[float, int, int]] = []
-        self.count = 0
+        self.events = _Events()
+        self.threads = [_Thread(number, one) for number, one in enumerate(demand.streams)]
         self.misses = self.hit_pages = self.touched_pages = 0
-        # Threads that wait for the page at which they continue.
-        self.waited = [False] * len(demand.streams)
-        # Seconds that answering a thread's touches takes.
-        self.answering = [0.0] * len(demand.streams)
-        # (access, the page up to which, or down to which, its chunks are counted)
-        self.counted = [(-1, 0)] * len(demand.streams)
-
-    def at(self, when: float, stream: int) -> None:
-        """Schedule an event; stream -1 is _pump()."""
-        self.count += 1
-        heapq.heappush(self.events, (when, self.count, stream))
+        self.pumped = -1.0
 
     def run(self) -> ReplayOutcome:
-        streams = self.demand.streams
-        thinks = [(s.think_ns / 1e9).tolist() for s in streams]
-        turn, place = [0] * len(streams), [self._begin(s, 0) for s in streams]
-        stalls, ends = [0.0] * len(streams), [0.0] * len(streams)
-        self.pumped = -1.0
         self.policy.begin(self.demand, self.link.storage, self.resident)
-        for number, think in enumerate(thinks):
-            self.at(think[0], number)
-        running = len(streams)
+        for thread in self.threads:
+            self._begin(thread, 0)
+            self.events.at(thread.thinks[0], thread.number)
+        running = len(self.threads)
         while running:
-            now, _, number = heapq.heappop(self.events)
+            now, number = self.events.next()
             if number >= 0:
-                stream, k = streams[number], turn[number]
-                until = self._touch(number, stream, k, place[number], now)
-                answered = now + self.answering[number]
-                self.answering[number] = 0.0
-                stalls[number] += answered - now
-                if until is not None:
-                    when, place[number] = max(answered, until[0]), until[1]
-                    stalls[number] += when - answered
-                    self.at(when, number)
-                elif k + 1 < len(stream):
-                    turn[number] = k + 1
-                    place[number] = self._begin(stream, k + 1)
-                    self.at(answered + thinks[number][k + 1], number)
-                else:
-                    ends[number] = answered + stream.tail_ns / 1e9
-                    running -= 1
+                running -= self._go_on(self.threads[number], now)
             self._pump(now, number < 0)
         page = self.demand.page_bytes
         return ReplayOutcome(
-            max(ends),
-            max(stalls),
+            max(thread.end for thread in self.threads),
+            max(thread.stall for thread in self.threads),
             self.misses,
             self.hit_pages * page,
             self.touched_pages * page,
@@ -168,23 +196,36 @@ class _Replay:
             self.link.requests,
         )
 
-    def _begin(self, stream: ThreadAccesses, k: int) -> int:
-        """The page at which an access begins."""
-        if not stream.down[k]:
-            return int(stream.first[k])
-        return min(int(stream.end[k]), len(self.resident.ready[int(stream.file[k])])) - 1
+    def _go_on(self, thread: _Thread, now: float) -> bool:
+        """A thread touches what it comes to; whether that was its end."""
+        until = self._touch(thread, now)
+        answered = thread.answered(now)
+        if until is not None:
+            when = max(answered, until)
+            thread.stall += when - answered
+            self.events.at(when, thread.number)
+        elif thread.turn + 1 < len(thread.accesses):
+            self._begin(thread, thread.turn + 1)
+            self.events.at(answered + thread.thinks[thread.turn], thread.number)
+        else:
+            thread.end = answered + thread.accesses.tail_ns / 1e9
+            return True
+        return False
 
-    def _touch(
-        self, number: int, stream: ThreadAccesses, k: int, place: int, now: float
-    ) -> tuple[float, int] | None:
-        """Continue an access at page ``place``; (time, page) to continue at if it has to wait."""
+    def _begin(self, thread: _Thread, turn: int) -> None:
+        thread.begin(turn, len(self.resident.ready[int(thread.accesses.file[turn])]))
+
+    def _touch(self, thread: _Thread, now: float) -> float | None:
+        """Continue a thread's access; when to go on with it if it has to wait."""
+        stream, k = thread.accesses, thread.turn
         file, down = int(stream.file[k]), bool(stream.down[k])
         of_file = self.resident.ready[file]
-        if self.waited[number]:
+        if thread.waited:
             # Its page has arrived, even if it is evicted by now.
-            self.waited[number] = False
-            self._touched_pages(number, k, file, place, place + 1, now)
-            place += -1 if down else 1
+            thread.waited = False
+            self._touched_pages(thread, file, thread.place, thread.place + 1, now)
+            thread.place += -1 if down else 1
+        place = thread.place
         if down:
             rest = of_file[int(stream.first[k]) : place + 1][::-1]
         else:
@@ -194,36 +235,30 @@ class _Replay:
         if there:
             low = place - there + 1 if down else place
             self.hit_pages += there
-            self._touched_pages(number, k, file, low, low + there, now)
-            place += -there if down else there
+            self._touched_pages(thread, file, low, low + there, now)
+            thread.place = place = place - there if down else place + there
         if not len(late):
             return None
         when = float(of_file[place])
         if np.isinf(when):
             self.misses += 1
-            self._read(self.policy.on_miss(number, k, file, place, now), now, None)
+            self._read(self.policy.on_miss(thread.number, k, file, place, now), now, None)
             when = float(of_file[place])
             if np.isinf(when):  # evicted by its own request
                 when = self.link.free + self.link.storage.latency
         else:
-            self.policy.on_wait(number, k, file, place, now)
-        self.waited[number] = True
-        return when, place
+            self.policy.on_wait(thread.number, k, file, place, now)
+        thread.waited = True
+        return when
 
-    def _touched_pages(
-        self, number: int, k: int, file: int, first: int, end: int, now: float
-    ) -> None:
-        self.answering[number] += self.policy.on_touch(number, k, file, first, end, now)
+    def _touched_pages(self, thread: _Thread, file: int, first: int, end: int, now: float) -> None:
+        k = thread.turn
+        thread.answering += self.policy.on_touch(thread.number, k, file, first, end, now)
         self.touched_pages += end - first
         if self.eviction is not None:
-            # Each chunk counts once an access, however many parts its pages are touched in.
-            (counted, edge), down = self.counted[number], self.demand.streams[number].down[k]
-            if counted == k:
-                first, end = (first, min(end, edge)) if down else (max(first, edge), end)
+            first, end = thread.uncounted(first, end)
             if first < end:
                 self.eviction.access(file, first, end)
-                edge = first if down else end + CHUNK_PAGES - 1
-                self.counted[number] = k, edge // CHUNK_PAGES * CHUNK_PAGES
 
     def _read(self, wanted: Range, now: float, request_bytes: int | None) -> float:
         """Request the absent pages of a range, ``request_bytes`` at a time. Returns when all of it
@@ -254,12 +289,12 @@ class _Replay:
         else:
             if is_pump or self.pumped <= now:
                 self.pumped = now + max(1e-5, self.link.backlog(now) - self.depth / 2)
-                self.at(self.pumped, -1)
+                self.events.at(self.pumped, -1)
             return
         due = self.policy.due(now)
         if due is not None and (is_pump or self.pumped <= now or due < self.pumped):
             self.pumped = max(due, now + 1e-6)
-            self.at(self.pumped, -1)
+            self.events.at(self.pumped, -1)
 
 
 def replay(
