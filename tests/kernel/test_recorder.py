@@ -33,7 +33,12 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.events import Call, Kind
-from uffdprefetch.trace.record.process_identity import Paths, Processes, parse_getstripe
+from uffdprefetch.trace.record.process_identity import (
+    Paths,
+    Processes,
+    TraceLimits,
+    parse_getstripe,
+)
 from uffdprefetch.trace.record.recorder import Recorder
 
 pytestmark = pytest.mark.bpf
@@ -530,7 +535,7 @@ def test_a_trace_that_exists_is_not_overwritten(env: dict[str, str], tmp_path: P
 
 def test_messages_that_are_none_do_not_end_a_recording(tmp_path: Path, capfd: Any) -> None:
     writer = trace_file.create(str(tmp_path / "t.uptrace"), False, {})
-    recorder = Recorder(writer, (), 0, 1000, None)
+    recorder = Recorder(writer, TraceLimits([], 0, 1000), None)
     event = np.zeros(3, trace_file.EVENT)
     event["kind"], event["time_ns"] = Kind.TOUCH, 10**12
     messages = [
@@ -562,9 +567,9 @@ def test_messages_that_are_none_do_not_end_a_recording(tmp_path: Path, capfd: An
     ],
 )
 def test_which_files_belong_into_a_trace(path: str, code: bool, size: int, wanted: bool) -> None:
-    assert Paths((), MIB).wanted(path, code, size) is wanted
-    assert Paths(("*",), MIB).wanted(path, code, size) is True
-    assert Paths(("*.zip",), MIB).wanted(path, code, size) is False
+    assert Paths(TraceLimits([], MIB, 0)).wanted(path, code, size) is wanted
+    assert Paths(TraceLimits(["*"], MIB, 0)).wanted(path, code, size) is True
+    assert Paths(TraceLimits(["*.zip"], MIB, 0)).wanted(path, code, size) is False
 
 
 def test_the_stripe_of_a_lustre_file() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from uffdprefetch.base.errors import usage_error
 
@@ -19,7 +18,7 @@ class Command:
         from uffdprefetch.trace.record import program
 
         try:
-            spec = program.Spec(**json.loads(args.spec))
-        except (ValueError, TypeError) as error:
+            spec = program.Spec.read(args.spec)
+        except (ValueError, TypeError, KeyError) as error:
             raise usage_error(f"not a recording: {error}") from None
         return program.main(spec)

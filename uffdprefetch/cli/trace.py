@@ -93,6 +93,7 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     from uffdprefetch.base.messages import say
     from uffdprefetch.base.units import parse_duration
     from uffdprefetch.report import output
+    from uffdprefetch.trace.record.process_identity import TraceLimits
     from uffdprefetch.trace.record.program import Spec
     from uffdprefetch.trace.record.starter import MIN_SIZE_BYTES, Recording, output_path
 
@@ -109,7 +110,8 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
         _check_pid(args.pid)
     name = output.expand(args.output or "uffdprefetch.%p", "", identify(environ).rank, environ)
     spec = Spec(
-        output_path(name), args.force, args.include, MIN_SIZE_BYTES, args.max_events, rest or [],
+        output_path(name), args.force,
+        TraceLimits(args.include, MIN_SIZE_BYTES, args.max_events), rest or [],
         duration_seconds=None if args.duration is None
         else named("--duration", parse_duration, args.duration),
         quiet=args.quiet, witness=not args.no_bpf,

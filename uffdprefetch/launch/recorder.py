@@ -15,6 +15,7 @@ from uffdprefetch.base.messages import say
 from uffdprefetch.launch import service
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.report import output
+from uffdprefetch.trace.record.process_identity import TraceLimits
 from uffdprefetch.trace.record.program import Spec
 from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
 
@@ -55,8 +56,9 @@ def start(
             return None
         fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (protocol/leftovers.py)
     spec = Spec(
-        output_path(name), config.wrap.force, list(config.files.include), MIN_SIZE_BYTES,
-        MAX_EVENTS, list(argv), launcher=os.getpid(), quiet=config.wrap.quiet,
+        output_path(name), config.wrap.force,
+        TraceLimits(list(config.files.include), MIN_SIZE_BYTES, MAX_EVENTS), list(argv),
+        launcher=os.getpid(), quiet=config.wrap.quiet,
     )  # fmt: skip
     directory = address.directory if address else "/"
     try:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
+
 #: One event; an array of them is what recorder, file and analysis hand on.
 EVENT = np.dtype(
     [
@@ -150,3 +152,11 @@ def of_kind(events: np.ndarray[Any, Any], *kinds: Kind) -> np.ndarray[Any, Any]:
     if len(kinds) == 1:
         return events[events["kind"] == kinds[0]]
     return events[np.isin(events["kind"], kinds)]
+
+
+def event(
+    kind: Kind, time_ns: int, pid: int, tid: int, file: int,
+    offset: int = 0, length: int = 0, value: int = 0, aux: int = 0,
+) -> Array:  # fmt: skip
+    """One event, as an array."""
+    return np.array([(time_ns, offset, length, value, pid, tid, kind, file, aux)], EVENT)

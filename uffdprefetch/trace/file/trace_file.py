@@ -333,7 +333,7 @@ def _set_apart(trace: Trace, events: np.ndarray[Any, Any]) -> np.ndarray[Any, An
 
 def _without_checkpoints(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A fault that no tracepoint tells of is taken for one in a huge page
-    (trace/record/file_registry.py). A checkpoint's is none of the job's. It is known by its page,
+    (trace/record/traced_mappings.py). A checkpoint's is none of the job's. It is known by its page,
     of which our service tells that it was touched, or, where the job ended before, by faults of
     single pages around it: a huge page has none. Where our pool serves a file there are no others.
     """

@@ -14,8 +14,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,22 @@ def mapped_paths(pid: int) -> set[str]:
     return {words[5] for words in fields if len(words) == 6 and words[5].startswith("/")}
 
 
+@dataclass(frozen=True)
+class TraceLimits:
+    """What of a job is kept: files with these names only, where there are any, else those of a size
+    from ``min_size_bytes`` on; so many events as they are."""
+
+    include: list[str]
+    min_size_bytes: int
+    max_events: int
+
+
 class Paths:
     """Paths of files by (kernel device, inode), from opens that were seen and from /proc."""
 
-    def __init__(self, include: Sequence[str], min_size_bytes: int) -> None:
-        self._include = tuple(include)
-        self._min_size_bytes = min_size_bytes
+    def __init__(self, limits: TraceLimits) -> None:
+        self._include = tuple(limits.include)
+        self._min_size_bytes = limits.min_size_bytes
         self._known: dict[tuple[int, int], str] = {}
         # what the kernel itself opens when a program or a script is executed
         self._code: set[tuple[int, int]] = set()

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from uffdprefetch import __version__
@@ -30,6 +30,7 @@ from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, entry
 from uffdprefetch.trace.record.bpf_compiler import NoBpf
 from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, KernelTracer
+from uffdprefetch.trace.record.process_identity import TraceLimits
 from uffdprefetch.trace.record.recorder import Recorder
 
 #: Period at which the rings are emptied (kernel_tracer.RING_PAGES: two seconds of events); twice
@@ -51,9 +52,7 @@ class Spec:
 
     output: str
     force: bool
-    include: list[str]
-    min_size_bytes: int
-    max_events: int
+    limits: TraceLimits
     command: list[str]
     launcher: int = 0  # record what this process starts
     adopt: int = 0  # record this process, which runs already
@@ -62,6 +61,16 @@ class Spec:
     witness: bool = True
     control_fd: int = -1
     ready_fd: int = -1
+
+    @classmethod
+    def read(cls, text: str) -> Spec:
+        """What write() has made. Raises ValueError, TypeError, KeyError."""
+        values = json.loads(text)
+        return cls(**{**values, "limits": TraceLimits(**values["limits"])})
+
+    def write(self) -> str:
+        """For the recorder's command line."""
+        return json.dumps(asdict(self))
 
 
 def _meta(
@@ -76,7 +85,7 @@ def _meta(
         "started_ns": time.monotonic_ns(),
         "started_unix_ns": time.time_ns(),
         "page_bytes": os.sysconf("SC_PAGESIZE"),
-        "max_events": spec.max_events,
+        "max_events": spec.limits.max_events,
         "source": "bpf" if witness else "service",
         "missing": missing,
         "wrapped": False,
@@ -172,11 +181,9 @@ class _Session:
             ]
         meta = _meta(spec, self.witness, self.missing)
         self._writer = trace_file.create(spec.output, spec.force, meta)
-        self.recorder = Recorder(
-            self._writer, spec.include, spec.min_size_bytes, spec.max_events, self.witness
-        )
+        self.recorder = Recorder(self._writer, spec.limits, self.witness)
         if self.witness is not None and spec.launcher:
-            self.recorder.known.know_files_of(spec.launcher)
+            self.recorder.known.files.know_files_of(spec.launcher)
             self.witness.follow(spec.launcher, CHILDREN_ONLY)
         if spec.adopt:
             self.recorder.adopt(spec.adopt)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from uffdprefetch.base import spawn
@@ -56,7 +55,7 @@ class Recording:
         spec.control_fd, spec.ready_fd = control_read, ready_write
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "uffdprefetch", "record", json.dumps(asdict(spec))],
+                [sys.executable, "-m", "uffdprefetch", "record", spec.write()],
                 env=dict(environment),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
