@@ -88,6 +88,21 @@ class PathSurroundings(NamedTuple):
     texts: Sequence[str] = ()
 
 
+class DataSetSaid(NamedTuple):
+    """The data set that samples are of. ``owner``: the process that iterates over it; ``known``:
+    its lists are unchanged since the last announcement; ``samples``: its length."""
+
+    owner: int
+    token: str
+    known: bool
+    samples: int
+
+    @property
+    def name(self) -> tuple[int, str]:
+        """The same in later announcements."""
+        return self.owner, self.token
+
+
 #: Of a part that has no relative names.
 NOWHERE = PathSurroundings()
 
@@ -100,10 +115,7 @@ class Part:
     array: str
     turns: str | None
     file: str | None
-    samples: int
-    token: str
-    owner: int  # the process that iterates over the data set
-    known: bool  # its lists are unchanged since the last announcement
+    data_set: DataSetSaid
     why: str  # of "nothing"
     ahead: int  # items that may be read beyond the reported progress
     lists: Sequence[List]
@@ -163,7 +175,7 @@ class StoredAnnouncement:
         try:
             paths = KeyList.parse("files", "bytes", self.array(part.buffers.files))
             names = [os.fsdecode(path) for path in paths.take(np.arange(len(paths)))]
-            return Buffers.parse(names, self.numbers(part.buffers.numbers), part.samples)
+            return Buffers.parse(names, self.numbers(part.buffers.numbers), part.data_set.samples)
         except ValueError as error:
             raise AnnounceError(f"files of a data set: {error}") from None
 
@@ -230,10 +242,7 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
         array="" if what in ("lists", "nothing") else _name(value["array"]),
         turns=None if turns is None else _name(turns),
         file=None if file is None else os.path.abspath(_text(file)),
-        samples=_number(value.get("samples", 0), 1 << 62),
-        token=_text(value.get("token", "")),
-        owner=_number(value.get("parent", pid), 1 << 31),
-        known=value.get("known") is True,
+        data_set=_data_set(value, pid),
         why=" ".join(_text(value.get("why", "")).split()),
         ahead=_number(value.get("ahead", 0), 1 << 26),
         lists=tuple(found),
@@ -246,6 +255,12 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
             tuple(map(_text, (value.get("texts") or [])[:TEXTS_MAX])),
         ),
     )
+
+
+def _data_set(value: Mapping[str, Any], pid: int) -> DataSetSaid:
+    samples, token = _number(value.get("samples", 0), 1 << 62), _text(value.get("token", ""))
+    owner = _number(value.get("parent", pid), 1 << 31)
+    return DataSetSaid(owner, token, value.get("known") is True, samples)
 
 
 def _directory(value: object) -> str:

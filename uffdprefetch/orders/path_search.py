@@ -125,7 +125,12 @@ class PathSearch:
             upto = self._place(read_items + self._part.ahead)
             opened = SampleOpens(self._samples[:upto], list(map(os.fsencode, opens.paths)))
         known.made = path_hypotheses.hypotheses(
-            self._lists, self._part.samples, self._before(), self._after(), _is_file, opened
+            self._lists,
+            self._part.data_set.samples,
+            self._before(),
+            self._after(),
+            _is_file,
+            opened,
         )
         return known.made
 

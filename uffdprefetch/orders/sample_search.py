@@ -65,8 +65,10 @@ class SampleSearch:
         self._known = known
         self._samples = announcement.numbers(part.array)
         self._turns = announcement.turns(part, len(self._samples))
-        if len(self._samples) and (self._samples.min() < 0 or self._samples.max() >= part.samples):
-            raise AnnounceError(f"a sample that is none of {part.samples}")
+        if len(self._samples) and (
+            self._samples.min() < 0 or self._samples.max() >= part.data_set.samples
+        ):
+            raise AnnounceError(f"a sample that is none of {part.data_set.samples}")
         self._indices: dict[int, RecordIndex] = {}  # by number of file
         self._whys: list[str] = []  # that nothing is proven
         self._undecided = False  # more that is read may prove something
@@ -111,7 +113,7 @@ class SampleSearch:
         """In the first sequence of files that is proven."""
         files = self._request.files
         opened = [(files[i].path, index) for i, index in self._indices.items()]
-        for row in sequences(opened, self._part.samples):
+        for row in sequences(opened, self._part.data_set.samples):
             numbers = [list(self._indices)[place] for place in row]
             some = [files[i] for i in numbers]
             sequence = FileSequence.of(some, [self._indices[i] for i in numbers])
@@ -124,7 +126,7 @@ class SampleSearch:
     def _may_tell_later(self, files: Sequence[int]) -> bool:
         """Whether more that is read or mapped may prove something: of a data set of several files
         some may be mapped with its first samples."""
-        few = sum(map(len, self._indices.values())) < self._part.samples
+        few = sum(map(len, self._indices.values())) < self._part.data_set.samples
         return self._undecided or not files or (few and self._request.read_items < ENOUGH_SAMPLES)
 
     def _proven(
@@ -152,8 +154,12 @@ class SampleSearch:
         part, samples = self._part, self._samples
         read_count = int(np.searchsorted(self._turns, self._request.read_items))
         probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
-        more = in_each(file.indices, part.samples) if isinstance(file, FileSequence) else ()
-        found = hypotheses(index, part.samples, list(self._known.lists.values()), probe, more)
+        more = (
+            in_each(file.indices, part.data_set.samples) if isinstance(file, FileSequence) else ()
+        )
+        found = hypotheses(
+            index, part.data_set.samples, list(self._known.lists.values()), probe, more
+        )
         early = read_count == 0
         if early:
             read_count = begun(index, found, samples[:BEGUN_MAX], file.present)

@@ -54,7 +54,7 @@ class SampleResolver:
 
     def _set(self, part: Part) -> SampleLists:
         with self._lock:
-            name = part.owner, part.token
+            name = part.data_set.name
             found = self._sets.pop(name, None) or SampleLists()
             self._sets[name] = found  # the latest last
             while len(self._sets) > TOKENS_MAX:
@@ -64,7 +64,7 @@ class SampleResolver:
     def take_lists(self, announcement: StoredAnnouncement) -> None:
         """Keep the lists of a new announcement. Raises AnnounceError."""
         for part in announcement.parts:
-            if part.what not in ("samples", "lists") or (part.known and not part.lists):
+            if part.what not in ("samples", "lists") or (part.data_set.known and not part.lists):
                 continue
             if part.tokens is not None:  # nothing has to be found out
                 self._set(part).tries = 0

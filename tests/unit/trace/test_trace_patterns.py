@@ -51,19 +51,19 @@ def test_a_window_that_fault_around_mapped_is_no_gap() -> None:
 @pytest.mark.parametrize("n", [2, 3, 16])
 def test_a_constant_step_is_a_stride(n: int) -> None:
     pattern = describe(pages(runs(np.arange(200) * 24 * n, 24)))
-    assert (pattern.name, pattern.stride_pages) == ("strided", 24 * n)
+    assert (pattern.name, pattern.stride.pages) == ("strided", 24 * n)
     assert pattern.skipped == pytest.approx(1 - 1 / n, abs=0.01)
 
 
 def test_a_step_that_is_no_whole_page_is_a_stride_of_its_mean() -> None:
     pattern = describe(pages(np.arange(400) * 300_000 // 4096))
     assert pattern.name == "strided"
-    assert pattern.stride_pages == pytest.approx(300_000 / 4096, rel=1e-3)
+    assert pattern.stride.pages == pytest.approx(300_000 / 4096, rel=1e-3)
 
 
 def test_each_at_a_higher_offset_without_a_step_is_sequential() -> None:
     pattern = describe(pages(np.cumsum(RNG.geometric(0.05, 600) + 1)))
-    assert (pattern.name, pattern.stride_pages, pattern.stride_records) == (
+    assert (pattern.name, pattern.stride.pages, pattern.stride.records) == (
         "sequential",
         None,
         None,
@@ -76,7 +76,7 @@ def test_records_of_varying_size_left_out_by_number_are_a_stride_in_records() ->
     pattern = describe(
         pages(*[np.arange(a, b) for a, b in zip(starts[::3], ends[::3], strict=True)])
     )
-    assert (pattern.name, pattern.stride_pages, pattern.stride_records) == ("strided", None, 3)
+    assert (pattern.name, pattern.stride.pages, pattern.stride.records) == ("strided", None, 3)
 
 
 def test_records_left_out_by_chance_are_no_stride() -> None:
@@ -86,7 +86,7 @@ def test_records_left_out_by_chance_are_no_stride() -> None:
     pattern = describe(
         pages(*[np.arange(a, b) for a, b in zip(starts[some], ends[some], strict=True)])
     )
-    assert (pattern.name, pattern.stride_records) == ("sequential", None)
+    assert (pattern.name, pattern.stride.records) == ("sequential", None)
 
 
 @pytest.mark.parametrize("order", ["pages", "records"])
@@ -98,7 +98,7 @@ def test_downwards_is_backward(order: str) -> None:
 
 def test_downwards_with_a_constant_gap_is_a_stride_downwards() -> None:
     pattern = describe(pages(runs(np.arange(80)[::-1] * 100, 25)))
-    assert (pattern.name, pattern.direction, pattern.stride_pages) == ("strided", -1, 100)
+    assert (pattern.name, pattern.direction, pattern.stride.pages) == ("strided", -1, 100)
 
 
 @pytest.mark.parametrize("length", [1, 25, 400])
@@ -116,7 +116,7 @@ def test_tree_pages_between_records_do_not_destroy_a_pattern() -> None:
     at = runs(np.arange(300) * 72, 24)
     visits = np.sort(RNG.choice(len(at), 12, replace=False))
     pattern = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, 12))))
-    assert (pattern.name, pattern.stride_pages) == ("strided", 72)
+    assert (pattern.name, pattern.stride.pages) == ("strided", 72)
     visits = np.sort(RNG.choice(5000, 8, replace=False))
     consecutive = np.insert(np.arange(5000), visits, RNG.integers(0, 10**6, 8))
     assert describe(pages(consecutive)).name == "consecutive"
@@ -126,7 +126,7 @@ def test_visits_between_short_records_are_taken_out() -> None:
     at = runs(np.arange(300) * 24, 8)
     visits = np.arange(10, len(at), 20)
     pattern = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, len(visits)))))
-    assert (pattern.name, pattern.stride_pages) == ("strided", 24)
+    assert (pattern.name, pattern.stride.pages) == ("strided", 24)
 
 
 def test_what_a_visit_mapped_is_passed_without_a_fault_and_not_left_out() -> None:
@@ -158,7 +158,7 @@ def test_records_of_an_index_tell_a_stride_below_the_resolution() -> None:
     first = touched[np.r_[True, window[1:] != window[:-1]]]
     stream = pages(first, window=16)
     pattern = describe(AccessStream(stream.page, stream.low, stream.sure, stream.high, first // 3))
-    assert (pattern.name, pattern.stride_records, pattern.indexed) == ("strided", 3, True)
+    assert (pattern.name, pattern.stride.records, pattern.stride.indexed) == ("strided", 3, True)
 
 
 def test_pages_without_a_record_are_left_out_of_the_pattern() -> None:
@@ -167,7 +167,7 @@ def test_pages_without_a_record_are_left_out_of_the_pattern() -> None:
     tree = np.arange(0, 400, 9)
     at, record = np.insert(at, tree, 10**6 - tree), np.insert(record, tree, -1)
     pattern = describe(AccessStream(at, at, at + 1, at + 1, record))
-    assert (pattern.name, pattern.stride_records) == ("strided", 2)
+    assert (pattern.name, pattern.stride.records) == ("strided", 2)
 
 
 def test_the_largest_divisor_survives_a_few_odd_steps() -> None:
@@ -232,8 +232,8 @@ def test_a_small_odd_process_does_not_outvote_the_others() -> None:
 
 def test_strides_of_several_are_told_only_where_they_agree() -> None:
     a, b = (describe(pages(runs(np.arange(100) * step, 24))) for step in (48, 96))
-    assert combine([a, a]).stride_pages == 48
-    assert combine([a, b]).stride_pages is None
+    assert combine([a, a]).stride.pages == 48
+    assert combine([a, b]).stride.pages is None
     assert combine([]).name == "unknown"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.runs import AccessStream, all_of, follows, weighted_median
 from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern, classify
+from uffdprefetch.trace.analyse.strides import Stride
 
 #: Least difference of their shares left out by which two forward streams are different phases.
 SKIP_DIFFERS = 0.25
@@ -39,11 +40,10 @@ def _turning_point(values: Array, least: float) -> int | None:
 def _differ(a: StreamPattern, b: StreamPattern) -> bool:
     if "unknown" in (a.name, b.name) or min(a.share, b.share) < 0.6:
         return False
-    counted = a.indexed and b.indexed and a.stride_records and b.stride_records
-    if a.name == b.name == "strided" and counted:
-        return a.stride_records != b.stride_records
-    if a.name == b.name == "strided" and a.stride_pages and b.stride_pages:
-        return not 2 / 3 <= a.stride_pages / b.stride_pages <= 1.5
+    if a.name == b.name == "strided":
+        differs = a.stride.differs(b.stride)
+        if differs is not None:
+            return differs
     if a.direction == b.direction and a.name in FORWARD and b.name in FORWARD:
         if max(a.blur, b.blur) >= min(w.step_pages or np.inf for w in (a, b)) / 2:
             return False  # large folios hide what one of them leaves out
@@ -138,9 +138,11 @@ def combine(patterns: list[StreamPattern]) -> StreamPattern:
         name=name,
         direction=direction,
         share=mean(alike, "share") * most,
-        stride_pages=_agreed([w.stride_pages for w in alike], 0.05),
-        stride_records=_agreed([w.stride_records for w in alike], 0.0),
-        indexed=all(w.indexed for w in alike),
+        stride=Stride(
+            pages=_agreed([w.stride.pages for w in alike], 0.05),
+            records=_agreed([w.stride.records for w in alike], 0.0),
+            indexed=all(w.stride.indexed for w in alike),
+        ),
     )
 
 

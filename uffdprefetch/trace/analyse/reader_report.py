@@ -68,7 +68,7 @@ def _pattern(
     reader: ReaderAnalysis, others: list[StreamPattern], page_bytes: int
 ) -> dict[str, Any]:
     pattern, a = reader.pattern, reader.accesses
-    name, stride, n, how = pattern.name, pattern.stride_pages, pattern.stride_records, ""
+    name, stride, n, how = pattern.name, pattern.stride.pages, pattern.stride.records, ""
     if bool((a.sensor == sensors.CHECKPOINTS).all()):
         # they lie at distances of ours: any stream over them looks strided
         name = "sequential" if name in ("strided", "consecutive") else name
@@ -79,7 +79,7 @@ def _pattern(
         name = known
     elif name == "strided" and sensors.TABLES in a.sensor:
         n, how = None, "how many records it skips is not told"
-    elif name == "strided" and (pattern.indexed or not _has_threads(a)):
+    elif name == "strided" and (pattern.stride.indexed or not _has_threads(a)):
         n, how = records.stride_in_records(pattern, others, reader.index)
     elif name == "strided":
         n, how = None, "threads map for each other: how many records one skips is not told"

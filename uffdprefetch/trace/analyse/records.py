@@ -194,12 +194,12 @@ def _bounds(pattern: StreamPattern, step: float) -> tuple[float, float]:
 
 def _by_places(pattern: StreamPattern, others: list[StreamPattern]) -> int | None:
     """Ranks that skip alike stand at different places of one stride: their distance is a record."""
-    stride = pattern.stride_pages
+    stride = pattern.stride.pages
     if stride is None or stride != int(stride):
         return None
     places = set()
     for one in [pattern, *others]:
-        if one.stride_pages == stride and len(one.runs):
+        if one.stride.pages == stride and len(one.runs):
             values, counts = np.unique(one.runs.start % int(stride), return_counts=True)
             if counts.max() >= 0.8 * counts.sum():
                 places.add(int(values[counts.argmax()]))
@@ -234,7 +234,7 @@ def _by_neighbours(pattern: StreamPattern, step: Array, others: list[StreamPatte
     length = (found - runs.start)[fits]
     length = _usual(length)
     step = (
-        _usual(step) if pattern.stride_pages is None else np.full(len(length), pattern.stride_pages)
+        _usual(step) if pattern.stride.pages is None else np.full(len(length), pattern.stride.pages)
     )
     if np.median(length) < AROUND_PAGES and (length == np.median(length)).mean() < SURE:
         return None  # some begin unseen, in what was mapped before: the mean would be too long
@@ -267,20 +267,20 @@ def stride_in_records(
 ) -> tuple[int | None, str]:
     """(n, how it is known) of a reader that reads one of n records; ``others``: those of the other
     readers of the file, ``index``: the format of its index. (None, why) when it cannot be told."""
-    if pattern.indexed and pattern.stride_records is not None:
-        return pattern.stride_records, f"records from the {NAMES.get(index or '', index)} index"
+    if pattern.stride.indexed and pattern.stride.records is not None:
+        return pattern.stride.records, f"records from the {NAMES.get(index or '', index)} index"
     step = _steps(pattern)
-    stride = pattern.stride_pages or (float(step.mean()) if len(step) else 0.0)
+    stride = pattern.stride.pages or (float(step.mean()) if len(step) else 0.0)
     if stride <= 0:
-        return pattern.stride_records, "records from the part that is skipped"
+        return pattern.stride.records, "records from the part that is skipped"
     n = _by_places(pattern, others) or _by_neighbours(pattern, step, others)
-    if n is not None and pattern.stride_records not in (None, n):
-        return None, f"one of {pattern.stride_records} or of {n} records: two ways to tell disagree"
+    if n is not None and pattern.stride.records not in (None, n):
+        return None, f"one of {pattern.stride.records} or of {n} records: two ways to tell disagree"
     if n is not None:
         return n, "records from where the other ranks begin"
-    if pattern.stride_records is not None:
-        return pattern.stride_records, "records from the part that is skipped"
-    alike = {o.stride_records for o in others if _alike(pattern, o)} - {None}
+    if pattern.stride.records is not None:
+        return pattern.stride.records, "records from the part that is skipped"
+    alike = {o.stride.records for o in others if _alike(pattern, o)} - {None}
     if len(alike) == 1:
         return alike.pop(), "records as of the other ranks, which step alike"
     return _by_bounds(stride, *_bounds(pattern, stride))

@@ -25,7 +25,7 @@ from uffdprefetch.trace.analyse.runs import (
     on_the_way,
     runs_of,
 )
-from uffdprefetch.trace.analyse.strides import stride_of
+from uffdprefetch.trace.analyse.strides import NO_STRIDE, Stride, stride_of
 
 #: Least accesses of a pattern.
 ACCESSES_MIN = 4
@@ -41,8 +41,8 @@ SKIP_MIN = 0.02
 @dataclass(frozen=True)
 class StreamPattern:
     """How one stream, or several, go through a file. ``share``: part of the accesses that fit the
-    ``name``. ``skipped``: part of the way that was left out. ``stride_pages`` may be broken (a
-    record of 10 000 bytes). ``parts``: (first access, end, pattern) of each phase of a mixed one.
+    ``name``. ``skipped``: part of the way that was left out. ``parts``: (first access, end,
+    pattern) of each phase of a mixed one.
     """
 
     name: str
@@ -52,9 +52,7 @@ class StreamPattern:
     pages: int = 0
     runs: Runs = NO_RUNS
     skipped: float = 0.0
-    stride_pages: float | None = None
-    stride_records: int | None = None
-    indexed: bool = False  # the stride in records is from an index
+    stride: Stride = NO_STRIDE
     blur: float = 0.0  # pages of an access that are not known to be touched
     step_pages: float | None = None  # from one run to the next, of a stream that leaves pages out
     parts: list[tuple[int, int, StreamPattern]] = field(default_factory=list)
@@ -168,7 +166,7 @@ def _named(
     if stride is not None:
         return named(
             "strided", sign, joined + stride.share * len(taken), skipped=skipped, step_pages=usual,
-            stride_pages=stride.pages, stride_records=stride.records, indexed=record is not None,
+            stride=replace(stride, indexed=record is not None),
         )  # fmt: skip
     if skipped <= SKIP_MIN:
         return named("consecutive", sign, joined + (len(taken) if sign < 0 else 0))

@@ -28,11 +28,25 @@ VALUES_MAX = 256
 @dataclass(frozen=True)
 class Stride:
     """``pages``: None where it varies; ``records``: None where it is not known; ``share``: part of
-    the steps that have it."""
+    the steps that have it. ``pages`` may be broken (a record of 10 000 bytes). ``indexed``: the
+    records are an index's."""
 
-    pages: float | None
-    records: int | None
-    share: float
+    pages: float | None = None
+    records: int | None = None
+    share: float = 0.0
+    indexed: bool = False
+
+    def differs(self, other: Stride) -> bool | None:
+        """Whether two are not the same one; None: it cannot be told."""
+        if self.indexed and other.indexed and self.records and other.records:
+            return self.records != other.records
+        if self.pages and other.pages:
+            return not 2 / 3 <= self.pages / other.pages <= 1.5
+        return None
+
+
+#: Of what has none.
+NO_STRIDE = Stride()
 
 
 def common_divisor(values: Array) -> tuple[int, float]:
