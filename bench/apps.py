@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import Bench
 from apps_programs import EVERY, chosen
 from apps_table import COLUMNS, SCHEMA, markdown
-from reports import a_line_for_errors, conditions, load, save
+from reports import Report, a_line_for_errors, conditions, save, show_or_measure
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_rate, parse_size
@@ -129,16 +129,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 @a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command; 0, or 1 if a run failed."""
-    if words[:1] == ["show"]:
-        report = load(Path(words[1]), SCHEMA)
-    else:
-        args = parse(words)
-        if not chosen(args.programs):
-            names = "; ".join(program.name for program in EVERY)
-            raise UffdPrefetchError(f"no program is called {args.programs}: {names}")
-        report = measure(args)
-    print(markdown(report))
-    return 1 if report["failures"] else 0
+    return show_or_measure(words, SCHEMA, _measured, markdown)
+
+
+def _measured(words: Sequence[str]) -> tuple[Report, bool]:
+    args = parse(words)
+    if not chosen(args.programs):
+        names = "; ".join(program.name for program in EVERY)
+        raise UffdPrefetchError(f"no program is called {args.programs}: {names}")
+    return measure(args), False
 
 
 if __name__ == "__main__":

@@ -26,9 +26,8 @@ from apps_bench import Bench, Run
 from harm_beds import BEDS, EXT4, LINKS, loop_disk, named, why_no_loop
 from harm_cases import EVERY, Case, chosen
 from harm_table import SCHEMA, markdown
-from reports import a_line_for_errors, load, save
+from reports import a_line_for_errors, load, save, show_or_measure
 from rounds import (
-    TEMPFAIL,
     Rounds,
     Variant,
     become,
@@ -179,12 +178,7 @@ def main(words: Sequence[str]) -> int:
 
         draw(load(Path(words[1]), SCHEMA), Path(words[2]))
         return 0
-    if words[:1] == ["show"]:
-        report, left = load(Path(words[1]), SCHEMA), False
-    else:
-        report, left = measure_all(parse(words))
-    print(markdown(report))
-    return 1 if report["failures"] else TEMPFAIL if left else 0
+    return show_or_measure(words, SCHEMA, lambda given: measure_all(parse(given)), markdown)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import wait_until_quiet
 from harm_beds import LINKS
 from render import markdown_table, number
-from reports import a_line_for_errors, conditions, load, save
+from reports import Report, a_line_for_errors, conditions, listed, load, save, show_or_measure
 from rounds import NAME_REQUESTS
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -332,38 +332,33 @@ def _median(runs: Sequence[dict[str, Any]], what: str, places: int) -> str:
     return number(statistics.median(run[what] for run in runs), places) if runs else ""
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 @a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command; 0, or 1 if a run failed."""
-    if words[:1] == ["show"]:
-        report = load(Path(words[1]), SCHEMA)
-    else:
-        parser = argparse.ArgumentParser(
-            prog="bench/learn.py", description=(__doc__ or "").splitlines()[0]
-        )
-        add = parser.add_argument
-        add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
-        add("--bed", default="300/1", help=f"with commas: {', '.join(LINKS)}")
-        add("--lookup-us", type=int, default=500, help="of each lookup, open and list")
-        add("--programs", type=_words, default=list(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
-        add("--variants", type=_words, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
-        add("--rounds", type=int, default=3)
-        add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
-        args = parser.parse_args(words)
-        args.beds = _words(args.bed)
-        for given, known in (
-            (args.beds, LINKS), (args.programs, PROGRAMS), (args.variants, VARIANTS),
-        ):  # fmt: skip
-            if unknown := [word for word in given if word not in known]:
-                parser.error(f"no {unknown[0]!r}: {', '.join(known)}")
-        args.variants = [name for name in VARIANTS if name in args.variants]
-        report = measure(args)
-    print(markdown(report))
-    return 1 if report["failures"] else 0
+    return show_or_measure(words, SCHEMA, _measured, markdown)
+
+
+def _measured(words: Sequence[str]) -> tuple[Report, bool]:
+    parser = argparse.ArgumentParser(
+        prog="bench/learn.py", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
+    add("--bed", default="300/1", help=f"with commas: {', '.join(LINKS)}")
+    add("--lookup-us", type=int, default=500, help="of each lookup, open and list")
+    add("--programs", type=listed, default=list(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
+    add("--variants", type=listed, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    add("--rounds", type=int, default=3)
+    add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
+    args = parser.parse_args(words)
+    args.beds = listed(args.bed)
+    for given, known in (
+        (args.beds, LINKS), (args.programs, PROGRAMS), (args.variants, VARIANTS),
+    ):  # fmt: skip
+        if unknown := [word for word in given if word not in known]:
+            parser.error(f"no {unknown[0]!r}: {', '.join(known)}")
+    args.variants = [name for name in VARIANTS if name in args.variants]
+    return measure(args), False
 
 
 if __name__ == "__main__":

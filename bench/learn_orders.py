@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import wait_until_quiet
 from harm_beds import LINKS
 from render import markdown_table, number
-from reports import a_line_for_errors, conditions, load, save
+from reports import Report, a_line_for_errors, conditions, listed, load, save, show_or_measure
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import SlowBed
@@ -148,7 +148,7 @@ class Bench:
         with SlowBed(
             self.source, self.mountpoint, bandwidth=link.bandwidth, latency_us=link.latency_us
         ) as mount:
-            words = self._words(case, mount.path(NAME), world, orders, planned, variant)
+            words = self.listed(case, mount.path(NAME), world, orders, planned, variant)
             mount.reset()
             done = subprocess.run(
                 words, check=False, text=True, capture_output=True, timeout=SECONDS_MOST,
@@ -169,7 +169,7 @@ class Bench:
         root = str(Path(__file__).resolve().parents[1])
         return {**kept, **{k: str(self.own / v) for k, v in paths.items()}, "PYTHONPATH": root}
 
-    def _words(
+    def listed(
         self, case: Case, path: Path, world: int, orders: Any, planned: Any, variant: str
     ) -> list[str]:
         (self.own / "orders.json").write_text(json.dumps(orders))
@@ -279,34 +279,29 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n\n".join([markdown_table(head, rows), *failed])
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 @a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command; 0, or 1 if a run failed."""
-    if words[:1] == ["show"]:
-        report = load(Path(words[1]), SCHEMA)
-    else:
-        parser = argparse.ArgumentParser(
-            prog="bench/learn_orders.py", description=(__doc__ or "").splitlines()[0]
-        )
-        add = parser.add_argument
-        add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
-        add("--bed", default="300/1", choices=list(LINKS))
-        add("--cases", type=_words, default=list(CASES), help=f"of {', '.join(CASES)}")
-        add("--variants", type=_words, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
-        add("--rounds", type=int, default=3)
-        add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
-        args = parser.parse_args(words)
-        for given, known in ((args.cases, CASES), (args.variants, VARIANTS)):
-            if unknown := [word for word in given if word not in known]:
-                parser.error(f"no {unknown[0]!r}: {', '.join(known)}")
-        args.variants = [name for name in VARIANTS if name in args.variants]
-        report = measure(args)
-    print(markdown(report))
-    return 1 if report["failures"] else 0
+    return show_or_measure(words, SCHEMA, _measured, markdown)
+
+
+def _measured(words: Sequence[str]) -> tuple[Report, bool]:
+    parser = argparse.ArgumentParser(
+        prog="bench/learn_orders.py", description=(__doc__ or "").splitlines()[0]
+    )
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
+    add("--bed", default="300/1", choices=list(LINKS))
+    add("--cases", type=listed, default=list(CASES), help=f"of {', '.join(CASES)}")
+    add("--variants", type=listed, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    add("--rounds", type=int, default=3)
+    add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
+    args = parser.parse_args(words)
+    for given, known in ((args.cases, CASES), (args.variants, VARIANTS)):
+        if unknown := [word for word in given if word not in known]:
+            parser.error(f"no {unknown[0]!r}: {', '.join(known)}")
+    args.variants = [name for name in VARIANTS if name in args.variants]
+    return measure(args), False
 
 
 if __name__ == "__main__":

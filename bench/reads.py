@@ -27,9 +27,8 @@ from harm_cases import Case
 from harm_table import WARM
 from reads_cases import EVERY, Limit, ReadCase, chosen
 from reads_table import SCHEMA, markdown
-from reports import a_line_for_errors, load, save
+from reports import a_line_for_errors, save, show_or_measure
 from rounds import (
-    TEMPFAIL,
     Rounds,
     Variant,
     become,
@@ -149,12 +148,7 @@ def measure_all(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 @a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command; 0, 1 if a run failed, 75 if some are left."""
-    if words[:1] == ["show"]:
-        report, left = load(Path(words[1]), SCHEMA), False
-    else:
-        report, left = measure_all(parse(words))
-    print(markdown(report))
-    return 1 if report["failures"] else TEMPFAIL if left else 0
+    return show_or_measure(words, SCHEMA, lambda given: measure_all(parse(given)), markdown)
 
 
 if __name__ == "__main__":

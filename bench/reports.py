@@ -23,6 +23,8 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import proactive_reclaim
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Of sysexits.h: there are runs left.
+TEMPFAIL = 75
 Report = dict[str, Any]
 
 
@@ -79,6 +81,25 @@ def load(path: Path, schema: str) -> Report:
     if not isinstance(report, dict) or report.get("schema") != schema:
         raise UffdPrefetchError(f"{path} is no report of this bench ({schema})")
     return report
+
+
+def listed(text: str) -> list[str]:
+    """The words of an option that takes some, with commas."""
+    return [word for word in text.split(",") if word]
+
+
+def show_or_measure(
+    words: Sequence[str], schema: str, measure: Callable[[Sequence[str]], tuple[Report, bool]],
+    markdown: Callable[[Report], str],
+) -> int:  # fmt: skip
+    """What a bench's command ends with: `show FILE`, or the report that ``measure`` makes, and
+    whether runs of it are left. 0, 1 if a run failed, TEMPFAIL if some are left."""
+    if words[:1] == ["show"]:
+        report, left = load(Path(words[1]), schema), False
+    else:
+        report, left = measure(words)
+    print(markdown(report))
+    return 1 if report["failures"] else TEMPFAIL if left else 0
 
 
 def a_line_for_errors(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:

@@ -37,8 +37,6 @@ SAYS = "uffdprefetch: "
 KEPT_OF_SUMMARY = ("engine", "degradations", "totals", "service", "reads")
 #: Requests that a bed counts beside those for data.
 NAME_REQUESTS = ("lookups", "getattrs", "opens", "opendirs", "readdirs")
-#: Of sysexits.h: there are rounds left.
-TEMPFAIL = 75
 User = pwd.struct_passwd
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reports import ROOT, a_line_for_errors, conditions, load, save
+from reports import ROOT, TEMPFAIL, a_line_for_errors, conditions, load, save
 from truth_jobs import JOBS, make
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -35,7 +35,7 @@ SAYS = "uffdprefetch: "
 PLAIN, ENGINES = "plain", ("cache", "pool")
 #: A sign is wrong only where the truth exceeds this.
 SIGN_SECONDS = 0.2
-#: The least that is told at all (report/summary.py, LITTLE_SECONDS), and what runs differ by.
+#: The least that is told at all (report/summary.py, REPORTED_SECONDS), and what runs differ by.
 TELLS_SECONDS = 0.1
 MOST_SECONDS = 300.0
 KEPT_TOTALS = (
@@ -43,7 +43,6 @@ KEPT_TOTALS = (
     "prefetched_bytes", "used_bytes", "wasted_bytes", "already_resident_bytes", "coverage",
     "coverage_denominator_bytes",
 )  # fmt: skip
-TEMPFAIL = 75
 
 
 def words_of(args: argparse.Namespace, engine: str, job: str, path: Path, out: Path) -> list[str]:

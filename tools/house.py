@@ -232,6 +232,15 @@ def attributes(node: ast.ClassDef) -> dict[str, str]:
     return found
 
 
+def is_frozen(node: ast.ClassDef) -> bool:
+    """Whether nobody can change one once it is made, and it does nothing but follow from itself."""
+    kinds = {ast.unparse(one) for one in (*node.bases, *node.decorator_list)}
+    methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+    follow = all("property" in map(ast.unparse, one.decorator_list) for one in methods)
+    frozen = {"NamedTuple", "dataclass(frozen=True)", "record(frozen=True)"}
+    return bool(kinds & frozen) and follow
+
+
 def hooks(all_: list[Module]) -> list[str]:
     """Callables of a class that others assign."""
     plugs = {
@@ -320,6 +329,7 @@ def count(checkout: Path) -> dict[str, str]:
     all_ = modules(checkout)
     imported = import_graph(all_)
     fields = [(len(attributes(node)), node.name) for _, node in classes(all_)]
+    changed = [len(attributes(node)) for _, node in classes(all_) if not is_frozen(node)]
     most, largest = max(fields, default=(0, "-"))
     found = list(deciding(all_))
     return {
@@ -329,6 +339,7 @@ def count(checkout: Path) -> dict[str, str]:
         "imports past the door": str(len(past_the_door(imported))),
         "largest class": f"{largest}: {most} fields",
         f"classes above {FIELDS_MOST} fields": str(sum(n > FIELDS_MOST for n, _ in fields)),
+        "... that can be changed": str(sum(n > FIELDS_MOST for n in changed)),
         "hooks that others plug in": str(len(hooks(all_))),
         "class names borne twice": str(len(borne_twice(all_))),
         f"functions above {COMPLEXITY_MOST} ways": str(len(long_functions(all_))),

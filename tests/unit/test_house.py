@@ -331,15 +331,6 @@ DOCUMENTS = {
 }
 
 
-def is_frozen(node: ast.ClassDef) -> bool:
-    """Whether nobody can change one once it is made, and it does nothing but follow from itself."""
-    kinds = {ast.unparse(one) for one in (*node.bases, *node.decorator_list)}
-    methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
-    follow = all("property" in map(ast.unparse, one.decorator_list) for one in methods)
-    frozen = {"NamedTuple", "dataclass(frozen=True)", "record(frozen=True)"}
-    return bool(kinds & frozen) and follow
-
-
 def mirrored(module: str, node: ast.ClassDef) -> set[str] | None:
     """The names that a class has of what another side lays out: of the struct of C that its
     docstring names, or of a JSON object whose keys are described. None: it mirrors nothing."""
@@ -355,7 +346,7 @@ def mirrored(module: str, node: ast.ClassDef) -> set[str] | None:
 
 def is_mirror(module: str, node: ast.ClassDef) -> bool:
     """Whether a class is only what another side lays out."""
-    return is_frozen(node) and mirrored(module, node) == set(HOUSE["attributes"](node))
+    return HOUSE["is_frozen"](node) and mirrored(module, node) == set(HOUSE["attributes"](node))
 
 
 def is_table(node: ast.ClassDef) -> bool:
@@ -372,11 +363,11 @@ def test_what_is_a_mirror_is_found() -> None:
     }
     assert mirrored(*classes["PoolCounts"]) == set(HOUSE["attributes"](classes["PoolCounts"][1]))
     assert mirrored(*classes["Summary"]) == set(HOUSE["attributes"](classes["Summary"][1]))
-    assert mirrored(*classes["Pool"]) is None and not is_frozen(classes["Pool"][1])
+    assert mirrored(*classes["Pool"]) is None and not HOUSE["is_frozen"](classes["Pool"][1])
     other = ast.parse('class One(NamedTuple):\n    """Of struct up_hello."""\n    none: int').body[
         0
     ]
-    assert isinstance(other, ast.ClassDef) and is_frozen(other)
+    assert isinstance(other, ast.ClassDef) and HOUSE["is_frozen"](other)
     assert mirrored("x", other) != set(HOUSE["attributes"](other))
 
 

@@ -57,12 +57,8 @@ class PlanOrders:
         came: Callable[[], None],
     ) -> None:
         """``came`` is called when an order has come."""
-        self._resolver, self._known_orders, self._ledger, self._came = (
-            resolver,
-            known_orders,
-            ledger,
-            came,
-        )
+        self._resolver, self._known_orders = resolver, known_orders
+        self._ledger, self._came = ledger, came
         self._readers: dict[tuple[Key, int], PlannedReader] = {}
 
     def question(self, file: FileState, rank: int, epoch: int) -> dict[str, Any]:
@@ -115,16 +111,6 @@ class PlanFile(PlanOrders):
     """`--plan`: one file says them all."""
 
     option = "--plan"
-
-    def __init__(
-        self,
-        resolver: IndexerClient,
-        known_orders: KnownOrders,
-        ledger: Ledger,
-        came: Callable[[], None],
-    ) -> None:
-        super().__init__(resolver, known_orders, ledger, came)
-        known_orders.begin()
 
     def question(self, file: FileState, rank: int, epoch: int) -> dict[str, Any]:
         """See PlanOrders."""

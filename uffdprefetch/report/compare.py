@@ -16,7 +16,7 @@ SCHEMA = "uffdprefetch.comparison/1"
 ALIKE_SHARE = 0.1
 #: Times up to which two count as alike, and directories of programs and small files are left out:
 #: what a start from memory takes of each.
-LITTLE_SECONDS = 0.01
+ALIKE_SECONDS = 0.01
 #: Rows of one table.
 ROWS_MAX = 20
 
@@ -44,7 +44,7 @@ class Figure(NamedTuple):
         if self.before is None or self.after is None or self.more_is_better is None:
             return None
         most = max(self.before, self.after)
-        if self.unit == "seconds" and most < LITTLE_SECONDS:
+        if self.unit == "seconds" and most < ALIKE_SECONDS:
             return None
         if abs(self.after - self.before) <= ALIKE_SHARE * most:
             return None
@@ -189,7 +189,7 @@ def _other_files(
     parts = []
     for name in dict.fromkeys((*groups[0], *groups[1])):
         pair = [some.get(name) or {} for some in groups]
-        if max(one.get("wait_seconds", 0.0) for one in pair) < LITTLE_SECONDS:
+        if max(one.get("wait_seconds", 0.0) for one in pair) < ALIKE_SECONDS:
             continue
         opens, reads = ([(one.get(what) or {}) for one in pair] for what in ("opens", "read_calls"))
         figures = [

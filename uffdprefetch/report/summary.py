@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Line: TypeAlias = "str | tuple[str, ...] | Named"
 
 #: Least gain or cost that is reported: less is within the variation of runs.
-LITTLE_SECONDS = 0.1
+REPORTED_SECONDS = 0.1
 #: Unused bytes are reported where they are more than one in this many prefetched ones.
 _WASTE_SHARE = 10
 #: Bytes, and share of what was served (one in this many), below which a job's read(2) traffic
@@ -176,7 +176,7 @@ def _gained(summary: Mapping[str, Any]) -> list[Line]:
     if not summary.get("files"):
         return _without_a_file(summary)
     unused = _unused(totals)
-    if gain == "cost" and (totals.get("cost_seconds") or 0.0) >= LITTLE_SECONDS:
+    if gain == "cost" and (totals.get("cost_seconds") or 0.0) >= REPORTED_SECONDS:
         cost = f"cost about {format_duration(totals['cost_seconds'])}"
         kept = _kept(totals)
         return [f"{cost}: {unused}" if unused else cost, *([kept] if kept else [])]
@@ -257,7 +257,7 @@ def _kept(totals: Mapping[str, Any]) -> str | None:
 def _kept_and_saved(totals: Mapping[str, Any]) -> Line:
     kept = _kept(totals) or f"read {format_size(totals.get('prefetched_bytes') or 0)} ahead"
     seconds = totals.get("saved_at_least_seconds") or 0.0
-    if totals.get("gain") != "saved" or seconds < LITTLE_SECONDS:
+    if totals.get("gain") != "saved" or seconds < REPORTED_SECONDS:
         return kept
     saved = f"saved at least {format_duration(seconds)}"
     short = kept.partition(" (")[0].replace(" of the job", "")

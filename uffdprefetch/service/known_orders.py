@@ -50,6 +50,7 @@ class OrderService:
         )  # fmt: skip
         self.known_orders.sources.append(self.announcements)
         if config.orders.plan is not None:
+            self.known_orders.begin()
             plan = PlanFile(self.resolver, self.known_orders, ledger, came)
             self.known_orders.sources.insert(0, plan)
         self._planned: PlannedReaders | None = None
