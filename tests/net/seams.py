@@ -380,8 +380,8 @@ def told(message: bytes) -> list[Any]:
     """A message to an agent: its kind, whose mapping, how, which pages."""
     kind, body = wire.unpack(message)
     if kind == wire.Type.FILE:
-        region, verdict, n, _, _, _, *pages = wire.FILE.unpack_from(body)
-        return [kind.name, region, wire.ServingMode(verdict).name, pages[:n]]
+        region, mode, n, _, _, _, *pages = wire.FILE.unpack_from(body)
+        return [kind.name, region, wire.ServingMode(mode).name, pages[:n]]
     if kind in (wire.Type.REARM, wire.Type.DETACH):
         _, region, n, _, *pages = wire.COMMAND.unpack_from(body)
         return [kind.name, region, pages[:n]]

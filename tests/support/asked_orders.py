@@ -79,7 +79,7 @@ class Job:
             file = self.file(path)
             client.regions[number] = SimpleNamespace(
                 file=file, address=pid << 32, offset_bytes=4096, length_bytes=SIZE,
-                reader=reader_of(client, file), verdict=ServingMode.PAGE_TABLES,
+                reader=reader_of(client, file), mode=ServingMode.PAGE_TABLES,
             )  # fmt: skip
         self.clients.append(client)
         return client

@@ -164,10 +164,10 @@ class Bed:
         ]
         file.mappings.attached += 1
         self.same[file.opened.page_fd] = file.opened.fd
-        verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
+        mode = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
         reader, number = reader_of(client, file), file.mappings.attached
         address = (file.opened.fd + 1) << 40
-        region = Region(number, file, address, file.size_bytes, 0, verdict, reader)
+        region = Region(number, file, address, file.size_bytes, 0, mode, reader)
         client.regions[number] = region
         reader.add(region)
         return region
@@ -185,7 +185,7 @@ class Bed:
         low, high = at // AROUND * AROUND, -(-(at + length) // AROUND) * AROUND
         self.misses += self.missing(file, at, at + length) > 0
         self.of(file).add(low, min(high, file.size_bytes))
-        told = region.verdict == ServingMode.POOL
+        told = region.mode == ServingMode.POOL
         if not told:
             mapped: Any = client
             mapped.mapped.add(region.address_of(at), region.address_of(at + length))

@@ -45,9 +45,9 @@ class Orders:
         return epoch >= self.epochs
 
 
-def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Region:
+def region_of(client: Any, file: Any, mode: ServingMode = ServingMode.CHECKPOINTS) -> Region:
     reader = reader_of(client, file)
-    region = Region(1, file, 1 << 40, SIZE, 0, verdict, reader)
+    region = Region(1, file, 1 << 40, SIZE, 0, mode, reader)
     reader.add(region)
     return region
 

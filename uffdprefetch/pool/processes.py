@@ -58,7 +58,7 @@ class PoolProcesses:
             return
         slot, client.pool_slot = client.pool_slot, -1
         del self.slots[slot]
-        if any(r.verdict == ServingMode.POOL for r in client.regions.values()):
+        if any(r.mode == ServingMode.POOL for r in client.regions.values()):
             self._pool.orphan(slot)
             self.orphans[slot] = self._clock.now_ns()
             self.look_for_orphans()

@@ -175,7 +175,7 @@ class PlannedReader:
         regions = [r for one in self.followers.values() for r in one.regions.values()]
         if not regions:
             return
-        pooled, tables = self.file.pooled, [r for r in regions if r.verdict != ServingMode.POOL]
+        pooled, tables = self.file.pooled, [r for r in regions if r.mode != ServingMode.POOL]
 
         def touched(start: int, end: int) -> bool:
             in_pool = pooled is not None and pooled.touched(start, end)
@@ -309,10 +309,10 @@ class KnownOrders(Predictor):
             return False
         # in the pool faults tell, and page tables where those are silent
         quiet = now_ns - order.touched_ns >= RECENT_NS
-        if region.verdict == ServingMode.POOL and not quiet:
+        if region.mode == ServingMode.POOL and not quiet:
             order.seen = [*order.seen, *found][-ENTRIES_MAX:]
             return False
-        since_ns = 0 if region.verdict == ServingMode.POOL else region.scan.last_end_ns
+        since_ns = 0 if region.mode == ServingMode.POOL else region.scan.last_end_ns
         moved = order.mapped(found, now_ns, since_ns)
         self._judge(order, now_ns)
         return moved
@@ -354,7 +354,7 @@ class KnownOrders(Predictor):
     def unmapped(self, region: Region) -> None:
         """See Predictor."""
         order = self._followed.get(region.reader)
-        if order is not None and order.guard is not None and region.verdict != ServingMode.POOL:
+        if order is not None and order.guard is not None and region.mode != ServingMode.POOL:
             order.guard.unmapped()
 
     def left(self, reader: Reader) -> None:

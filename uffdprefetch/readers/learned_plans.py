@@ -103,12 +103,12 @@ class LearnedPlans(PlanOrders):
         """What was seen of a reader: of the page cache what is mapped that was not, of the pool its
         faults, as that maps more than is touched."""
         region, reader = batch.region, batch.region.reader
-        if self._is_over or region.verdict == ServingMode.READS:
+        if self._is_over or region.mode == ServingMode.READS:
             return
         file, rank = region.file, _rank(reader)
         if reader.order.announced and self._is_others(reader):
             self._book.give_up(file, rank)
-        elif region.verdict == ServingMode.POOL:
+        elif region.mode == ServingMode.POOL:
             self._book.came(file, rank, [seen.known for seen in batch.touches if seen.told])
         else:
             self._book.came(file, rank, batch.found)

@@ -331,7 +331,7 @@ class Announcements:
         for client in self._clients():
             if client.descends_from(heard.peer):
                 for region in client.regions.values():
-                    mapped = region.verdict != ServingMode.READS
+                    mapped = region.mode != ServingMode.READS
                     if mapped and region.file.guard.changed is None:
                         regions = files.setdefault(id(region.file), (region.file, []))[1]
                         regions.append(

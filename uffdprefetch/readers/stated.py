@@ -179,7 +179,7 @@ class StatedRanges(RangeSource):
         if stream is not None and not book.is_guess:
             stream.terms.guess, stream.most_bytes = False, None
         book.readers[region.reader.pid] = region.reader
-        book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
+        book.in_pool = book.in_pool or region.mode == ServingMode.POOL
         book.said.add(start, min(end, book.file.size_bytes))
 
     def _book(self, region: Region, by: Sayer) -> StatedFile:

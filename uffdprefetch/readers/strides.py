@@ -129,7 +129,7 @@ class Strides(Predictor):
 
     def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
         """See Predictor."""
-        if batch.region.verdict != ServingMode.POOL:  # which maps in pieces: not what was read
+        if batch.region.mode != ServingMode.POOL:  # which maps in pieces: not what was read
             for seen, walk in zip(batch.touches, walks, strict=True):
                 if walk is not None:
                     self._went_on(batch.region.reader, walk, seen.at_ns)

@@ -50,12 +50,12 @@ class Walks:
 
     def _touch(self, batch: Batch, seen: Observation) -> Step | None:
         region, reader = batch.region, batch.region.reader
-        reader.pool.last_mode = region.verdict
+        reader.pool.last_mode = region.mode
         if self._is_planned(region):
             self._ledger.touch(reader.rank, seen.start, seen.at_ns)
             # should the order be a wrong one, it is known by then whether the reader jumps about
             reader.saw(seen.start, seen.end, seen.at_ns, False)
-            if seen.told and region.verdict == ServingMode.POOL:
+            if seen.told and region.mode == ServingMode.POOL:
                 pagetables.note_told(region, seen.start, seen.end, seen.at_ns)
             elif seen.told:
                 pagetables.note_used(region, [(seen.start, seen.end - seen.start)])
@@ -63,11 +63,11 @@ class Walks:
                 region.scan.mapped.add(seen.start, seen.end)
             return None
         stream, forward = reader.table.touch(seen.start, seen.end, seen.at_ns)
-        if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
+        if self._policy == "fixed" and region.mode == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
         low, high = seen.known
-        if region.verdict == ServingMode.POOL and self._windows.pool:
+        if region.mode == ServingMode.POOL and self._windows.pool:
             part = region.file.pooled
             if part is not None and not seen.passed:
                 low, high = part.come_over(stream, low, high, forward)
@@ -76,7 +76,7 @@ class Walks:
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
         jumps = reader.access is Access.JUMPS
         over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if jumps else 1]
-        if region.verdict == ServingMode.POOL and self._windows.pool:
+        if region.mode == ServingMode.POOL and self._windows.pool:
             over = 0 < forward <= high - low
         self._judge(region, seen, over)
         if stream.skips:
@@ -88,7 +88,7 @@ class Walks:
         reader = region.reader
         if not reader.order.announced:
             return False
-        if region.verdict != ServingMode.POOL:
+        if region.mode != ServingMode.POOL:
             return True
         reader.pool.planned += 1
         return reader.pool.planned % PLANNED_EVERY != 0
@@ -103,7 +103,7 @@ class Walks:
             return news, news
         mapped, first = region.scan.mapped, stream.position_bytes
         first -= forward if stream.direction > 0 else 0
-        if region.verdict != ServingMode.POOL:
+        if region.mode != ServingMode.POOL:
             stream.saw(forward, mapped.within(first, first + forward))  # the scan has told
             return news, news
         start, end = max(low, first), min(high, first + forward)

@@ -88,7 +88,7 @@ class PagetableScanner:
         began = self._clock.cpu_ns()
         walks = region.walks
         active = [] if region.reader.order.announced else [s for s in walks if s.active]
-        by_tables = region.verdict != wire.ServingMode.POOL
+        by_tables = region.mode != wire.ServingMode.POOL
         batch = Batch(region, now)
         for stream in active:
             quiet = now - stream.last_ns
@@ -188,7 +188,7 @@ class PagetableScanner:
     def _next_look_ns(self, region: Region, going: list[Stream], settled: bool, now: int) -> int:
         """In how long to look again, whatever that costs."""
         order = region.reader.order
-        by_tables = region.verdict != wire.ServingMode.POOL
+        by_tables = region.mode != wire.ServingMode.POOL
         begun = any(now - s.last_ns < RECENT_NS for s in region.walks)
         if region.scan.resume_at or (not settled and begun and not order.announced):
             return LOOK_FIRST_NS
@@ -226,7 +226,7 @@ class PagetableScanner:
         """A mapping goes, and its agent has looked: these runs of its file were in the page
         table."""
         region = client.regions.get(region_id)
-        if region is None or region.verdict == wire.ServingMode.POOL:
+        if region is None or region.mode == wire.ServingMode.POOL:
             return
         low, high = region.offset_bytes, region.offset_bytes + region.length_bytes
         touched = IntervalSet()

@@ -26,7 +26,7 @@ def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
     Empty when the page table cannot be read, or the file is not mapped but read by calls. One
     call's worth (512 runs) at most.
     """
-    if region.verdict == ServingMode.READS:
+    if region.mode == ServingMode.READS:
         return []
     start = max(start, region.offset_bytes)
     end = min(end, region.offset_bytes + region.length_bytes)
@@ -39,7 +39,7 @@ def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
 
 def note_used(region: Region, found: list[tuple[int, int]]) -> None:
     """Book the runs as used."""
-    by_tables = region.verdict != ServingMode.POOL
+    by_tables = region.mode != ServingMode.POOL
     blocks, under_way = region.file.blocks, region.file.under_way
     for offset, length in found:
         if by_tables:
@@ -51,7 +51,7 @@ def note_all_used(client: Client) -> None:
     """Read all page tables of a process while they are there: what was used."""
     for region in client.regions.values():
         start = region.offset_bytes
-        if region.verdict == ServingMode.POOL:
+        if region.mode == ServingMode.POOL:
             continue
         while start < region.span.end_bytes:
             found = runs(region, start, region.span.end_bytes)

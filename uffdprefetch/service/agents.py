@@ -123,7 +123,7 @@ class Agents:
         # Nothing is read for it any more, so that what it alone has mapped can be closed as soon as
         # it is gone. (The pool's mappings need us until then.)
         for region in list(client.regions.values()):
-            if region.verdict != wire.ServingMode.POOL:
+            if region.mode != wire.ServingMode.POOL:
                 self._mappings.detached(client, region.id)
         self._table.ended(client.pid)
         self._table.look(CLOCK.now_ns())

@@ -211,7 +211,7 @@ class Attachments:
         region = client.regions.get(ack.region)
         if region is None or ack.sequence:
             return
-        if ack.error and region.verdict == wire.ServingMode.POOL:
+        if ack.error and region.mode == wire.ServingMode.POOL:
             self._mappings.not_pooled(client, region, ack.error)
         if self.offers is not None:
             self.offers.laid(client, region, ack.done, ack.error)

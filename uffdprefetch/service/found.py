@@ -69,7 +69,7 @@ class FoundMappings:
 
     def reconcile(self, client: Client, mappings: list[Mapping]) -> None:
         """These are a process's: what is not known of them, and what is known and not of them."""
-        mapped = [r for r in client.regions.values() if r.verdict != wire.ServingMode.READS]
+        mapped = [r for r in client.regions.values() if r.mode != wire.ServingMode.READS]
         told = [r for r in mapped if r.id < FIRST_OBSERVED]
         at = {m.start: m for m in mappings}
         for region in mapped:
@@ -79,7 +79,7 @@ class FoundMappings:
                 client.sightings.note_found(region.id)
             elif region.id >= FIRST_OBSERVED or client.sightings.was_missing(region.id):
                 self._mappings.detached(client, region.id)  # gone, or another file's
-            elif region.verdict != wire.ServingMode.POOL:
+            elif region.mode != wire.ServingMode.POOL:
                 client.sightings.note_missing(region.id)
         known = {r.address for r in mapped}
         # Ours, not the job's; a child of fork(2) whose agent has said nothing yet has its parent's.

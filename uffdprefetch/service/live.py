@@ -164,7 +164,7 @@ class Live:
             path=file.path,
             size_bytes=file.size_bytes,
             file_system=file.call.file_system,
-            served_by=self._ledger.serving.verdicts.get(file.path),
+            served_by=self._ledger.serving.modes.get(file.path),
             mappings=file.mappings.attached,
             changed=file.guard.changed,
             compared_pages=file.guard.compared_pages,

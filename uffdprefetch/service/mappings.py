@@ -62,7 +62,7 @@ class ManagedMappings:
     # -------------------------------------------------------------- they come and go
 
     def adopt(
-        self, client: Client, a: wire.Attach, file: FileState, verdict: wire.ServingMode
+        self, client: Client, a: wire.Attach, file: FileState, mode: wire.ServingMode
     ) -> Region:
         """A mapping is managed from now on, in this way."""
         now = self._clock.now_ns()
@@ -72,7 +72,7 @@ class ManagedMappings:
             address=a.address,
             length_bytes=a.length_bytes,
             offset_bytes=a.offset_bytes,
-            verdict=verdict,
+            mode=mode,
             reader=reader_of(client, file),
             mapped_ns=now,
             scan=ScanState(now + LOOK_FIRST_NS, now),
@@ -86,7 +86,7 @@ class ManagedMappings:
         copied = a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES
         if copied or a.flags & wire.ATTACH_STATED:
             pagetables.note_mapped(region)  # by fork(2), which copies page tables; or populated
-        if verdict in TOLD:
+        if mode in TOLD:
             region.scan.due_ns = NEVER_NS
         if self._pooled is not None:
             self._pooled.attached(client, region)
@@ -155,12 +155,12 @@ class ManagedMappings:
             return
         if self._pooled is not None:
             self._pooled.refused(client, region)
-        region.verdict = wire.ServingMode.PAGE_TABLES
+        region.mode = wire.ServingMode.PAGE_TABLES
         region.scan.due_ns = self._clock.now_ns() + LOOK_FIRST_NS
         coarse = Coarse.NOT_POOLED
         if not any(one.pooled for one in self.readers() if one.file is region.file):
             self._ledger.serving.unserved(region.file)
-        self._ledger.attached(region.file, region.verdict, f"{coarse.words}: {why}", coarse)
+        self._ledger.attached(region.file, region.mode, f"{coarse.words}: {why}", coarse)
 
     def bypassed(self, client: Client, reason: int) -> None:
         """A process changes its address space without the interposers: from now on it is followed
@@ -175,7 +175,7 @@ class ManagedMappings:
             f"functions ({how}): followed by page tables, nothing is laid over them"
         )
         for region in list(client.regions.values()):
-            if region.verdict != wire.ServingMode.POOL:
+            if region.mode != wire.ServingMode.POOL:
                 self.detached(client, region.id)
 
     # -------------------------------------------------------------- the job's own again
@@ -210,5 +210,5 @@ class ManagedMappings:
         file.guard.writer_came()
         for client in self.clients.values():
             for region in client.regions.values():
-                if region.file is file and region.verdict != wire.ServingMode.PAGE_TABLES:
+                if region.file is file and region.mode != wire.ServingMode.PAGE_TABLES:
                     self.give_back(client, region)

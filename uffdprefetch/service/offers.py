@@ -106,7 +106,7 @@ class Offers:
         region.checkpoints.offered = []
         if region.checkpoints.laid:
             self._ledger.checkpoints.laid += len(region.checkpoints.laid)
-            self._ledger.serving.served(region.file, region.verdict)
+            self._ledger.serving.served(region.file, region.mode)
         if error == errno.ETIMEDOUT:
             words = Coarse.GONE_ON.words
             self._ledger.attached(

@@ -49,7 +49,7 @@ class PooledMappings:
 
     def attached(self, client: Client, region: Region) -> None:
         """One is managed from now on."""
-        if region.verdict == ServingMode.POOL:
+        if region.mode == ServingMode.POOL:
             self._pool.processes.attach(client, region)
 
     def refused(self, client: Client, region: Region) -> None:
@@ -59,5 +59,5 @@ class PooledMappings:
     def detached(self, client: Client, region: Region) -> None:
         """One has gone."""
         self._brief.note(region.file.path, self._clock.now_ns() - region.mapped_ns)
-        if region.verdict == ServingMode.POOL:
+        if region.mode == ServingMode.POOL:
             self._pool.processes.detach(client, region)

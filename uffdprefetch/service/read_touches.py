@@ -37,7 +37,7 @@ class ReadTouches:
 
     def begin(self, client: Client, region: Region) -> None:
         """It is followed from now on."""
-        self._ledger.serving.served(region.file, region.verdict)
+        self._ledger.serving.served(region.file, region.mode)
         self._publisher.region(client, region)
 
     def note(self, region: Region, one: ReadSeen) -> None:

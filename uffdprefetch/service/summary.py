@@ -208,7 +208,7 @@ def read_so_far(
 ) -> Read:  # fmt: skip
     """By now, of the files that are closed as well."""
     in_pool = pool.summary() if pool else None  # takes the files' counts as well
-    files = [describe_file(file, ledger.serving.verdicts) for file in table.all]
+    files = [describe_file(file, ledger.serving.modes) for file in table.all]
     readers = [one for client in clients.values() for one in client.readers.values()]
     return Read(
         [

@@ -42,7 +42,7 @@ class AgentLink:
             self.send(wire.pack(wire.Type.QUIT))
 
     def tell(
-        self, region: int, verdict: wire.ServingMode, fds: list[int], settled: bool = False,
+        self, region: int, mode: wire.ServingMode, fds: list[int], settled: bool = False,
         pages: list[int] | None = None, lease_fd: int = -1,
     ) -> None:  # fmt: skip
         """Tell the agent how a mapping is served, if it was the agent's. ``settled``: so is each of
@@ -51,7 +51,7 @@ class AgentLink:
         if region >= FIRST_OBSERVED:
             return
         leased = lease_fd >= 0
-        message = wire.file(region, verdict, pages or [], settled, leased)
+        message = wire.file(region, mode, pages or [], settled, leased)
         self.send(message, [*fds, lease_fd] if leased else fds)
 
     def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:

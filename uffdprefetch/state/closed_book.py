@@ -50,10 +50,10 @@ class ClosedBook:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream, late_extents(stream)))
 
-    def note_file(self, file: FileState, verdicts: dict[str, str]) -> None:
+    def note_file(self, file: FileState, modes: dict[str, str]) -> None:
         """Keep the totals of a file whose state is dropped."""
         if len(self.files) < FILES_MAX:
-            self.files.append(describe_file(file, verdicts))
+            self.files.append(describe_file(file, modes))
         reads = reads_of(file)
         if len(self.reads) >= FILES_MAX:  # the books are of all of them
             same = [one for one in self.reads if one.request_bytes == reads.request_bytes]
@@ -79,10 +79,10 @@ def describe_stream(reader: Reader, stream: Stream, late_extents: int) -> dict[s
     }
 
 
-def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
+def describe_file(file: FileState, modes: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.blocks.counts()
-    served_by = verdicts.get(file.path)
+    served_by = modes.get(file.path)
     account, pool = file.account, file.account.pool
     pooled = file.pooled is not None or pool is not None
     return {

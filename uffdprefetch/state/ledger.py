@@ -224,16 +224,16 @@ class Ledger:
         return {path: one.refusal.detail for path, one in self.unserved.items()}
 
     def attached(
-        self, file: FileState, verdict: wire.ServingMode, reason: str, coarse: Coarse | None = None
+        self, file: FileState, mode: wire.ServingMode, reason: str, coarse: Coarse | None = None
     ) -> None:
         """A mapping is managed; the run's sensor tier is the best of its mappings. ``reason``: why
         it is followed in this way, ``coarse``: the kind of it, where that is less closely than it
         could be.
 
         Until a checkpoint is laid (served()) page tables tell where they may be, too."""
-        rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
-        pooled = verdict == wire.ServingMode.POOL
-        self.serving.served(file, verdict if pooled else wire.ServingMode.PAGE_TABLES)
+        rung = 2 if mode == wire.ServingMode.PAGE_TABLES else 1
+        pooled = mode == wire.ServingMode.POOL
+        self.serving.served(file, mode if pooled else wire.ServingMode.PAGE_TABLES)
         if coarse is not None:
             self.serving.note_coarse(file, reason)
             # there are hundreds of them
@@ -267,4 +267,4 @@ class Ledger:
 
     def close_file(self, file: FileState) -> None:
         """Keep the totals of a file whose state is dropped."""
-        self.closed.note_file(file, self.serving.verdicts)
+        self.closed.note_file(file, self.serving.modes)

@@ -120,7 +120,7 @@ class Region:
     address: int
     length_bytes: int
     offset_bytes: int
-    verdict: ServingMode
+    mode: ServingMode
     reader: Reader
     mapped_ns: int = 0  # since then it is ours
     reads: Stated = Stated.NORMAL  # how the job says that it reads it
@@ -264,13 +264,13 @@ class Reader:
     @property
     def pooled(self) -> bool:
         """Whether a mapping of it is the pool's memory."""
-        return any(region.verdict == ServingMode.POOL for region in self.regions.values())
+        return any(region.mode == ServingMode.POOL for region in self.regions.values())
 
     @property
     def reads_pool(self) -> bool:
         """Whether what it needs next is to be in the pool's memory. A process may have mappings of
         both kinds: then it is where it was last touched that tells."""
-        if any(region.verdict == self.pool.last_mode for region in self.regions.values()):
+        if any(region.mode == self.pool.last_mode for region in self.regions.values()):
             return self.pool.last_mode == ServingMode.POOL
         return self.pooled
 

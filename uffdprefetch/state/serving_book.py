@@ -20,7 +20,7 @@ class ServingBook:
     ``lifts``: doctor may know how to reach that, ``remedy``: what else would. ``coarse``: why a
     file is followed less closely than it could be."""
 
-    verdicts: dict[str, str] = field(default_factory=dict)
+    modes: dict[str, str] = field(default_factory=dict)
     coarse: dict[str, str] = field(default_factory=dict)
     rung: int | None = None
     reason: str = "no mapping was managed"
@@ -28,15 +28,15 @@ class ServingBook:
     remedy: str | None = None
     _is_coarse: bool = False  # less closely than it could be
 
-    def served(self, file: FileState, verdict: wire.ServingMode) -> None:
+    def served(self, file: FileState, mode: wire.ServingMode) -> None:
         """A mapping of the file is served so; of several the best is told."""
-        before = self.verdicts.get(file.path)
-        if before is None or _BEST.index(verdict.name.lower()) < _BEST.index(before):
-            self.verdicts[file.path] = verdict.name.lower()
+        before = self.modes.get(file.path)
+        if before is None or _BEST.index(mode.name.lower()) < _BEST.index(before):
+            self.modes[file.path] = mode.name.lower()
 
     def unserved(self, file: FileState) -> None:
         """No mapping of it is served as was noted; the next one tells."""
-        self.verdicts.pop(file.path, None)
+        self.modes.pop(file.path, None)
 
     def note_coarse(self, file: FileState, reason: str) -> None:
         """It is followed less closely than it could be."""

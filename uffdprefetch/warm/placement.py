@@ -22,7 +22,7 @@ class CheckpointPlacer:
     def refresh(self, region: Region) -> None:
         """Arm again what its readers have left behind, after LATELY_NS: the threads of a reader,
         and its next few records, would touch it again at once."""
-        if region.verdict == wire.ServingMode.POOL:
+        if region.mode == wire.ServingMode.POOL:
             self._rearm_pool(region)
         elif region.checkpoints.fired:
             self._rearm(region)

@@ -48,7 +48,7 @@ def mapped(number: int, size_bytes: int) -> Any:
         unneeded=Unneeded(),
         table=SimpleNamespace(streams=[]), span=SimpleNamespace(start_bytes=0, end_bytes=1 << 30),
     )  # fmt: skip
-    return SimpleNamespace(file=file, reader=reader, verdict=ServingMode.PAGE_TABLES)
+    return SimpleNamespace(file=file, reader=reader, mode=ServingMode.PAGE_TABLES)
 
 
 def wanted_bytes(policy: Ahead) -> int:

@@ -149,7 +149,7 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
 def test_what_a_process_reads_by_calls_is_not_asked_of(job: Job, heard: Announcements) -> None:
     """Addresses tell which file an announced array lies in: there it has none."""
     process = job.process(10, 4, "/train", "/read")
-    process.regions[1].verdict = ServingMode.READS
+    process.regions[1].mode = ServingMode.READS
     written(job, 1)
     heard.announced(10, 10, 1)
     assert [file["path"] for file in job.helper.asked[0]["files"]] == ["/train"]
@@ -381,7 +381,7 @@ def test_where_nothing_is_mapped_yet_it_is_asked_when_something_is(
         address=0,
         offset_bytes=0,
         length_bytes=SIZE,
-        verdict=ServingMode.PAGE_TABLES,
+        mode=ServingMode.PAGE_TABLES,
     )
     heard.look(job.now + DECIDE_NS - 1)
     assert job.helper.asked == []
@@ -409,7 +409,7 @@ def test_where_nothing_was_mapped_it_is_asked_again_soon(job: Job, heard: Announ
         address=0,
         offset_bytes=0,
         length_bytes=SIZE,
-        verdict=ServingMode.PAGE_TABLES,
+        mode=ServingMode.PAGE_TABLES,
     )
     heard.look(job.now + DECIDE_NS)
     assert len(job.helper.asked) == 1

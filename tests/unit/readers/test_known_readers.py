@@ -107,7 +107,7 @@ class Node:
         self.reader = reader_of(self.client, file)
         self.region = Region(
             id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,
-            verdict=wire.ServingMode.PAGE_TABLES, reader=self.reader,
+            mode=wire.ServingMode.PAGE_TABLES, reader=self.reader,
         )  # fmt: skip
         self.client.regions[1] = self.region
         self.reader.add(self.region)

@@ -45,10 +45,10 @@ def kept(reader: Reader, rank: int, world: int = 8) -> dict[str, str]:
 
 def sees(
     learned: LearnedPlans, reader: Reader, *blocks: int, told: bool = False,
-    verdict: ServingMode = ServingMode.PAGE_TABLES,
+    mode: ServingMode = ServingMode.PAGE_TABLES,
 ) -> None:  # fmt: skip
     """By one look, or by a fault for each."""
-    region: Any = SimpleNamespace(reader=reader, file=reader.file, verdict=verdict)
+    region: Any = SimpleNamespace(reader=reader, file=reader.file, mode=mode)
     batch = Batch(region, 0)
     spans = [(block * BLOCK, (block + 1) * BLOCK) for block in blocks]
     if told:
@@ -149,9 +149,9 @@ def test_in_the_pool_faults_tell_and_what_it_has_mapped_does_not(
     job: Job, learned: LearnedPlans
 ) -> None:
     reader = only(job.process(10, 0, "/train"))
-    sees(learned, reader, 7, 3, told=True, verdict=ServingMode.POOL)
-    sees(learned, reader, 20, 21, verdict=ServingMode.POOL)
-    sees(learned, reader, 30, verdict=ServingMode.READS)
+    sees(learned, reader, 7, 3, told=True, mode=ServingMode.POOL)
+    sees(learned, reader, 20, 21, mode=ServingMode.POOL)
+    sees(learned, reader, 30, mode=ServingMode.READS)
     assert runs(learned) == {("/train", 0): [7, 3]}
 
 

@@ -72,7 +72,7 @@ class Service:
     """KnownOrders of some readers, and a mapping."""
 
     def __init__(
-        self, *readers: PlannedReader, verdict: ServingMode = ServingMode.CHECKPOINTS
+        self, *readers: PlannedReader, mode: ServingMode = ServingMode.CHECKPOINTS
     ) -> None:
         self.scheduler, self.ledger = Needs(), Ledger()
         self.known_orders = KnownOrders(
@@ -80,7 +80,7 @@ class Service:
         )  # type: ignore[arg-type]
         self.scheduler.meter = Meter()
         self.client: Any = SimpleNamespace(rank=0, pid=7, readers={})
-        self.region = region_of(self.client, readers[0].file if readers else file_of(SIZE), verdict)
+        self.region = region_of(self.client, readers[0].file if readers else file_of(SIZE), mode)
         self.known_orders.sources.append(Owner(*readers))
         for reader in readers:
             self.known_orders.add(reader)
@@ -147,13 +147,13 @@ def test_a_touch_of_a_planned_reader_moves_it() -> None:
     assert place(reader) == (0, 3)
 
 
-@pytest.mark.parametrize("verdict", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
-def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: ServingMode) -> None:
+@pytest.mark.parametrize("mode", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
+def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(mode: ServingMode) -> None:
     reader = follows(Orders(range(100, 200)), rank=5)
-    service = Service(reader, verdict=verdict)
+    service = Service(reader, mode=mode)
     known_orders, wrong = service.known_orders, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
-        if verdict == ServingMode.PAGE_TABLES:
+        if mode == ServingMode.PAGE_TABLES:
             service.scanned([wrong], reader.touched_ns)
         else:
             service.touch(*wrong, 3)
@@ -164,10 +164,10 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Serv
     assert [plan["dropped"] for plan in known_orders.describe()] == [reader.dropped]
 
 
-@pytest.mark.parametrize("verdict", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
-def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: ServingMode) -> None:
+@pytest.mark.parametrize("mode", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
+def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(mode: ServingMode) -> None:
     reader = follows(Orders(range(100, 200)))
-    service = Service(reader, verdict=verdict)
+    service = Service(reader, mode=mode)
     now = reader.touched_ns
     assert service.scanned(found(range(100, 104)), now)
     assert place(reader) == (0, 4)
@@ -177,7 +177,7 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ser
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_order, "ENTRIES_MAX", 3)
     reader = follows(Orders(range(100, 200)))
-    service = Service(reader, verdict=ServingMode.POOL)
+    service = Service(reader, mode=ServingMode.POOL)
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch
@@ -367,12 +367,12 @@ def test_of_what_was_touched_before_an_order_only_the_newest_is_kept(
 # ---- where storage is near ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verdict", [ServingMode.PAGE_TABLES, ServingMode.POOL])
-def test_an_order_in_which_nothing_is_saved_is_left_to_the_kernel(verdict: ServingMode) -> None:
+@pytest.mark.parametrize("mode", [ServingMode.PAGE_TABLES, ServingMode.POOL])
+def test_an_order_in_which_nothing_is_saved_is_left_to_the_kernel(mode: ServingMode) -> None:
     """But in the pool, from which all is read."""
     reader = follows(Orders(range(100, 2000)))
     reader.file.cache.all = SimpleNamespace(ask=lambda clock: False)  # type: ignore[assignment]
-    service = Service(reader, verdict=verdict)
+    service = Service(reader, mode=mode)
     service.known_orders.clock = Clock(lambda: 0, lambda: 0)
     reader.look()
     service.demands(reader)
@@ -382,7 +382,7 @@ def test_an_order_in_which_nothing_is_saved_is_left_to_the_kernel(verdict: Servi
     service.known_orders.clock = Clock(lambda: 0, lambda: 10**9)
     service.touches(range(100, 120))
     service.demands(reader, now=1)
-    left = verdict is not ServingMode.POOL
+    left = mode is not ServingMode.POOL
     assert bool(state.left_until_ns) is left
     assert (reader.consumer in service.scheduler.forgotten) is left
     assert (len(service.scheduler.wanted) == before) is left

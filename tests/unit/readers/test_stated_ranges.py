@@ -326,7 +326,7 @@ def test_a_mapping_of_the_pool_has_it_read_to_the_pool(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region, wanted = bed.region(file), []
-    region.verdict = ServingMode.POOL
+    region.mode = ServingMode.POOL
     monkeypatch.setattr(
         bed.scheduler, "want", lambda _, one: wanted.append(one) or one.end - one.start
     )

@@ -75,7 +75,7 @@ class Node:
         self.region: Any = SimpleNamespace(
             file=self.file, reader=reader, scan=SimpleNamespace(runs=set(), mapped=IntervalSet()),
             span=SimpleNamespace(start_bytes=0, end_bytes=self.file.size_bytes),
-            checkpoints=SimpleNamespace(laid=set()), verdict=ServingMode.PAGE_TABLES,
+            checkpoints=SimpleNamespace(laid=set()), mode=ServingMode.PAGE_TABLES,
         )  # fmt: skip
         windows: Any = SimpleNamespace(allowed_bytes=1 << 40, places=SimpleNamespace(all=1))
         self.windows = windows

@@ -85,7 +85,7 @@ def test_in_the_pool_it_is_what_a_fault_says_that_was_come_over(
     pool = SimpleNamespace(come_over=lambda part, stream, start, end, forward: (start, end))
     monkeypatch.setattr(bed.windows, "pool", pool)
     region = bed.region(file)
-    region.verdict = ServingMode.POOL
+    region.mode = ServingMode.POOL
     assert jumps_about(bed, region, forward, (8 * MIB, 8 * MIB), come_over) is expected
 
 

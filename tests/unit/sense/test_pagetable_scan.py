@@ -50,7 +50,7 @@ class Node:
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
             reader=self.reader, walks=[], file=file_of(SIZE),
-            verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
+            mode=ServingMode.CHECKPOINTS, offset_bytes=0,
             span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
         )  # fmt: skip
         windows: Any = SimpleNamespace(of=lambda _: Window(16 * MIB, self.frontier, 4 * MIB))

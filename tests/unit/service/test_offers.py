@@ -18,7 +18,7 @@ from uffdprefetch.state.unserved import Coarse
 
 def region(path: str = "/data") -> Any:
     return SimpleNamespace(
-        file=SimpleNamespace(path=path), verdict=wire.ServingMode.CHECKPOINTS,
+        file=SimpleNamespace(path=path), mode=wire.ServingMode.CHECKPOINTS,
         checkpoints=SimpleNamespace(offered=[0, 4096, 8192], laid=set()),
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ def laid(done: int, error: int) -> tuple[Any, Ledger]:
 def test_what_was_laid_is_known() -> None:
     one, ledger = laid(2, 0)
     assert (one.checkpoints.laid, ledger.checkpoints.laid) == ({0, 4096}, 2)
-    assert ledger.serving.verdicts == {"/data": "checkpoints"} and not ledger.serving.coarse
+    assert ledger.serving.modes == {"/data": "checkpoints"} and not ledger.serving.coarse
 
 
 def test_a_program_that_has_gone_on_meanwhile_is_no_failure() -> None:

@@ -135,9 +135,9 @@ def bed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ReadBed]:
 
 def test_a_file_that_is_read_is_opened_and_followed_as_a_mapping_is(bed: ReadBed) -> None:
     region = bed.follow(fd := bed.file_fd("a"))
-    assert (region.verdict, region.id) == (wire.ServingMode.READS, FIRST_READ + 1)
+    assert (region.mode, region.id) == (wire.ServingMode.READS, FIRST_READ + 1)
     assert region.span.end_bytes == SIZE and region.file in bed.core.table.files.values()
-    assert bed.ledger.serving.verdicts == {region.file.path: "reads"}
+    assert bed.ledger.serving.modes == {region.file.path: "reads"}
     for at in range(0, 8 * MIB, 128 << 10):
         bed.of(region.file).add(at, at + (128 << 10))
         bed.saw(fd, at, at + (128 << 10))

@@ -92,7 +92,7 @@ def test_a_run_by_page_tables_has_nothing_to_mend() -> None:
     ledger = attached(served(AUTO))
     assert (ledger.serving.rung, ledger.serving.lifts, ledger.serving.remedy) == (2, False, None)
     assert (ledger.serving.coarse, ledger.degradations) == ({}, [])
-    assert ledger.serving.verdicts == {"/data/0": "page_tables"}
+    assert ledger.serving.modes == {"/data/0": "page_tables"}
 
 
 @pytest.mark.parametrize("first", [True, False])
