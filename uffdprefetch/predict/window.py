@@ -89,17 +89,17 @@ class FixedWindow:
 
 
 def fixed(
-    walk: Stream, last: FixedWindow | None, file_bytes: int, size_bytes: int, threshold: float
+    stream: Stream, last: FixedWindow | None, file_bytes: int, size_bytes: int, threshold: float
 ) -> FixedWindow | None:
     """[Haderbache] section 3.2: the first checkpoint triggers; the next window begins at the end of
     the ``last`` one, and the first checkpoint at or past ``threshold`` of it triggers that. None:
     nothing is triggered."""
-    if walk.direction < 0:
+    if stream.direction < 0:
         return None
     if last is None:
-        start = walk.position_bytes
-    elif walk.position_bytes >= last.trigger_bytes:
-        start = max(last.end_bytes, walk.position_bytes)
+        start = stream.position_bytes
+    elif stream.position_bytes >= last.trigger_bytes:
+        start = max(last.end_bytes, stream.position_bytes)
     else:
         return None
     end = min(file_bytes, start + size_bytes)

@@ -115,7 +115,7 @@ class Arbiter:
         if self.on_seen is not None:
             self.on_seen(batch)
         steps = self._walks.touched(batch)
-        walks = [step.walk if step else None for step in steps]
+        walks = [step.stream if step else None for step in steps]
         self.end_walks(reader)
         for seen, step in zip(batch.touches, steps, strict=True):
             if step is not None:

@@ -24,9 +24,9 @@ from uffdprefetch.warm.windows import Windows
 class FollowedWalk:
     """A walk, as the scheduler sees it (see Consumer), and its last window."""
 
-    def __init__(self, walk: Stream) -> None:
-        self.walk = walk
-        self.rank, self.reader = walk.rank, walk.reader
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.rank, self.reader = stream.rank, stream.reader
         self.feedback = Feedback()
         self.window: FixedWindow | None = None
         self.depth_bytes = self.depth_of_all_bytes = 0
@@ -34,21 +34,21 @@ class FollowedWalk:
     @property
     def direction(self) -> int:
         """See Consumer."""
-        return self.walk.direction
+        return self.stream.direction
 
     @property
     def position_bytes(self) -> int:
         """See Consumer."""
-        return self.walk.position_bytes
+        return self.stream.position_bytes
 
     @property
     def rate_bytes_per_second(self) -> float:
         """See Consumer."""
-        return self.walk.rate_bytes_per_second
+        return self.stream.rate_bytes_per_second
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """See Consumer."""
-        return self.walk.expected_bytes(now_ns, most_bytes)
+        return self.stream.expected_bytes(now_ns, most_bytes)
 
 
 class FixedWindows(Predictor):
@@ -75,36 +75,38 @@ class FixedWindows(Predictor):
             return found
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
         active = reader.table.active()
-        for walk in reader.pool.followed(active, now_ns) if pooled else active:
-            size_bytes = self._windows.of(walk, pooled).size_bytes
-            one = self._followed.get(walk) or FollowedWalk(walk)
+        for stream in reader.pool.followed(active, now_ns) if pooled else active:
+            size_bytes = self._windows.of(stream, pooled).size_bytes
+            one = self._followed.get(stream) or FollowedWalk(stream)
             wanted = window.fixed(
-                walk, one.window, end_bytes, size_bytes, self._config.fixed.threshold
+                stream, one.window, end_bytes, size_bytes, self._config.fixed.threshold
             )
             if wanted is None:
                 continue
-            self._followed[walk], one.window = one, wanted
-            self._windows.asked(walk, wanted.end_bytes, one.feedback)
+            self._followed[stream], one.window = one, wanted
+            self._windows.asked(stream, wanted.end_bytes, one.feedback)
             for start, end in reader.unneeded.ranges.missing(wanted.start_bytes, wanted.end_bytes):
                 found.append((one, PrefetchRange(reader.file, start, end, pooled=pooled)))
-                self._publisher.put(WINDOW, now_ns, walk.reader, reader.file, start, end - start, 0)
+                self._publisher.put(
+                    WINDOW, now_ns, stream.reader, reader.file, start, end - start, 0
+                )
         return found
 
     def take_back(self, reader: Reader, start: int, end: int) -> None:
         """See Predictor."""
-        for walk in reader.table.streams:
-            one = self._followed.get(walk)
+        for stream in reader.table.streams:
+            one = self._followed.get(stream)
             asked = one.window.end_bytes if one is not None and one.window is not None else 0
-            if walk.position_bytes < end and start < asked:
-                self.ended([walk])
+            if stream.position_bytes < end and start < asked:
+                self.ended([stream])
 
-    def ended(self, walks: Sequence[Stream]) -> None:
+    def ended(self, streams: Sequence[Stream]) -> None:
         """See Predictor."""
-        for walk in walks:
-            one = self._followed.pop(walk, None)
+        for stream in streams:
+            one = self._followed.pop(stream, None)
             if one is not None:
                 self._scheduler.forget(one)
-                self._windows.asked(walk, walk.position_bytes, one.feedback)
+                self._windows.asked(stream, stream.position_bytes, one.feedback)
 
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""

@@ -73,36 +73,36 @@ class Beyond:
     """A walk seen from the file that follows: it stands before its beginning. What is read for it
     there is still wanted when its own file is unmapped, and the walk over."""
 
-    walk: Walk
+    stream: Walk
     length_bytes: int  # of the file that it is in
 
     def __post_init__(self) -> None:
-        self.rank, self.reader = self.walk.rank, self.walk.reader
-        self.direction, self.feedback = self.walk.direction, self.walk.feedback
+        self.rank, self.reader = self.stream.rank, self.stream.reader
+        self.direction, self.feedback = self.stream.direction, self.stream.feedback
 
     @property
     def position_bytes(self) -> int:
         """See Consumer."""
-        return self.walk.position_bytes - self.length_bytes
+        return self.stream.position_bytes - self.length_bytes
 
     @property
     def rate_bytes_per_second(self) -> float:
         """See Consumer."""
-        return self.walk.rate_bytes_per_second
+        return self.stream.rate_bytes_per_second
 
     @property
     def depth_bytes(self) -> int:
         """See Consumer."""
-        return self.walk.depth_bytes
+        return self.stream.depth_bytes
 
     @property
     def depth_of_all_bytes(self) -> int:
         """See Consumer."""
-        return self.walk.depth_of_all_bytes
+        return self.stream.depth_of_all_bytes
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """See Consumer."""
-        return self.walk.expected_bytes(now_ns, most_bytes) - self.length_bytes
+        return self.stream.expected_bytes(now_ns, most_bytes) - self.length_bytes
 
 
 class NextShard:
@@ -119,21 +119,21 @@ class NextShard:
         self._guesses: dict[int, dict[Key, tuple[Reader, Next]]] = {}
 
     def beyond(
-        self, reader: Reader, walk: Walk, ahead_bytes: int, least: float, now: int
+        self, reader: Reader, stream: Walk, ahead_bytes: int, least: float, now: int
     ) -> Iterator[tuple[Consumer, PrefetchRange]]:
         """What of the file that follows lies within ``ahead_bytes`` of a walk, if that goes on into
         it with the probability ``least``."""
         file = reader.file
-        most = walk.position_bytes + ahead_bytes - file.size_bytes
+        most = stream.position_bytes + ahead_bytes - file.size_bytes
         whole = reader.span.end_bytes == file.size_bytes
-        if most < STEP_BYTES or not whole or walk.direction < 0 or not walk.settled:
+        if most < STEP_BYTES or not whole or stream.direction < 0 or not stream.settled:
             return
         self._judge_all(reader.pid)
         found = self._next(reader, now)
         if found is None or found.file is None:
             return
         before = found.consumer
-        if (before is None or before.walk is not walk) and now - found.asked_ns > LATELY_NS:
+        if (before is None or before.stream is not stream) and now - found.asked_ns > LATELY_NS:
             self._forget(found)  # somebody comes there once more
         after = found.file
         most = min(most, after.size_bytes)
@@ -154,7 +154,7 @@ class NextShard:
             after.mappings.needed(now)
         found.frontier_bytes, found.asked_ns = most, now
         if found.consumer is None:
-            found.consumer = Beyond(walk, file.size_bytes)
+            found.consumer = Beyond(stream, file.size_bytes)
         yield found.consumer, PrefetchRange(after, start, most, pooled=pooled)
 
     def _in_pool(self, file: FileState) -> bool:
@@ -171,7 +171,7 @@ class NextShard:
             file, consumer = found.file, found.consumer
             if file is None or consumer is None or file.pooled is None or file.mappings.attached:
                 continue
-            if now - consumer.walk.last_ns <= LATELY_NS:
+            if now - consumer.stream.last_ns <= LATELY_NS:
                 yield file, found.frontier_bytes
 
     def dismissed(self, reader: Reader) -> None:

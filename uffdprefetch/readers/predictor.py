@@ -88,7 +88,7 @@ class Predictor(RangeSource, ABC):
         """What waits to be read for a reader, of what was asked for in [start, end), is not to be
         read: should it go on there, it is asked for again."""
 
-    def ended(self, walks: Sequence[Stream]) -> None:
+    def ended(self, streams: Sequence[Stream]) -> None:
         """These walks were another's, or none: nothing is read for them any more."""
 
     def dismissed(self, reader: Reader) -> None:

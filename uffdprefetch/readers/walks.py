@@ -21,10 +21,10 @@ PLANNED_EVERY = 16
 
 
 class Step(NamedTuple):
-    """A touch brought ``walk`` on; its reader is known to have come over [start, end) bytes.
+    """A touch brought ``stream`` on; its reader is known to have come over [start, end) bytes.
     ``goes_on``: see there."""
 
-    walk: Stream
+    stream: Stream
     start: int
     end: int
     goes_on: bool

@@ -86,8 +86,8 @@ class PagetableScanner:
         cost one part in ``share`` of what looking may. ``crowd``: how many mappings there are;
         where a look at each takes too long, those of which nothing has been touched share."""
         began = self._clock.cpu_ns()
-        walks = region.walks
-        active = [] if region.reader.order.announced else [s for s in walks if s.active]
+        streams = region.streams
+        active = [] if region.reader.order.announced else [s for s in streams if s.active]
         by_tables = region.mode != wire.ServingMode.POOL
         batch = Batch(region, now)
         for stream in active:
@@ -189,7 +189,7 @@ class PagetableScanner:
         """In how long to look again, whatever that costs."""
         order = region.reader.order
         by_tables = region.mode != wire.ServingMode.POOL
-        begun = any(now - s.last_ns < RECENT_NS for s in region.walks)
+        begun = any(now - s.last_ns < RECENT_NS for s in region.streams)
         if region.scan.resume_at or (not settled and begun and not order.announced):
             return LOOK_FIRST_NS
         if settled and by_tables:

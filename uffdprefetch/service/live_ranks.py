@@ -61,8 +61,8 @@ class LiveRanks:
         in_flight_bytes: int,
         now: int,
     ) -> doc.Rank:
-        walks = self._walks(readers, now)
-        moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
+        streams = self._streams_of(readers, now)
+        moving = [one for one in streams if self._moves(one[1], now)] or streams[:1]
         random = next((r for r in reversed(readers) if r.access is Access.JUMPS), None)
         told = moving[0][0] if moving else (random or (readers[-1] if readers else None))
         alive = _alive(members)
@@ -91,21 +91,21 @@ class LiveRanks:
             in_flight_bytes=in_flight_bytes,
             wasted_bytes=wasted,
             wasted_why=None if wasted is not None else "not counted yet",
-            late_extents=sum(self._windows.late_extents(s) for _, s in walks),
+            late_extents=sum(self._windows.late_extents(s) for _, s in streams),
             hit=_hit(track, bool(random)),
             demand_misses=sum(p.watched.misses for p in members),
             stall=doc.Stall(share=None, seconds=None, sensor=None, why=doc.ADDED_BY_WATCHER),
-            walks=len(walks),
-            streams=tuple(self._walk(*walk, now) for walk in moving[:STREAMS_MAX]),
+            walks=len(streams),
+            streams=tuple(self._stream(*one, now) for one in moving[:STREAMS_MAX]),
         )
         return _with_leading(made, moving[0][1], now) if moving else made
 
-    def _walks(self, readers: list[Reader], now: int) -> list[tuple[Reader, Stream]]:
+    def _streams_of(self, readers: list[Reader], now: int) -> list[tuple[Reader, Stream]]:
         """Those that were touched lately, the leading one first."""
-        walks = [(reader, stream) for reader in readers for stream in reader.table.active()]
-        return sorted(walks, key=lambda walk: self._leads(walk[1], now))
+        streams = [(reader, stream) for reader in readers for stream in reader.table.active()]
+        return sorted(streams, key=lambda one: self._leads(one[1], now))
 
-    def _walk(self, reader: Reader, stream: Stream, now: int) -> doc.StreamState:
+    def _stream(self, reader: Reader, stream: Stream, now: int) -> doc.StreamState:
         size_bytes = reader.file.size_bytes  # pages end where the file does
         return doc.StreamState(
             file=reader.file.path,

@@ -104,8 +104,8 @@ class PoolBridge:
             how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
             if step is not None:
                 start, end = step.start, step.end
-                region.reader.pool.follow(event.tid, step.walk)
-                how |= POOL_BACKWARD if step.walk.direction < 0 else 0
+                region.reader.pool.follow(event.tid, step.stream)
+                how |= POOL_BACKWARD if step.stream.direction < 0 else 0
                 if event.refault and not step.goes_on:
                     self.pool.victims.refaulted(file, event.offset, event.refault)
             if self._publisher.active:
@@ -120,10 +120,10 @@ class PoolBridge:
         readers = self._mappings.readers()
         self.pool.victims.plan(
             (
-                (reader, walk, self._windows.of(walk, pooled=True).size_bytes)
+                (reader, stream, self._windows.of(stream, pooled=True).size_bytes)
                 for reader in readers
                 if reader.pooled and (known_orders is None or known_orders.order_of(reader) is None)
-                for walk in reader.pool.followed(reader.table.active(), now)
+                for stream in reader.pool.followed(reader.table.active(), now)
             ),
             [
                 one

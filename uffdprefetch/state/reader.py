@@ -74,20 +74,20 @@ class PoolTouches:
     #: thread -> (whose walk it is on, whose it touched last)
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 
-    def follow(self, tid: int, walk: Stream) -> None:
+    def follow(self, tid: int, stream: Stream) -> None:
         """A thread is on the walk of its last two touches: a single one may be a tree's page."""
-        on, last = self.walkers.pop(tid, (walk, walk))
-        self.walkers[tid] = (walk if walk is last else on), walk
+        on, last = self.walkers.pop(tid, (stream, stream))
+        self.walkers[tid] = (stream if stream is last else on), stream
         if len(self.walkers) > STREAMS_MAX:  # there are no more to follow
             del self.walkers[next(iter(self.walkers))]
 
-    def followed(self, walks: Iterable[Stream], now: int) -> list[Stream]:
+    def followed(self, streams: Iterable[Stream], now: int) -> list[Stream]:
         """Those that threads are on: they predict the next uses of blocks. A walk that ended where
         another began, and a reader's few steps through a tree, do not count: each would protect
         blocks and be prefetched for."""
         since = now - FORGET_NS  # idle for longer it protects no blocks from eviction
-        on = {id(walk) for walk, _ in self.walkers.values()}
-        return [walk for walk in walks if id(walk) in on and walk.last_ns > since]
+        on = {id(stream) for stream, _ in self.walkers.values()}
+        return [stream for stream in streams if id(stream) in on and stream.last_ns > since]
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Region:
         return self.file.opened.fd if self.agent.brings_lease and self.file.guard.leased else -1
 
     @property
-    def walks(self) -> list[Stream]:
+    def streams(self) -> list[Stream]:
         """Of its reader's walks those that are in it."""
         low, high = self.offset_bytes - NEXT_TO_BYTES, self.offset_bytes + self.length_bytes
         return [

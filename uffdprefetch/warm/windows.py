@@ -43,15 +43,15 @@ class ReadPlaces:
         if self._clock.now_ns() < self._due_ns:
             return
         began = self._clock.cpu_ns()
-        walks = [(reader, walk) for reader in readers for walk in reader.table.active()]
-        self.all = _places(walks) if len(walks) > 1 else 1
+        streams = [(reader, stream) for reader in readers for stream in reader.table.active()]
+        self.all = _places(streams) if len(streams) > 1 else 1
         if has_pool:
-            self.in_pool = _places([(one, walk) for one, walk in walks if one.pooled])
+            self.in_pool = _places([(one, stream) for one, stream in streams if one.pooled])
         self._due_ns = self._clock.now_ns() + CPU_PART * (self._clock.cpu_ns() - began)
 
 
-def _places(walks: Iterable[tuple[Reader, Stream]]) -> int:
-    return window.places((id(one.file), walk.position_bytes) for one, walk in walks)
+def _places(streams: Iterable[tuple[Reader, Stream]]) -> int:
+    return window.places((id(one.file), stream.position_bytes) for one, stream in streams)
 
 
 class Windows:
@@ -116,50 +116,50 @@ class Windows:
         """What has been seen, and measured, since the last one counts from now on."""
         self._made.clear()
 
-    def of(self, walk: Stream, pooled: bool = False) -> Window:
+    def of(self, stream: Stream, pooled: bool = False) -> Window:
         """A walk's window in this turn; ``pooled``: in the pool's memory."""
-        found = self._made.get((walk, pooled))
+        found = self._made.get((stream, pooled))
         if found is None:
-            found = self._made[walk, pooled] = self._make(walk, pooled)
+            found = self._made[stream, pooled] = self._make(stream, pooled)
         return found
 
-    def _make(self, walk: Stream, pooled: bool) -> Window:
+    def _make(self, stream: Stream, pooled: bool) -> Window:
         share = self.allowed_bytes // self.places.all
         if self.pool and pooled:
             share = self.pool.window_bytes(self.places.in_pool, walk=True)
-        asked = self._asked.get(walk)
+        asked = self._asked.get(stream)
         if self._config.policy == "fixed":
             size_bytes = min(self._config.fixed.size_bytes, max(share, window.MIB))
         else:
             boost = asked.feedback.boost if asked is not None else 1.0
-            rate, storage = walk.rate_bytes_per_second, self._scheduler.meter.storage
+            rate, storage = stream.rate_bytes_per_second, self._scheduler.meter.storage
             size_bytes = window.lookahead_bytes(rate, storage, share, boost)
         step_bytes = checkpoints.distance_bytes(
-            walk.rate_bytes_per_second, size_bytes, self._config.fixed.distance_bytes
+            stream.rate_bytes_per_second, size_bytes, self._config.fixed.distance_bytes
         )
-        frontier_bytes = asked.frontier_bytes if asked is not None else walk.position_bytes
+        frontier_bytes = asked.frontier_bytes if asked is not None else stream.position_bytes
         return Window(size_bytes, frontier_bytes, step_bytes)
 
-    def asked(self, walk: Stream, frontier_bytes: int, feedback: Feedback) -> None:
+    def asked(self, stream: Stream, frontier_bytes: int, feedback: Feedback) -> None:
         """Something is asked for ahead of a walk, up to there; what comes of it is told there."""
-        self._asked[walk] = _Asked(frontier_bytes, feedback)
-        for key in ((walk, False), (walk, True)):
+        self._asked[stream] = _Asked(frontier_bytes, feedback)
+        for key in ((stream, False), (stream, True)):
             made = self._made.get(key)
             if made is not None:
                 self._made[key] = replace(made, frontier_bytes=frontier_bytes)
 
-    def ahead_bytes(self, walk: Stream) -> int:
+    def ahead_bytes(self, stream: Stream) -> int:
         """What was asked for, and lies ahead of it."""
-        asked = self._asked.get(walk)
+        asked = self._asked.get(stream)
         if asked is None:
             return 0
-        return max(0, (asked.frontier_bytes - walk.position_bytes) * walk.direction)
+        return max(0, (asked.frontier_bytes - stream.position_bytes) * stream.direction)
 
-    def shown_bytes(self, walk: Stream) -> int:
+    def shown_bytes(self, stream: Stream) -> int:
         """What it has, or is to have, ahead of it: who guesses has no window of a size."""
-        return self.ahead_bytes(walk) if self._config.guesses else self.of(walk).size_bytes
+        return self.ahead_bytes(stream) if self._config.guesses else self.of(stream).size_bytes
 
-    def late_extents(self, walk: Stream) -> int:
+    def late_extents(self, stream: Stream) -> int:
         """Of what was read ahead of it, what came too late."""
-        asked = self._asked.get(walk)
+        asked = self._asked.get(stream)
         return asked.feedback.late_extents if asked is not None else 0

@@ -67,7 +67,7 @@ class Node:
         """Of its reader, which was seen there just now."""
         stream = Stream(1, 0, 7, 0, at, NOW - MS, NOW - MS, active=True)
         self.frontier, stream.rate.bytes_per_second = frontier, rate
-        self.region.walks = [stream]
+        self.region.streams = [stream]
         return stream
 
     def look(self, now: int = NOW, crowd: int = 1) -> int:

@@ -172,10 +172,10 @@ def test_what_was_held_back_until_its_reader_was_beyond_it_is_not_read(file: Fil
         scheduler.want(one, PrefetchRange(file, 100 * MIB, 108 * MIB, pooled=True))
         scheduler.pump(NOW)
         assert not notes.sent
-        one.walk.position_bytes = 103 * MIB
+        one.stream.position_bytes = 103 * MIB
         scheduler.pump(NOW)
         assert not notes.sent, "it has not passed all of what is held back"
-        one.walk.position_bytes = 104 * MIB
+        one.stream.position_bytes = 104 * MIB
         for _ in range(4):
             scheduler.pump(NOW)
             scheduler.reap()
@@ -475,7 +475,7 @@ def test_a_guess_that_its_reader_has_passed_is_not_read(file: FileState) -> None
     scheduler = scheduler_of(notes)
     one = reader(0, 100 * MIB, 1e8)
     scheduler.want(one, guess(file, 100 * MIB, 116 * MIB, 4 * MIB))
-    one.walk.position_bytes = 110 * MIB
+    one.stream.position_bytes = 110 * MIB
     run_through(scheduler)
     assert min(start for start, _ in notes.sent) == 110 * MIB
     assert sum(length for _, length in notes.sent) == 6 * MIB
