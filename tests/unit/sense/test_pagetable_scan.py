@@ -49,7 +49,7 @@ class Node:
             file=None, looked=lambda: None,
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
-            reader=self.reader, walks=[], file=file_of(SIZE),
+            reader=self.reader, streams=[], file=file_of(SIZE),
             mode=ServingMode.CHECKPOINTS, offset_bytes=0,
             span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
         )  # fmt: skip
