@@ -35,7 +35,7 @@ SAYS = "uffdprefetch: "
 PLAIN, ENGINES = "plain", ("cache", "pool")
 #: A sign is wrong only where the truth exceeds this.
 SIGN_SECONDS = 0.2
-#: The least that is told at all (report/summary.py, REPORTED_SECONDS), and what runs differ by.
+#: The least that is told at all (report/gained.py, REPORTED_SECONDS), and what runs differ by.
 TELLS_SECONDS = 0.1
 MOST_SECONDS = 300.0
 KEPT_TOTALS = (

@@ -136,13 +136,13 @@ class JobReport:
     def _tell_that_it_died(self, error: ServiceGone) -> None:
         """The service is gone since some time of the run: lines, and a summary with what is known
         without it."""
-        from uffdprefetch.report import summary
+        from uffdprefetch.report.endings import deaths
 
         why = f"the service died during the run ({error})"
         if self._node.had_no_room:
             why = "the service ended during the run, to leave its memory to the job"
         document = self._write_without_it(why, died=True)
-        for line in summary.deaths(document, self._node.address.see_log):
+        for line in deaths(document, self._node.address.see_log):
             say(line)
 
     def _tell_that_it_is_silent(self) -> None:

@@ -16,7 +16,7 @@ from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders.learned_ranges import KeptOrders
 from uffdprefetch.orders.start_profile import StartProfile
 from uffdprefetch.report.columns import TextReport, TextTable
-from uffdprefetch.report.summary import start_line
+from uffdprefetch.report.how_it_ran import start_line
 from uffdprefetch.report.text import printable
 
 if TYPE_CHECKING:
