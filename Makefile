@@ -113,7 +113,7 @@ pure: setup-test
 	$(PY) -m pytest -q --pure -n 2 -m "not slow and not torch" tests/unit tests/net
 
 # The slow storage bed of the tests, the demo and the benches (see bench/slowfs.c).
-build/slowfs: bench/slowfs.c
+build/slowfs: bench/slowfs.c bench/slowfs_queue.h
 	@mkdir -p build
 	$(CC) -std=gnu11 -O2 -g -Wall -Wextra -pthread $$(pkg-config --cflags fuse3) $< -o $@ \
 		$$(pkg-config --libs fuse3)

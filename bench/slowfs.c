@@ -44,16 +44,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-#define NS_PER_SECOND	1000000000ull
+#include "slowfs_queue.h"
+
 #define MAX_BACKGROUND	64	/* requests that the kernel lets be in flight */
-#define REPLY_THREADS	2	/* they copy; all waiting is done in the queue */
+#define REPLY_THREADS	QUEUE_THREADS /* they copy; all waiting is done in the queue */
 #define CONTROL_NAME	".slowfs"
 #define CACHE_SECONDS	86400.0
 
@@ -69,7 +69,7 @@ struct node {
 /* A line of the control file that waits for the kernel: pages that are to go
  * may be under way, so the thread that receives requests must not wait. */
 struct invalidation {
-	struct invalidation *next;
+	struct due due;
 	fuse_req_t req;		/* answered when the pages are gone */
 	size_t line_bytes;
 	fuse_ino_t ino;
@@ -77,19 +77,17 @@ struct invalidation {
 };
 
 struct pending {
-	struct pending *next;
+	struct due due;
 	fuse_req_t req;
 	int fd;
 	off_t offset;
 	size_t size_bytes;
-	uint64_t due_ns;
 };
 
 /* A reply about names or attributes, on its way for one latency of such requests. */
 struct answer {
-	struct answer *next;
+	struct due due;
 	fuse_req_t req;
-	uint64_t due_ns;
 	enum answer_kind { ANSWER_ERROR, ANSWER_ENTRY, ANSWER_ATTRIBUTES, ANSWER_OPEN,
 			   ANSWER_LISTING } kind;
 	int err;
@@ -108,19 +106,15 @@ struct counters {
 
 static struct {
 	pthread_mutex_t lock;
-	pthread_cond_t arrived;
-	struct pending *head, **tail;
+	struct due_queue reads;		/* of struct pending: the link */
+	struct due_queue answers;	/* about names and attributes */
+	struct due_queue going;		/* of struct invalidation */
 	uint64_t in_flight;
 	uint64_t pipe_free_ns;	/* when the last queued transfer ends */
-	uint64_t last_due_ns;
 	uint64_t bandwidth;	/* bytes/s, 0: no limit */
 	uint64_t latency_us;
-	pthread_cond_t answered;
-	struct answer *answers, **answers_tail;
-	uint64_t last_answer_ns;
 	uint64_t lookup_us;	/* of a request for names or attributes */
 	struct counters count;
-	bool stopping;
 	double entry_seconds;	/* names and attributes are cached for so long */
 	double missing_seconds;	/* and that there is no such name */
 	bool no_keep_cache;	/* each open takes the file's pages away */
@@ -129,17 +123,12 @@ static struct {
 	bool told_of_closes;
 	bool times_frozen;
 	struct fuse_session *session;
-	pthread_cond_t asked;
-	struct invalidation *going, **going_tail;
 } bed = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
-	.arrived = PTHREAD_COND_INITIALIZER,
-	.tail = &bed.head,
-	.asked = PTHREAD_COND_INITIALIZER,
-	.answered = PTHREAD_COND_INITIALIZER,
-	.answers_tail = &bed.answers,
+	.reads = DUE_QUEUE(bed.reads),
+	.answers = DUE_QUEUE(bed.answers),
+	.going = DUE_QUEUE(bed.going),
 	.entry_seconds = CACHE_SECONDS,
-	.going_tail = &bed.going,
 	.bandwidth = 300000000,
 	.latency_us = 1000,
 };
@@ -150,25 +139,6 @@ static struct node root = { .path = "." };
 static struct node control = { .path = CONTROL_NAME };
 
 /* ---- the link ---------------------------------------------------------- */
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec * NS_PER_SECOND + ts.tv_nsec;
-}
-
-static void sleep_until(uint64_t due_ns)
-{
-	struct timespec due = {
-		.tv_sec = due_ns / NS_PER_SECOND,
-		.tv_nsec = due_ns % NS_PER_SECOND,
-	};
-
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
-		;
-}
 
 /* Put a read of size_bytes on the link: it leaves the pipe after everything
  * that was queued before it, and is due one latency later. */
@@ -182,12 +152,7 @@ static void link_queue(struct pending *p)
 	bed.pipe_free_ns = start;
 	if (bed.bandwidth)
 		bed.pipe_free_ns += p->size_bytes * NS_PER_SECOND / bed.bandwidth;
-	p->due_ns = bed.pipe_free_ns + bed.latency_us * 1000;
-	/* A latency lowered live must not let a reply overtake: the queue is
-	 * a FIFO and its head is what the reply threads sleep for. */
-	if (p->due_ns < bed.last_due_ns)
-		p->due_ns = bed.last_due_ns;
-	bed.last_due_ns = p->due_ns;
+	uint64_t due_ns = bed.pipe_free_ns + bed.latency_us * 1000;
 
 	bed.count.requests++;
 	bed.count.bytes += p->size_bytes;
@@ -195,16 +160,13 @@ static void link_queue(struct pending *p)
 		bed.count.largest_request_bytes = p->size_bytes;
 	if (++bed.in_flight > bed.count.most_in_flight)
 		bed.count.most_in_flight = bed.in_flight;
-
-	p->next = NULL;
-	*bed.tail = p;
-	bed.tail = &p->next;
-	pthread_cond_signal(&bed.arrived);
 	pthread_mutex_unlock(&bed.lock);
+	queue_put(&bed.reads, &p->due, due_ns);
 }
 
-static void pending_answer(struct pending *p)
+static void read_give(struct due *one)
 {
+	struct pending *p = (struct pending *)one;
 	struct fuse_bufvec buf = FUSE_BUFVEC_INIT(p->size_bytes);
 	int err;
 
@@ -226,36 +188,9 @@ static void pending_answer(struct pending *p)
 	free(p);
 }
 
-static void *reply_thread(void *arg)
-{
-	(void)arg;
-	/* The default slack of 50 us would be 5 % of the default latency. */
-	prctl(PR_SET_TIMERSLACK, 1ul);
-
-	for (;;) {
-		pthread_mutex_lock(&bed.lock);
-		while (!bed.head && !bed.stopping)
-			pthread_cond_wait(&bed.arrived, &bed.lock);
-		struct pending *p = bed.head;
-		bool stopping = bed.stopping;
-		if (p) {
-			bed.head = p->next;
-			if (!bed.head)
-				bed.tail = &bed.head;
-		}
-		pthread_mutex_unlock(&bed.lock);
-		if (!p)
-			return NULL;
-
-		if (!stopping)
-			sleep_until(p->due_ns);
-		pending_answer(p);
-	}
-}
-
 /* ---- replies about names and attributes -------------------------------- */
 
-static void answer_give(struct answer *a)
+static void answer_send(struct answer *a)
 {
 	switch (a->kind) {
 	case ANSWER_ERROR:
@@ -278,58 +213,28 @@ static void answer_give(struct answer *a)
 	free(a->data);
 }
 
+static void answer_give(struct due *one)
+{
+	answer_send((struct answer *)one);
+	free(one);
+}
+
 /* Give the answer when its time has come, from another thread; at once where nothing delays it. */
 static void answer(struct answer a)
 {
 	struct answer *queued = bed.lookup_us ? malloc(sizeof(*queued)) : NULL;
 
 	if (!queued) {
-		answer_give(&a);
+		answer_send(&a);
 		return;
 	}
-	a.due_ns = now_ns() + bed.lookup_us * 1000;
-	a.next = NULL;
 	*queued = a;
-	pthread_mutex_lock(&bed.lock);
-	/* A latency lowered live must not let an answer overtake, as on the link. */
-	if (queued->due_ns < bed.last_answer_ns)
-		queued->due_ns = bed.last_answer_ns;
-	bed.last_answer_ns = queued->due_ns;
-	*bed.answers_tail = queued;
-	bed.answers_tail = &queued->next;
-	pthread_cond_signal(&bed.answered);
-	pthread_mutex_unlock(&bed.lock);
+	queue_put(&bed.answers, &queued->due, now_ns() + bed.lookup_us * 1000);
 }
 
 static void answer_error(fuse_req_t req, int err)
 {
 	answer((struct answer){ .req = req, .kind = ANSWER_ERROR, .err = err });
-}
-
-static void *answer_thread(void *arg)
-{
-	(void)arg;
-	prctl(PR_SET_TIMERSLACK, 1ul);
-
-	for (;;) {
-		pthread_mutex_lock(&bed.lock);
-		while (!bed.answers && !bed.stopping)
-			pthread_cond_wait(&bed.answered, &bed.lock);
-		struct answer *a = bed.answers;
-		bool stopping = bed.stopping;
-		if (a) {
-			bed.answers = a->next;
-			if (!bed.answers)
-				bed.answers_tail = &bed.answers;
-		}
-		pthread_mutex_unlock(&bed.lock);
-		if (!a)
-			return NULL;
-		if (!stopping)
-			sleep_until(a->due_ns);
-		answer_give(a);
-		free(a);
-	}
 }
 
 static void count_one(uint64_t *counter)
@@ -341,32 +246,18 @@ static void count_one(uint64_t *counter)
 
 /* ---- pages that are taken away ----------------------------------------- */
 
-static void *invalidate_thread(void *arg)
+static void invalidation_give(struct due *due)
 {
-	(void)arg;
-	for (;;) {
-		pthread_mutex_lock(&bed.lock);
-		while (!bed.going && !bed.stopping)
-			pthread_cond_wait(&bed.asked, &bed.lock);
-		struct invalidation *one = bed.going;
-		if (one) {
-			bed.going = one->next;
-			if (!bed.going)
-				bed.going_tail = &bed.going;
-		}
-		pthread_mutex_unlock(&bed.lock);
-		if (!one)
-			return NULL;
+	struct invalidation *one = (struct invalidation *)due;
+	/* ENOENT: the kernel has no such inode, so no page of it either */
+	int err = fuse_lowlevel_notify_inval_inode(bed.session, one->ino, one->offset,
+						   one->length);
 
-		/* ENOENT: the kernel has no such inode, so no page of it either */
-		int err = fuse_lowlevel_notify_inval_inode(bed.session, one->ino, one->offset,
-							   one->length);
-		if (err && err != -ENOENT)
-			fuse_reply_err(one->req, -err);
-		else
-			fuse_reply_write(one->req, one->line_bytes);
-		free(one);
-	}
+	if (err && err != -ENOENT)
+		fuse_reply_err(one->req, -err);
+	else
+		fuse_reply_write(one->req, one->line_bytes);
+	free(one);
 }
 
 /* ---- the control file -------------------------------------------------- */
@@ -527,11 +418,7 @@ static void invalidate_line(fuse_req_t req, const char *line, size_t line_bytes)
 	*one = (struct invalidation){ .req = req, .line_bytes = line_bytes,
 				      .ino = (uintptr_t)*found, .offset = offset,
 				      .length = length };
-	pthread_mutex_lock(&bed.lock);
-	*bed.going_tail = one;
-	bed.going_tail = &one->next;
-	pthread_cond_signal(&bed.asked);
-	pthread_mutex_unlock(&bed.lock);
+	queue_put(&bed.going, &one->due, 0);
 }
 
 /* ---- the session ------------------------------------------------------- */
@@ -600,7 +487,7 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 
 	(void)fi;
 	if (node_of(ino) == &control) {
-		answer_give(&a);
+		answer_send(&a);
 		return;
 	}
 	count_one(&bed.count.getattrs);
@@ -857,26 +744,20 @@ static void *parent_thread(void *arg)
 
 static int serve(struct fuse_session *session, const char *mountpoint, bool with_parent)
 {
-	pthread_t replier[REPLY_THREADS], parent, invalidator, answerer;
-	bool invalidates = false, answers = false;
+	struct due_queue *queues[] = { &bed.reads, &bed.answers, &bed.going };
+	const size_t count = sizeof(queues) / sizeof(*queues);
 	sigset_t all, old;
-	int err = 0, started = 0;
+	pthread_t parent;
+	int err;
 
 	/* Signals belong to the main thread, which sits in read(/dev/fuse). */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	while (!err && started < REPLY_THREADS) {
-		err = -pthread_create(&replier[started], NULL, reply_thread, NULL);
-		started += !err;
-	}
-	if (!err) {
-		err = -pthread_create(&answerer, NULL, answer_thread, NULL);
-		answers = !err;
-	}
-	if (!err && bed.writers_behind) {
-		err = -pthread_create(&invalidator, NULL, invalidate_thread, NULL);
-		invalidates = !err;
-	}
+	err = queue_start(&bed.reads, read_give, REPLY_THREADS);
+	if (!err)
+		err = queue_start(&bed.answers, answer_give, 1);
+	if (!err && bed.writers_behind)
+		err = queue_start(&bed.going, invalidation_give, 1);
 	if (!err && with_parent)
 		err = -pthread_create(&parent, NULL, parent_thread, NULL);
 	if (!err && with_parent)
@@ -890,18 +771,10 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 		err = fuse_session_loop(session);
 		err = err < 0 ? err : 0;	/* > 0: ended by a signal */
 	}
-	pthread_mutex_lock(&bed.lock);
-	bed.stopping = true;
-	pthread_cond_broadcast(&bed.arrived);
-	pthread_cond_broadcast(&bed.asked);
-	pthread_cond_broadcast(&bed.answered);
-	pthread_mutex_unlock(&bed.lock);
-	if (answers)
-		pthread_join(answerer, NULL);
-	if (invalidates)
-		pthread_join(invalidator, NULL);
-	while (started)
-		pthread_join(replier[--started], NULL);
+	for (size_t i = 0; i < count; i++)
+		queue_end(queues[i]);
+	for (size_t i = 0; i < count; i++)
+		queue_join(queues[i]);
 	return err;
 }
 
