@@ -306,7 +306,9 @@ def test_when_only_ctime_has_moved_the_pool_s_pages_go_if_somebody_may_have_writ
     one.copy(PAGES)
     state = one.begin()
     one.end(state)
-    one.freshness._pool = SimpleNamespace(drop=lambda *what: dropped.append(what))
+    one.freshness._pool = SimpleNamespace(
+        files=SimpleNamespace(drop=lambda *what: dropped.append(what))
+    )
     path.chmod(0o640)
     one.freshness._look(one.file, state, Times.of(one.file.opened.fd))
     assert dropped == ([(one.file, "its ctime has moved")] if network else [])

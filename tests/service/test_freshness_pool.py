@@ -19,7 +19,7 @@ from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.node_pool import BLOCK_MAX_BYTES, sampled_pages
+from uffdprefetch.pool.files import SAMPLED_BYTES, sampled_pages
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.state.pool_file import PoolFile
 
@@ -166,12 +166,12 @@ def test_a_sample_is_one_page_of_each_4_mib_that_are_there_another_one_each_time
     random = np.random.default_rng(1)
     assert sampled_pages(one.file, SIZE_BYTES, 100, random) == []
     one.fill()
-    cells = SIZE_BYTES // BLOCK_MAX_BYTES
+    cells = SIZE_BYTES // SAMPLED_BYTES
     seen = set()
     for _ in range(50):
         pages = sampled_pages(one.file, SIZE_BYTES, 100, random)
         assert pages == sorted(pages)
-        assert [p * PAGE // BLOCK_MAX_BYTES for p in pages] == list(range(cells))
+        assert [p * PAGE // SAMPLED_BYTES for p in pages] == list(range(cells))
         seen.update(pages)
     assert len(seen) > 40 * cells
     assert len(sampled_pages(one.file, SIZE_BYTES, 2, random)) == 2

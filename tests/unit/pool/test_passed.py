@@ -86,7 +86,7 @@ def test_what_lies_between_two_touches_is_not(bed: Pooled, apart: int) -> None:
 
 
 def test_of_an_earlier_epoch_what_is_still_mapped_is(bed: Pooled) -> None:
-    """It does not fault (pool/node_pool.py, come_over())."""
+    """It does not fault (state/pool_file.py, come_over())."""
     bed.state[:] = uffd_pool.PRESENT
     bed.touched_ms[:] = 1
     bed.fault(0)
