@@ -33,7 +33,16 @@ from apps import SIZES
 from apps_bench import ENVIRONMENT, Bench, wait_until_quiet
 from apps_programs import EVERY, Program
 from never_slower_table import SCHEMA, judged, markdown, to_measure
-from reports import ROOT, a_line_for_errors, command, commit_of, conditions, load, save
+from reports import (
+    ROOT,
+    a_line_for_errors,
+    command,
+    commit_of,
+    conditions,
+    load,
+    save,
+    show_or_measure,
+)
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_size
@@ -229,10 +238,9 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
 @a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command; 0, or 1 if a row could not be measured."""
-    shown = words[:1] == ["show"]
-    report = load(Path(words[1]), SCHEMA) if shown else measure_all(parse(words))
-    print(markdown(report))
-    return 1 if report["failures"] else 0
+    return show_or_measure(
+        words, SCHEMA, lambda given: (measure_all(parse(given)), False), markdown
+    )
 
 
 if __name__ == "__main__":
