@@ -67,7 +67,7 @@ class Peer:
 
 
 class PeerNodes:
-    """All of them, by rank and by node."""
+    """All of them, by rank and by node. What is known of one changes here alone."""
 
     def __init__(self, node: int, fabric: Fabric, service: ServiceQueue, home: Home) -> None:
         """``node``: this one; ``home``: forgets what lost ones have kept."""
@@ -99,6 +99,18 @@ class PeerNodes:
             return
         peer.unsent += 1
         self._fabric.send(peer.rank, CONTROL, net.encode(message), went)
+
+    def concern(self, peer: Peer, now: int) -> None:
+        """One of the two has asked the other."""
+        peer.concerned_ns = now
+
+    def answered(self, peer: Peer, now: int) -> None:
+        """What it was asked for has come: no message, and a sign of life all the same."""
+        peer.heard_ns = now
+
+    def note_room(self, peer: Peer, room: int) -> None:
+        """How much it can keep, as it says."""
+        peer.room = room
 
     def mark_up(self, peer: Peer, now: int) -> None:
         """A message has come from it."""
@@ -140,7 +152,7 @@ class Heartbeats:
 
     def heard(self, peer: Peer, message: Message, room: int) -> None:
         """One of a peer."""
-        peer.room = message.room
+        self._peers.note_room(peer, message.room)
         self._peers.mark_short(peer, bool(message.cpu_short))
         if not message.status:  # we count as lost there
             self._peers.send(peer, self.sign_of_life(peer, room))

@@ -90,11 +90,11 @@ class Requests:
             at = self._clock.now_ns()
             if asked.demanded:
                 self._naps.note_answer(at - asked.at_ns)
-            asked.peer.heard_ns = at
+            self._peers.answered(asked.peer, at)
             self._naps.note_busy(at)
             self._service.tell(Message(net.CAME, slot=slot))
 
-        peer.concerned_ns = now
+        self._peers.concern(peer, now)
         self._naps.note_busy(now)
         self._asked[slot] = Asked(peer, now, m.class_ == net.DEMAND)
         self._fabric.receive(peer.rank, ANSWER + slot, self._service.slot(slot), came)

@@ -95,14 +95,14 @@ class Transport:
         elif message.kind in (net.WORD, net.HURRIED, net.HINTS):
             self._service.tell(message)
         elif message.kind == net.QUESTION:
-            peer.room = message.room
+            self.peers.note_room(peer, message.room)
             self._concerned(peer, now)
             self.peers.send(peer, self.homes.answer(message, peer.node, now))
         elif message.kind in (net.KEPT, net.DROPPED):
             self.homes.note(message, peer.node)
 
     def _concerned(self, peer: Peer, now: int) -> None:
-        peer.concerned_ns = now
+        self.peers.concern(peer, now)
         self.naps.note_busy(now)
 
     # -------------------------------------------------------------- of the service
