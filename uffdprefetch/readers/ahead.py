@@ -307,7 +307,7 @@ class Ahead(Predictor):
         """See Predictor."""
         return Confidence.GUESS
 
-    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+    def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
         """See Predictor. Where no scan has found exactly what was touched the touches tell it."""
         told = [seen.known for seen in batch.touches if seen.told]
         if told or batch.found:
@@ -524,9 +524,9 @@ class Ahead(Predictor):
 
     def _show(self, reader: Reader, head: Head) -> None:
         """What is read ahead of a front, to who looks at the walks of its reader."""
-        for walk in reader.table.streams:
-            if abs(walk.position_bytes - head.position_bytes) <= CLUSTER_BYTES:
-                self._windows.asked(walk, head.front.wanted * BLOCK_BYTES, head.feedback)
+        for stream in reader.table.streams:
+            if abs(stream.position_bytes - head.position_bytes) <= CLUSTER_BYTES:
+                self._windows.asked(stream, head.front.wanted * BLOCK_BYTES, head.feedback)
 
     def _ranges(
         self, of: _File, reader: Reader, start: int, end: int, front: Front | None = None

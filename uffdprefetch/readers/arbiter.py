@@ -115,7 +115,7 @@ class Arbiter:
         if self.on_seen is not None:
             self.on_seen(batch)
         steps = self._walks.touched(batch)
-        walks = [step.stream if step else None for step in steps]
+        streams = [step.stream if step else None for step in steps]
         self.end_walks(reader)
         for seen, step in zip(batch.touches, steps, strict=True):
             if step is not None:
@@ -123,7 +123,7 @@ class Arbiter:
                     self.take_back(reader, low, high)
         for predictor in self._listeners.seen:
             if predictor.trait is None or predictor.trait in reader.traits:
-                asks = predictor.observe(batch, walks) or asks
+                asks = predictor.observe(batch, streams) or asks
         if asks:
             self.due(batch.region)
         return steps

@@ -288,7 +288,7 @@ class KnownOrders(Predictor):
 
     # ---- what is told ---------------------------------------------------------------------------
 
-    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+    def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
         """See Predictor. The touches that a scan has made of what it has found say no more."""
         told, reader = [seen for seen in batch.touches if seen.told], batch.region.reader
         if reader.order.pending_since_ns and not reader.order.followed:

@@ -61,7 +61,7 @@ class Predictor(RangeSource, ABC):
     #: While it is in charge it is asked no more often than this.
     every_ns: int = 0
 
-    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+    def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
         """What was seen of a reader since the last turn, and of each of its touches the walk that
         it brought on (None where its order is known, and walks would say no more); whether what was
         found is a reason to ask of the reader, as a touch always is. Cheap: it is called of every

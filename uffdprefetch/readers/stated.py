@@ -210,17 +210,17 @@ class StatedRanges(RangeSource):
             if stream is not None and not self._ends(book, stream, now_ns):
                 stream.in_pool = book.in_pool
                 book.readers = {pid: one for pid, one in book.readers.items() if one.regions}
-                walks = [
-                    walk
+                streams = [
+                    stream
                     for reader in book.readers.values()
-                    for walk in reader.table.streams
-                    if now_ns - walk.last_ns < LATELY_NS
+                    for stream in reader.table.streams
+                    if now_ns - stream.last_ns < LATELY_NS
                 ]
                 if stream.terms.guess and self._bound is not None:
                     stream.most_bytes, depth = self._bound(stream)
                     stream.give_way(Priority.STATED, depth)
                 else:
-                    ahead = max((w.position_bytes for w in walks), default=0)
+                    ahead = max((w.position_bytes for w in streams), default=0)
                     stream.lets_pass(ahead, Priority.STATED)
                 if stream.go_on(now_ns):
                     book.streaming.end(Stage.DONE, book.streaming.why, now_ns)

@@ -127,15 +127,15 @@ class Strides(Predictor):
 
     # ---- a predictor ----------------------------------------------------------------------------
 
-    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+    def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
         """See Predictor."""
         if batch.region.mode != ServingMode.POOL:  # which maps in pieces: not what was read
-            for seen, walk in zip(batch.touches, walks, strict=True):
-                if walk is not None:
-                    self._went_on(batch.region.reader, walk, seen.at_ns)
+            for seen, stream in zip(batch.touches, streams, strict=True):
+                if stream is not None:
+                    self._went_on(batch.region.reader, stream, seen.at_ns)
         return False
 
-    def _went_on(self, reader: Reader, walk: Stream, now: int) -> None:
+    def _went_on(self, reader: Reader, stream: Stream, now: int) -> None:
         watch = self._watch(reader)
         if watch is None:
             watch = _Watch(reader.file, reader.rank)
@@ -146,7 +146,7 @@ class Strides(Predictor):
             watch.over is None
             and now >= watch.next_ns
             and self._known_orders.order_of(reader) is None
-            and (self._always or self._surely(reader, walk, now))
+            and (self._always or self._surely(reader, stream, now))
         ):
             watch.since_ns = watch.since_ns or now
             self._seek(watch, now)
@@ -156,18 +156,18 @@ class Strides(Predictor):
         watch = self._watch(reader) if self._always else None
         if watch is None or not watch.holds(now_ns):
             return Confidence.NONE
-        walks = reader.table.active()
-        dense = any(walk.settled and (walk.density or 0.0) >= DENSITY for walk in walks)
+        streams = reader.table.active()
+        dense = any(stream.settled and (stream.density or 0.0) >= DENSITY for stream in streams)
         return Confidence.NONE if dense else Confidence.SEEKS
 
     def demand(self, reader: Reader, now_ns: int) -> tuple[tuple[Consumer, PrefetchRange], ...]:
         """See Predictor."""
         return ()
 
-    def _surely(self, reader: Reader, walk: Stream, now: int) -> bool:
+    def _surely(self, reader: Reader, stream: Stream, now: int) -> bool:
         """`--policy auto`: whether a rank skips what no rank of this node reads."""
         return (
-            walk.skips
+            stream.skips
             and reader.access is Access.WALKS
             and not self._known_orders.pending(reader)
             and self._leaves_out(reader.file, now)
@@ -186,24 +186,24 @@ class Strides(Predictor):
 
     def _look_together(self, file: FileState) -> bool:
         readers = [reader for reader in self._all() if reader.file is file]
-        walks = [
+        streams = [
             (reader, max(active, key=lambda s: s.last_ns))
             for reader in readers
             if (active := reader.table.active())
         ]
-        latest = max((walk.last_ns for _, walk in walks), default=0)
-        walks = [each for each in walks if latest - each[1].last_ns < LATELY_NS]
-        if {reader.rank for reader in readers} - {reader.rank for reader, _ in walks}:
+        latest = max((stream.last_ns for _, stream in streams), default=0)
+        streams = [each for each in streams if latest - each[1].last_ns < LATELY_NS]
+        if {reader.rank for reader in readers} - {reader.rank for reader, _ in streams}:
             return False  # one of them has yet to begin, or waits: what it reads is not known
         # of what all have passed: one that is ahead has met its own records only; and less what
         # several threads read out of order
-        spans = [sorted((walk.start_bytes, walk.position_bytes)) for _, walk in walks]
+        spans = [sorted((stream.start_bytes, stream.position_bytes)) for _, stream in streams]
         low = max((a for a, _ in spans), default=0) + BACK_BYTES
         high = min((b for _, b in spans), default=0) - BACK_BYTES
         low = max(low, high - SURE_BYTES)
         if high - low < DISTANCE_MIN_BYTES:
             return False
-        for reader, _ in walks:
+        for reader, _ in streams:
             for region in reader.regions.values():
                 pagetables.note_used(region, pagetables.runs(region, low, high))
         first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)

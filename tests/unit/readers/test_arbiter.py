@@ -60,7 +60,7 @@ class Oracle(Predictor):
         self.more = 0  # times that it has more
         self.consumer, self.at = FileConsumer(0, 7), 0
 
-    def observe(self, batch: Batch, walks: Sequence[Stream | None]) -> bool:
+    def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
         self.seen += batch.touches
         return False
 

@@ -78,7 +78,7 @@ class Orders(KnownOrders):
         self.planned += 1
         return []
 
-    def observe(self, batch: Batch, walks: Any) -> bool:
+    def observe(self, batch: Batch, streams: Any) -> bool:
         self.touches += sum(seen.told for seen in batch.touches)
         return False
 
