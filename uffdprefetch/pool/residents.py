@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.eviction import BlockReader, Residents
+from uffdprefetch.predict.randomness import NEAR_BYTES
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.sense.pagetables import CLUSTER_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader
 
@@ -31,7 +31,7 @@ def reader(of: Reader, stream: Stream, ahead_bytes: int, block_bytes: int) -> Bl
         low=span.start_bytes // block_bytes,
         high=-(-span.end_bytes // block_bytes),
         ahead=-(-ahead_bytes // block_bytes),
-        behind=max(1, CLUSTER_BYTES // block_bytes),
+        behind=max(1, NEAR_BYTES // block_bytes),
     )
 
 

@@ -12,6 +12,13 @@ ENTRIES_MAX = 4096
 #: read is in memory, and that there is room for more. A job's pauses between two batches are longer
 #: than any reply of storage, and shorter than its epochs.
 LATELY_NS = 1_000_000_000
+#: Of what was seen of late so many are remembered (touches that are judged, latencies, names that
+#: were opened, records that are being read), or after so many more one counts half (ends of walks,
+#: blocks of one): a share of them is known to an eighth, and all are of the present way of reading.
+LATELY_COUNT = 64
+#: Items that are gone over at one time (names of a directory, records of an inferred order): of
+#: more nothing is known. It takes up to a second, and some 40 MB.
+LIST_MAX = 1 << 20
 #: How often what lasts much longer is decided anew: what an order needs next and how far its reader
 #: is, whether a file is to be read whole, whether records are left out.
 DECIDE_NS = 10_000_000

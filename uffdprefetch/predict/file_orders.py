@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.name_orders import (
     GAP_NAMES,
-    LATELY_FILES,
     WINDOW_FILES,
     DirectoryPass,
     NameOrder,
@@ -195,7 +195,7 @@ class DirectoryOrder:
 
     def _cursor_at(self, place: int, when: int) -> FileCursor:
         cursor = FileCursor(place, end=place + 1, last=when)
-        if len(self.cursors) >= LATELY_FILES:
+        if len(self.cursors) >= LATELY_COUNT:
             silent = min(self.cursors, key=lambda c: c.last)
             self._give_up([index for index, by in self._wanted.items() if by is silent])
             self.cursors.remove(silent)
@@ -241,7 +241,7 @@ class DirectoryOrder:
     def _end_streams(self) -> None:
         """Of those that did not go on while the others did."""
         assert self.order is not None
-        for cursor in [c for c in self.cursors if self.opens.total - c.last > LATELY_FILES]:
+        for cursor in [c for c in self.cursors if self.opens.total - c.last > LATELY_COUNT]:
             indices = [self.names.index(self.order, place) for place in cursor.pending]
             wanted = [index for index in indices if index in self._wanted]
             self._outcomes.append(not wanted)

@@ -16,6 +16,7 @@ from heapq import nsmallest
 from itertools import takewhile
 from operator import attrgetter
 
+from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.price import FREE_SECONDS, Account
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.streams import BACK_BYTES
@@ -34,8 +35,6 @@ MISS_BLOCKS = MISS_BYTES // BLOCK_BYTES
 #: Touches that lie no further behind a front are its own: of other threads, and of ranks that are a
 #: little behind. Further back it is read once more, and what it has brought may be gone by then.
 BEHIND_BLOCKS = BACK_BYTES // BLOCK_BYTES
-#: A walk is as dense as it was of late: after so many blocks what was before counts half.
-RECENT_BLOCKS = 64
 #: A first touch of no more blocks may turn out to be the end of a walk that goes backward.
 TURNS_BLOCKS = 8
 
@@ -169,7 +168,7 @@ class Texture:
         """Over so many blocks, which are touched but for a gap, or an empty one."""
         start, end = gap
         size = max(0, end - start)
-        share = 0.5 ** (gone / RECENT_BLOCKS)
+        share = 0.5 ** (gone / LATELY_COUNT)
         self.over = self.over * share + gone
         self.touched = self.touched * share + gone - size
         self.runs, self.around, self.passed, self.filled = (
@@ -177,7 +176,7 @@ class Texture:
         )
         for old in self.gaps:
             old.behind += gone
-        while self.gaps and self.gaps[0].behind > RECENT_BLOCKS:
+        while self.gaps and self.gaps[0].behind > LATELY_COUNT:
             old = self.gaps.pop(0)
             self.passed += old.size
             self.filled += old.filled

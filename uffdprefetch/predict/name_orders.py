@@ -15,11 +15,10 @@ from itertools import groupby
 from math import log2
 from typing import Protocol
 
+from uffdprefetch.predict.bounds import LATELY_COUNT
+
 #: Opens in which it shows whether an order holds, and a suffix is read.
 WINDOW_FILES = 8
-#: Opens that are remembered, and names that are looked at before one: so many streams are told
-#: apart.
-LATELY_FILES = 64
 #: Sum of the logarithms (base 2) of how unlikely what was seen is in an order drawn by chance: in
 #: one of a thousand walks without an order one is found, and what it wants is lost.
 PROOF_BITS = 10.0
@@ -112,7 +111,7 @@ class DirectoryPass:
         self.total += 1
         self._lately.pop(index, None)
         self._lately[index] = self.total
-        if len(self._lately) > LATELY_FILES:
+        if len(self._lately) > LATELY_COUNT:
             del self._lately[next(iter(self._lately))]
         return True
 
@@ -159,7 +158,7 @@ class OrderEvidence:
         """How many of the last opens, and names behind each, are as near to a place as its next
         neighbour that was opened; 0: none was, of the names just before it."""
         best, between = 0, 0
-        for before in range(place - 1, max(-1, place - 1 - LATELY_FILES), -1):
+        for before in range(place - 1, max(-1, place - 1 - LATELY_COUNT), -1):
             other = opened.names.index(order, before)
             age = opened.age(other)
             if age and other in opened:

@@ -19,9 +19,8 @@ from enum import Enum
 from math import sqrt
 
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.bounds import LATELY_COUNT
 
-#: Window of touches that is judged.
-TOUCHES = 64
 #: So many jumps among them make a reader one that jumps about: a record of 192 KiB is one jump and
 #: up to three touches in order. Where of the later half half as many are jumps it goes in order by
 #: now.
@@ -29,7 +28,8 @@ JUMPS_RANDOM = 16
 #: The last touches: next to them is in order, and two thirds of them in order show a walk. No more
 #: are kept of one scan, spread evenly over it.
 RECENT = 16
-#: Next to: closer than this. Kernel fault-around and readahead, records that a few ranks skip; ...
+#: Next to: closer than this, and runs of one look so near are one touch. Kernel fault-around and
+#: readahead, pages that a B-tree skips, records that a few ranks skip; ...
 NEAR_BYTES = MIB
 #: ... in a small file closer than this part of it: of random touches one in eight is near the last.
 NEAR_SHARE = 256
@@ -78,7 +78,7 @@ class RandomnessDetector:
     def __init__(self, file_bytes: int) -> None:
         self._near_bytes = min(NEAR_BYTES, file_bytes // NEAR_SHARE)
         self._last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # (start, end)
-        self._touches: deque[Touch] = deque(maxlen=TOUCHES)
+        self._touches: deque[Touch] = deque(maxlen=LATELY_COUNT)
         self._together = (0, 1)  # of the last time: how many are remembered, and each which one
         self.count = 0
         self.access = Access.UNKNOWN
@@ -137,7 +137,7 @@ class RandomnessDetector:
             self.access = Access.UNKNOWN
 
     def _jumps_about(self, touches: list[Touch], jumps: int, deviations: float) -> bool:
-        later = touches[-TOUCHES // 2 :]
+        later = touches[-LATELY_COUNT // 2 :]
         if sum(not touch[2] for touch in later) <= JUMPS_RANDOM // 4:
             return False
         if self.access is Access.JUMPS:

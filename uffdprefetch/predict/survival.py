@@ -16,6 +16,8 @@ import sys
 from bisect import bisect_right
 from itertools import pairwise
 
+from uffdprefetch.predict.bounds import LATELY_COUNT
+
 #: Bins: each length up to 16, from there on eight an octave, up to 2**24 (1 TiB in blocks of
 #: 64 KiB): what lies in a bin differs by less than an eighth.
 _OCTAVES = 20
@@ -26,8 +28,6 @@ BINS = len(_WIDTH)
 #: Where nothing is known P(T > x) = 1 / x: twice as far with probability one half, which is what
 #: windows that double suppose.
 _PRIOR = [1 - math.exp(-width) for width in _WIDTH]
-#: After so many endings one counts half.
-MEMORY = 64
 
 
 def bin_of(length: int) -> int:
@@ -73,7 +73,7 @@ class Law:
             law = law.above
 
     def _age(self) -> None:
-        self._one *= 2 ** (1 / MEMORY)
+        self._one *= 2 ** (1 / LATELY_COUNT)
         if self._one > 1 / sys.float_info.epsilon:  # all are scaled, long before a float is full
             self._came = [value / self._one for value in self._came]
             self._ended = [value / self._one for value in self._ended]

@@ -18,7 +18,8 @@ from uffdprefetch.predict.streams import Stream
 
 #: Never less ahead of a known order than this: two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
-#: Nor more per stream: what is read so early may be gone again before it is used.
+#: Nor more per stream: what is read so early may be gone again before it is used. What is read now
+#: was asked for no farther back.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: Who knows an order stays this long ahead of the reader's own rate: longer than any batch, shorter
 #: than a phase.

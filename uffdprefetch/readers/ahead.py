@@ -15,10 +15,9 @@ from typing import Any
 
 from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.units import PAGE_BYTES, format_size
-from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_COUNT, LATELY_NS
 from uffdprefetch.predict.fronts import (
     ASKED,
-    RECENT_BLOCKS,
     TOUCHED,
     FileFronts,
     Front,
@@ -34,6 +33,7 @@ from uffdprefetch.predict.price import (
     least_probability,
     walk_gain,
 )
+from uffdprefetch.predict.randomness import NEAR_BYTES
 from uffdprefetch.predict.rate import Feedback, OwnPace, Rate
 from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, UNKNOWN, Link
@@ -52,7 +52,6 @@ from uffdprefetch.readers.whole_files import (
 )
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
-from uffdprefetch.sense.pagetables import CLUSTER_BYTES
 from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -132,7 +131,7 @@ class Head:
     @property
     def settled(self) -> bool:
         """Whether it has come so far that what follows its file may be what it comes to."""
-        return self.front.length >= RECENT_BLOCKS
+        return self.front.length >= LATELY_COUNT
 
     def moved(self, now_ns: int) -> None:
         """The front has."""
@@ -525,7 +524,7 @@ class Ahead(Predictor):
     def _show(self, reader: Reader, head: Head) -> None:
         """What is read ahead of a front, to who looks at the walks of its reader."""
         for stream in reader.table.streams:
-            if abs(stream.position_bytes - head.position_bytes) <= CLUSTER_BYTES:
+            if abs(stream.position_bytes - head.position_bytes) <= NEAR_BYTES:
                 self._windows.asked(stream, head.front.wanted * BLOCK_BYTES, head.feedback)
 
     def _ranges(
@@ -629,7 +628,7 @@ class Ahead(Predictor):
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
         alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
-        if not reader.reads_pool and alone <= least_gain(link) and front.length >= RECENT_BLOCKS:
+        if not reader.reads_pool and alone <= least_gain(link) and front.length >= LATELY_COUNT:
             self._ledger.leave_alone(
                 f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
                 of.file.path,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import MS
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
@@ -23,9 +22,15 @@ from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, SLOW_BYTES_PER_SECOND, UNKNOWN, Storage
 from uffdprefetch.predict.visits import LITTLE_SHARE
+from uffdprefetch.sense.pagetable_scan import LOOK_AT_ONCE_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, yielding_bytes
+from uffdprefetch.warm.scheduler import (
+    EXTENT_BYTES,
+    GUESSED_EXTENT_BYTES,
+    Scheduler,
+    yielding_bytes,
+)
 from uffdprefetch.warm.windows import Windows
 
 if TYPE_CHECKING:
@@ -35,12 +40,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 32 * MIB
 #: ... and the backlog below which more is asked for. What is under way is the scheduler's.
 WAITING_BYTES = 8 * MIB
-#: No less is asked for at once, if there is more of it.
-STEP_BYTES = MIB
-#: Extents checked in a turn: of a file that is there already nothing is asked for.
-LOOKS_AT_ONCE = 256
-#: Between two batches nobody may map the file.
-GONE_NS = 2000 * MS
 #: How often it is read where the kernel does not keep it.
 PASSES_MAX = 2
 
@@ -117,8 +116,11 @@ class FileStream:
         if self.file.mappings.attached:
             self._mapped_ns = now
         if self._waiting:
-            gone = now - self._mapped_ns > GONE_NS  # between two batches, or for good
-            may = self.most_bytes is None or self.most_bytes - self.absent_bytes >= STEP_BYTES
+            gone = now - self._mapped_ns > LATELY_NS  # between two batches, or for good
+            may = (
+                self.most_bytes is None
+                or self.most_bytes - self.absent_bytes >= GUESSED_EXTENT_BYTES
+            )
             if (
                 may
                 and self._scheduler.device_of(self.file).queued_bytes < WAITING_BYTES
@@ -167,20 +169,20 @@ class FileStream:
 
     def feed(self) -> int:
         """Ask for the next piece, less what is there; returns how much was not, in bytes."""
-        asked, looks, absent = 0, 0, 0
-        while self._waiting and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
+        asked, looked, absent = 0, 0, 0
+        while self._waiting and asked < PIECE_BYTES and looked < LOOK_AT_ONCE_BYTES:
             start, end = next(iter(self._waiting))
             end = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, end)
             missing = missing_bytes(self.file, start, end, self.pooled)
             if missing and self.most_bytes is not None:
                 room = self.most_bytes - self.absent_bytes - absent
-                if room < STEP_BYTES:
+                if room < GUESSED_EXTENT_BYTES:
                     break
-                most = (start + room) // STEP_BYTES * STEP_BYTES
+                most = (start + room) // GUESSED_EXTENT_BYTES * GUESSED_EXTENT_BYTES
                 if most < end:
                     end, missing = most, missing_bytes(self.file, start, most, self.pooled)
             self._waiting.remove(start, end)
-            looks += 1
+            looked += EXTENT_BYTES  # whatever it holds: it is the call that costs
             if missing:
                 asked += self.want(start, end)
                 absent += missing

@@ -22,13 +22,12 @@ from typing import Protocol
 from uffdprefetch.predict import shards
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.survival import Law
-from uffdprefetch.readers.file_stream import STEP_BYTES
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Scheduler
 
 #: A name that counts on, or a mapping that waits, tells as much as so many files in a row that were
 #: followed: the next is with 8 in 9, which pays on a link of which nothing is known yet, and where
@@ -126,7 +125,7 @@ class NextShard:
         file = reader.file
         most = stream.position_bytes + ahead_bytes - file.size_bytes
         whole = reader.span.end_bytes == file.size_bytes
-        if most < STEP_BYTES or not whole or stream.direction < 0 or not stream.settled:
+        if most < GUESSED_EXTENT_BYTES or not whole or stream.direction < 0 or not stream.settled:
             return
         self._judge_all(reader.pid)
         found = self._next(reader, now)
@@ -138,7 +137,11 @@ class NextShard:
         after = found.file
         most = min(most, after.size_bytes)
         start, last = found.frontier_bytes, most == after.size_bytes
-        if after.guard.changed or most <= start or (most - start < STEP_BYTES and not last):
+        if (
+            after.guard.changed
+            or most <= start
+            or (most - start < GUESSED_EXTENT_BYTES and not last)
+        ):
             return
         self._note(reader, found)
         if not self._law.window(self._followed(reader.pid), least, 1):

@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
-from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
+from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS, LIST_MAX
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.rate import RATE_SAMPLE_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
+from uffdprefetch.predict.window import LOOKAHEAD_MAX_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, PlannedReader
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS
+from uffdprefetch.sense.pagetable_scan import LOOK_AT_ONCE_BYTES, LOOK_SLOWEST_NS
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Process, Reader, Trait
@@ -43,17 +44,10 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
 #: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
 #: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
 SURE_BYTES = PIECES * PIECE_BYTES
-#: How far back a sequence that is followed is compared with what is read.
-FOLLOW_BYTES = 256 << 20
 #: Sequences of one rank in one file that may turn out wrong.
 ATTEMPTS = 3
-#: How far back a rank's page tables are read: seven periods of the longest skip that a Stream
-#: follows (REACH_BYTES), four times.
-SPAN_BYTES = 1 << 30
-#: And runs of pages.
+#: Runs of pages of a rank that are read at a time, in LOOK_AT_ONCE_BYTES.
 RUNS_MAX = 16 * RUNS_AT_ONCE
-#: An order of more records takes too long to make in the service's thread (0.2 s).
-ITEMS_MAX = 1 << 20
 
 
 @dataclass
@@ -245,7 +239,7 @@ class Strides(Predictor):
         found = stride.infer(seen, direction)
         if found is None:
             return
-        if len(index) // found.period * found.run > ITEMS_MAX:
+        if len(index) // found.period * found.run > LIST_MAX:
             watch.over = f"{found}: too many records"
             return
         order = watch.order = StridedReader(watch.file, watch.rank, index, found, self._clock)
@@ -267,7 +261,7 @@ class Strides(Predictor):
         self,
         index: RecordIndex,
         streams: list[tuple[Reader, Stream]],
-        span_bytes: int = SPAN_BYTES,
+        span_bytes: int = LOOK_AT_ONCE_BYTES,
     ) -> Seen | None:
         """What they have read of what all that move have passed, ``span_bytes`` back."""
         from uffdprefetch.predict import stride
@@ -304,7 +298,7 @@ class Strides(Predictor):
             began = self._clock.cpu_ns()
             index = self._indices.get(watch.file)
             streams = self._streams(watch, order.begun_ns)
-            seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
+            seen = None if index is None else self._seen(index, streams, LOOKAHEAD_MAX_BYTES)
             if seen is not None:
                 order.compare(seen, now)
             order.next_ns = now + max(RATE_SAMPLE_NS, CPU_PART * (self._clock.cpu_ns() - began))

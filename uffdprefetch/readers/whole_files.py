@@ -22,7 +22,6 @@ from uffdprefetch.predict.rate import RATE_SAMPLE_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
-    GONE_NS,
     FileStream,
     Room,
     Stage,
@@ -67,7 +66,7 @@ class VisitedFile:
 
     def touched(self, now_ns: int) -> None:
         """Somebody has come to it, or has come back."""
-        if self.visits.is_over and now_ns - self.touched_ns > GONE_NS:
+        if self.visits.is_over and now_ns - self.touched_ns > LATELY_NS:
             self.visits.forget()
             self.blocks = 0
         self.visits.goes_on()

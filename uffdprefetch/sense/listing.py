@@ -7,10 +7,8 @@ import os
 from typing import NamedTuple
 
 from uffdprefetch.native.listing import ListedNames, read
+from uffdprefetch.predict.bounds import LIST_MAX
 from uffdprefetch.sense.opens import Opens
-
-#: Names in a directory: of more nothing is known. Its listing takes a second, and some 40 MB.
-NAMES_MOST = 1 << 20
 
 
 class WatchedDirectory(NamedTuple):
@@ -26,12 +24,12 @@ def watch(opens: Opens, directory: int | str) -> WatchedDirectory:
 
     ``directory``: a path (/proc/PID/root/... of a process whose mounts are others), or a descriptor
     of any kind, which is left open. Raises OSError, whose strerror is for people: those of
-    Opens.mark(), and E2BIG of more than NAMES_MOST names.
+    Opens.mark(), and E2BIG of more than LIST_MAX names.
     """
     path = f"/proc/self/fd/{directory}" if isinstance(directory, int) else directory
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        files, subdirectories = read(fd, NAMES_MOST)
+        files, subdirectories = read(fd, LIST_MAX)
     finally:
         os.close(fd)
     key = opens.mark(directory, subdirectories=len(subdirectories) > 0)

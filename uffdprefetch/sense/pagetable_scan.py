@@ -29,8 +29,9 @@ LOOKS = 16
 #: How recent a touch keeps scans frequent while no walk is settled, and how rare those of one that
 #: stands are: a storage's reply takes that long at most, where prefetching pays.
 RECENT_NS = 100 * MS
-#: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
-LOOK_AT_ONCE_BYTES = 2 << 30
+#: A look over a large file is spread over several turns: 10 GiB that are mapped take 13 ms. In so
+#: much there are seven periods of the longest skip that a Stream follows (REACH_BYTES), four times.
+LOOK_AT_ONCE_BYTES = 1 << 30
 #: Looking may take CPU_PART of a core; what a few hundred looks take at once, as where a walk
 #: begins, before it has rested for it.
 LOOK_CREDIT_NS = 10 * MS

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.randomness import NEAR_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.reader import Region
-
-#: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
-CLUSTER_BYTES = 1 << 20
 
 
 def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
@@ -115,7 +113,7 @@ def note_found(
                 tell(a, b)
             if starts and not starts.missing(a, b):
                 continue  # of tensors that a loader looks at: no walk (readers/tensor_starts.py)
-            if clusters and a - clusters[-1][1] <= CLUSTER_BYTES:
+            if clusters and a - clusters[-1][1] <= NEAR_BYTES:
                 clusters[-1] = (clusters[-1][0], b)
             else:
                 clusters.append((a, b))

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND, Storage
 from uffdprefetch.warm.depth import MAX_SECONDS
 
-#: Latencies that are remembered.
-RECENT = 64
 #: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
 LATENCY_LEAST = 1e-4
 #: So many tell a latency: readers' own requests may have stood before all of a few. Of reads of
@@ -65,18 +64,18 @@ class Meter:
     busy: BusyStretches = field(default_factory=BusyStretches)
     #: Of all that is read, guesses included, which may be too few or too small to fill the link.
     _least: BusyStretches = field(default_factory=BusyStretches)
-    _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
     #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
-    _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    _pages: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
+    _pages: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
     #: Of those of which nothing was there, be it under way; of large ones, little; and the others,
     #: which tell only as long as there is nothing better.
-    _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    _mixed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
+    _mixed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
     #: Small ones of which nobody knows what was there: of a file of another user's. The first few,
     #: which are sent where nobody reads (readers/ahead.py, _probe()): later ones meet readahead.
     _unsure: list[tuple[int, float]] = field(default_factory=list)
-    _large: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * RECENT))
+    _large: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=4 * LATELY_COUNT))
     _link: Storage | None = None
     _link_is_old: bool = False
 

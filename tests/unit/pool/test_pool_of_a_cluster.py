@@ -54,7 +54,7 @@ def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) ->
     part.touched_ms[60:] = 0  # of a window that its reader has left
     part.touched_ms[10:14] = 100
     part.kept[20] = 1
-    spared = {*range(39 - 16, 40), *range(40, 44)}  # CLUSTER_BYTES, and 256 KiB ahead
+    spared = {*range(39 - 16, 40), *range(40, 44)}  # NEAR_BYTES, and 256 KiB ahead
     walk: Any = SimpleNamespace(position_bytes=40 * (64 << 10), direction=1)
     span = SimpleNamespace(start_bytes=0, end_bytes=4 * MIB)
     reader: Any = SimpleNamespace(file=pool.files.by_number[3], span=span)

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.fronts import (
     ASKED,
     BLOCK_BYTES,
@@ -14,7 +15,6 @@ from uffdprefetch.predict.fronts import (
     LOOKS_ELSEWHERE,
     LOST,
     MISS_BLOCKS,
-    RECENT_BLOCKS,
     TOUCHED,
     USED,
     FileFronts,
@@ -96,7 +96,7 @@ def test_a_walk_is_as_dense_as_it_was_of_late() -> None:
     """One that goes on in steps, after all in order."""
     file = File()
     front = file.touch(0, 500)
-    for at in range(505, 505 + 12 * RECENT_BLOCKS, 6):
+    for at in range(505, 505 + 12 * LATELY_COUNT, 6):
         assert file.touch(at) is front
     assert front.density == pytest.approx(1 / 6, rel=0.1)
     assert front.gaps == pytest.approx(1 / 6, rel=0.1)
@@ -123,7 +123,7 @@ def test_gaps_of_which_a_part_is_filled_now_and_then_are_gaps(filled: int) -> No
     """Of ten blocks the last is touched first, and then some more."""
     file = File()
     front = file.touch(0, 20)
-    for at in range(20, 20 + 10 * RECENT_BLOCKS, 10):
+    for at in range(20, 20 + 10 * LATELY_COUNT, 10):
         file.touch(at + 9)
         if filled:
             file.touch(at, filled)
@@ -142,7 +142,7 @@ def test_what_a_walk_is_told_of_once_more_as_it_goes_on_counts_once(backward: bo
         return file.touch(start, end - start)
 
     touch(0, record)
-    for start in range(record, 40 * RECENT_BLOCKS, 2 * record):
+    for start in range(record, 40 * LATELY_COUNT, 2 * record):
         touch(start + 6, start + record)
         touch(start, start + record + 2)  # the gap, and on into the next record
         touch(start + 1, start + record)
@@ -243,7 +243,7 @@ def test_how_much_plain_reads_of_a_walk_goes_by_how_long_its_runs_are(
     """Half of a miss before a run, as much behind it, and where that was come over the next."""
     file = File()
     front = file.touch(0, 40)
-    for at in range(50, 50 + 20 * RECENT_BLOCKS, 10):
+    for at in range(50, 50 + 20 * LATELY_COUNT, 10):
         assert file.touch(at, run) is front
     assert front.density == pytest.approx(run / 10, rel=0.1)
     assert front.plain == pytest.approx((run + around) / 10, rel=0.1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from uffdprefetch.predict.survival import BINS, EDGES, MEMORY, Law, bin_of
+from uffdprefetch.predict.bounds import LATELY_COUNT
+from uffdprefetch.predict.survival import BINS, EDGES, Law, bin_of
 
 FAR = 1 << 30
 
@@ -80,7 +81,7 @@ def test_what_was_long_ago_counts_less() -> None:
     for _ in range(200):
         goes(law, 8)
     before = law.hazard(bin_of(8))
-    for _ in range(2 * MEMORY):
+    for _ in range(2 * LATELY_COUNT):
         goes(law, 1000)
     assert before > 0.9 and law.hazard(bin_of(8)) < 0.5
 

@@ -14,14 +14,15 @@ from guess_bed import BLOCK, MIB, SIZE, Bed, opened
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream as module
-from uffdprefetch.readers.file_stream import GONE_NS, FileStream, missing_bytes
+from uffdprefetch.readers.file_stream import FileStream, missing_bytes
 from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.scheduler import EXTENTS
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, EXTENTS
 
 pytest_plugins = ("guess_bed",)
 
@@ -137,7 +138,7 @@ def test_what_is_there_already_is_looked_at_bit_by_bit(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn of the service must not take long, whatever the size of the file."""
-    monkeypatch.setattr(module, "LOOKS_AT_ONCE", 7)
+    monkeypatch.setattr(module, "LOOK_AT_ONCE_BYTES", 7 * EXTENT_BYTES)
     bed.of(file).add(0, SIZE - 8 * MIB)
     stream = whole(bed, file)
     stream.feed()
@@ -151,7 +152,7 @@ def test_it_goes_on_between_two_batches_and_not_for_good(bed: Bed, file: FileSta
     goes_on(bed, stream, 5)
     before = bed.missing(file)
     assert 0 < before < SIZE
-    bed.now += 2 * GONE_NS
+    bed.now += 2 * LATELY_NS
     goes_on(bed, stream)
     assert bed.missing(file) > SIZE // 2
     file.mappings.attached = 1

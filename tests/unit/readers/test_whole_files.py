@@ -20,7 +20,6 @@ from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers import whole_files as module
-from uffdprefetch.readers.file_stream import GONE_NS
 from uffdprefetch.readers.fixed_windows import FollowedWalk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
@@ -105,7 +104,7 @@ def test_a_file_that_is_left_after_a_few_places_each_time_is_not_read_whole(
         region = bed.region(file)
         bed.visits(region, 100)
         bed.unmap(region)
-        bed.now += 2 * GONE_NS
+        bed.now += 2 * LATELY_NS
     assert bed.said(file)["state"] == "undecided" and bed.said(file)["read_bytes"] == 0
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import HUGE_BYTES
+from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.order.cursor import OrderCursor
 from uffdprefetch.predict.sequences import AGREE, JUDGED, WAY, longest_increasing_subsequence
 from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
@@ -45,8 +46,6 @@ LOOK_PART = 64
 BEYOND_PART = 0.5
 #: A page that two records share is the one ahead's only where that is SHARED_TIMES as near.
 SHARED_TIMES = 4
-#: Records that are being read are told from those read again by where in them the touches are.
-READING = 64
 
 #: What is known of a unit: nothing; its pages were touched, perhaps for another one; a reader was
 #: there.
@@ -334,7 +333,7 @@ class SeenCursor(OrderCursor):
         reached = self._reading.pop(place, None)
         goes_on = reached is not None and start >= reached
         self._reading[place] = max(end, reached or 0) if goes_on else end
-        if len(self._reading) > READING:
+        if len(self._reading) > LATELY_COUNT:
             del self._reading[next(iter(self._reading))]
         return goes_on
 
