@@ -2,7 +2,7 @@
 /*
  * lastlook.c - what a mapping has touched, seen by the agent before the job takes the mapping away.
  *
- * The service looks at page tables every few milliseconds (uffdprefetch/sense/pagetable_scan.py): of a mapping that
+ * The service looks at page tables every few milliseconds (uffdprefetch/sense/pagetables.py): of a mapping that
  * lives for less it would learn nothing. Whoever unmaps waits for the agent to let go of the region as it is, and the
  * look is made meanwhile. It is one of the agent's, not of the job's threads: those make no call that a filter of
  * the job's may not expect.

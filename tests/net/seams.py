@@ -44,7 +44,7 @@ MODULES = [
     )),
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "seen", "validator")),
     "native.memory_limits", "warm.token_bucket", "warm.meter", "warm.placement", "warm.scheduler",
-    "sense.checkpoint_events", "sense.pagetable_scan", "sense.pagetables",
+    "sense.checkpoint_events", "sense.pagetables",
     "state.reader",
     *("pool." + name for name in (
         "files", "node_pool", "order_eviction", "processes", "residents", "size", "victims",

@@ -31,7 +31,7 @@ PLAIN = ("demo-on", "pool")
 #: service enters.
 SERVICE = ("service/turn.py",)  # its take() calls what the replay calls
 BEHIND = {
-    "runs": ("sense/pagetables.py", "state/reader.py", "state/client.py", "native/uffd.py"),
+    "runs": ("sense/pagetables.py", "state/reader.py", "native/uffd.py"),
     "on_events": ("native/uffd.py",), "submit": ("native/uffd.py",), "reap": ("native/uffd.py",),
     "resident": ("native/uffd.py",),
     "pool_submit": ("native/pool.py",), "pool_reap": ("native/pool.py",),

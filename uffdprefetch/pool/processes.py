@@ -8,7 +8,7 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.files import PooledFiles
 from uffdprefetch.pool.size import PoolSize
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
+from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.reader import Region
 

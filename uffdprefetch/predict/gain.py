@@ -20,95 +20,11 @@ from the books of the run: of what was read ahead and then used, which misses di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
-
-#: Of looks at a reader that goes back by slices one in so many finds a gap at the least.
-GAPS_SHARE = 16
-
-
-class FirstMisses(NamedTuple):
-    """Of a reader before anything was read ahead: its major faults, and what was mapped by them, in
-    so many runs, that lie in so many blocks."""
-
-    faults: int = 0
-    mapped_bytes: int = 0
-    runs: int = 0
-    blocks: int = 0
-
-    @property
-    def a_block(self) -> float:
-        """How many misses a reader that goes on has for each block; 0: the kernel reads ahead for
-        it, so that most of each block that it came to was mapped at once."""
-        more = self.faults - self.runs
-        if more <= 0 or 2 * self.mapped_bytes > self.blocks * BLOCK_BYTES:
-            return 0.0
-        return min(BLOCK_BYTES / PAGE_BYTES, more * BLOCK_BYTES / self.mapped_bytes)
-
-
-@dataclass
-class Used:
-    """What readers were seen to come to in a file, in blocks, each once.
-
-    Of what was read ahead, ``runs``: those that began where nobody had been before or behind;
-    ``went_on``: blocks of those that went on, by the power of two of the ns that passed for each:
-    (blocks, ns); ``back``: in looks that found some right before what was used: (blocks, ns), so
-    many ``looks_back``, and ``gaps`` of such looks in which a run began anew; ``passed``: blocks of
-    which it is not known when. ``demand_runs``, ``demand_blocks``: of what nobody had read ahead.
-    """
-
-    runs: int = 0
-    back: tuple[int, int] = (0, 0)
-    looks_back: int = 0
-    gaps: int = 0
-    went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
-    passed: int = 0
-    demand_runs: int = 0
-    demand_blocks: int = 0
-    first: FirstMisses = field(default_factory=FirstMisses)
-    _begun: bool = False  # since the last look, a run,
-    _behind: bool = False  # or one right before what was used
-
-    def came(self, blocks: int, ahead: int, used_before: bool, used_behind: bool) -> None:
-        """A run of blocks was used for the first time, ``ahead`` of which had been read ahead;
-        ``used_before`` (or behind): and so were those at its beginning (its end) already."""
-        anew = not used_before and not used_behind
-        self._begun |= anew
-        self._behind |= used_behind and not used_before
-        self.demand_blocks += blocks - ahead
-        if ahead:
-            self.runs += anew
-            self.passed += ahead - anew
-        else:
-            self.demand_runs += anew
-
-    def looked(self, since_ns: int, *, by_look: bool = True) -> None:
-        """All of what was passed in so many ns has been told, ``by_look``: of what is mapped."""
-        if by_look and self._behind:
-            self.looks_back += 1
-            self.gaps += self._begun
-        if self.passed and by_look and self._behind and not self._begun:
-            self.back = self.back[0] + self.passed, self.back[1] + since_ns
-        elif self.passed:
-            kind = (since_ns // self.passed).bit_length()
-            blocks, ns = self.went_on.get(kind, (0, 0))
-            self.went_on[kind] = blocks + self.passed, ns + since_ns
-        self.passed, self._begun, self._behind = 0, False, False
-
-    @property
-    def backward(self) -> bool:
-        """Whether who goes backward does so page by page. One that reads slices in order, and goes
-        back from each to the one before it, is seen in the middle of one now and then."""
-        return self.gaps * GAPS_SHARE < self.looks_back
-
-    @property
-    def ahead_blocks(self) -> int:
-        """Read ahead, and then used."""
-        went_on = (self.back, *self.went_on.values())
-        return self.runs + self.passed + sum(n for n, _ in went_on)
+from uffdprefetch.predict.used import Used
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Confidence, Predictor
+from uffdprefetch.readers.walks import come_over
 from uffdprefetch.readers.whole_files import (
     FREE_SHARE,
     WHOLE_FREE_BYTES,
@@ -51,7 +52,7 @@ from uffdprefetch.readers.whole_files import (
     describe,
 )
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
+from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
 from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -308,7 +309,7 @@ class Ahead(Predictor):
 
     def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
         """See Predictor. Where no scan has found exactly what was touched the touches tell it."""
-        told = [seen.known for seen in batch.touches if seen.told]
+        told = [come_over(seen) for seen in batch.touches if seen.told]
         if told or batch.found:
             self._pend(batch.region.reader, [*told, *batch.found], batch.at_ns)
         return bool(batch.found)

@@ -22,7 +22,7 @@ from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, SLOW_BYTES_PER_SECOND, UNKNOWN, Storage
 from uffdprefetch.predict.visits import LITTLE_SHARE
-from uffdprefetch.sense.pagetable_scan import LOOK_AT_ONCE_BYTES
+from uffdprefetch.sense.pagetables import LOOK_AT_ONCE_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.scheduler import (

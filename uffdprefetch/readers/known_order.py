@@ -22,7 +22,7 @@ from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import RECENT_NS
+from uffdprefetch.sense.pagetables import RECENT_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import FILES_MAX, Ledger
 from uffdprefetch.state.reader import Process, Reader, Region

@@ -17,6 +17,7 @@ from uffdprefetch.predict.first_touches import RankOf, RankTouches
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.readers.order_sources import PlanOrders
+from uffdprefetch.readers.walks import come_over
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -109,7 +110,7 @@ class LearnedPlans(PlanOrders):
         if reader.order.announced and self._is_others(reader):
             self._book.give_up(file, rank)
         elif region.mode == ServingMode.POOL:
-            self._book.came(file, rank, [seen.known for seen in batch.touches if seen.told])
+            self._book.came(file, rank, [come_over(seen) for seen in batch.touches if seen.told])
         else:
             self._book.came(file, rank, batch.found)
 

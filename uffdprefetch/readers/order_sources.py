@@ -21,7 +21,7 @@ from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_NS
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.announced_files import AnnouncedFiles, FileReaders
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
-from uffdprefetch.sense.pagetable_scan import LOOKS
+from uffdprefetch.sense.pagetables import LOOKS
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger

@@ -29,7 +29,7 @@ from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, PlannedReade
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import LOOK_AT_ONCE_BYTES, LOOK_SLOWEST_NS
+from uffdprefetch.sense.pagetables import LOOK_AT_ONCE_BYTES, LOOK_SLOWEST_NS
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Process, Reader, Trait

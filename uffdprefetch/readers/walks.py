@@ -30,6 +30,11 @@ class Step(NamedTuple):
     goes_on: bool
 
 
+def come_over(seen: Observation) -> tuple[int, int]:
+    """[start, end) bytes: the touch, with what its reader has come over since the last one."""
+    return max(0, seen.start - max(0, seen.passed)), seen.end - min(0, seen.passed)
+
+
 def goes_on(reader: Reader, stream: Stream) -> bool:
     """Whether the reader's last touch, which is in this stream, goes on with a walk. In a file that
     is no larger than a stream's reach, that of a random reader is in one, too."""
@@ -66,7 +71,7 @@ class Walks:
         if self._policy == "fixed" and region.mode == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
-        low, high = seen.known
+        low, high = come_over(seen)
         if region.mode == ServingMode.POOL and self._windows.pool:
             part = region.file.pooled
             if part is not None and not seen.passed:

@@ -29,11 +29,6 @@ class Observation:
     passed: int = 0
     again: bool = False
 
-    @property
-    def known(self) -> tuple[int, int]:
-        """[start, end) bytes, with what was come over since the last touch."""
-        return max(0, self.start - max(0, self.passed)), self.end - min(0, self.passed)
-
 
 @dataclass
 class Batch:

@@ -13,7 +13,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.checkpoint_events import CheckpointEvents
-from uffdprefetch.sense.pagetable_scan import PagetableScanner
+from uffdprefetch.sense.pagetables import PagetableScanner
 from uffdprefetch.service.attachments import Attachments
 from uffdprefetch.service.mappings import ManagedMappings
 from uffdprefetch.service.pool_bridge import PoolBridge

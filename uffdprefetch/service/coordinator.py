@@ -25,7 +25,7 @@ from uffdprefetch.readers.tensor_starts import TensorStarts
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.sense.checkpoint_events import CheckpointEvents
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import PagetableScanner
+from uffdprefetch.sense.pagetables import PagetableScanner
 from uffdprefetch.service.attachments import Attachments
 from uffdprefetch.service.mappings import ManagedMappings
 from uffdprefetch.service.offers import Offers

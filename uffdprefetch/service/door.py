@@ -16,6 +16,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.native.memory_limits import Limits
+from uffdprefetch.native.uffd import PageTable
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.agent_link import AgentLink
@@ -24,7 +25,6 @@ from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
-from uffdprefetch.state.page_table import PageTable
 from uffdprefetch.state.pending import PendingMappings
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import EventPublisher

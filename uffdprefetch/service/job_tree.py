@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.base.procfs import descendants, newest_pid
 from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
-from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, LOOKS
+from uffdprefetch.sense.pagetables import LOOK_SLOWEST_NS, LOOKS
 
 #: A process that reads for a tenth of a second is found in its first tenth.
 LOOK_NS = 10 * MS

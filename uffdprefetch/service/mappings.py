@@ -11,7 +11,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.sense import pagetables
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
+from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
 from uffdprefetch.service.pooled import PooledMappings
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from uffdprefetch.base.procfs import maps_text
 from uffdprefetch.native import uffd
-from uffdprefetch.state.page_table import PageTable
+from uffdprefetch.native.uffd import PageTable
 
 Runs = list[tuple[int, int]]
 """Of a file, as (offset, bytes)."""

@@ -9,7 +9,7 @@ from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch, Observation
-from uffdprefetch.sense.pagetable_scan import tell_seen
+from uffdprefetch.sense.pagetables import tell_seen
 from uffdprefetch.sense.read_calls import ReadSeen
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger

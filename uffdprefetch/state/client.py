@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from uffdprefetch.native import uffd
+from uffdprefetch.native.uffd import PageTable
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.agent_link import AgentLink
 from uffdprefetch.state.files import Key
-from uffdprefetch.state.page_table import PageTable
 from uffdprefetch.state.pending import PendingMappings
 from uffdprefetch.state.processes import Watched, ancestors
 from uffdprefetch.state.reader import Reader, Region

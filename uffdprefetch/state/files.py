@@ -13,20 +13,37 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.used import Blocks
 from uffdprefetch.state.account import FileAccount
-from uffdprefetch.state.blocks import Blocks
 from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.copies import Copies
 from uffdprefetch.state.file_call import FileCall
 from uffdprefetch.state.guard import Guard
 from uffdprefetch.state.mappings import Mappings
 from uffdprefetch.state.opening import Opened
-from uffdprefetch.state.page_cache import PageCache
 
 if TYPE_CHECKING:
     from uffdprefetch.state.pool_file import PoolFile
 
 Key = tuple[int, int, int, int]
+
+
+@dataclass
+class PageCache:
+    """What the service has brought, or is bringing, of a file into the page cache, and whether all
+    of it is there. Ranges in bytes."""
+
+    all: AllCached
+    in_flight: IntervalSet = field(default_factory=IntervalSet)
+    recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
+
+    def fresh(self, start: int, end: int) -> bool:
+        """Whether any byte of [start, end) is neither in flight nor recently made resident."""
+        return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
+
+    def forget_recent(self) -> None:
+        """The kernel may have taken it back."""
+        self.recent = IntervalSet()
 
 
 @dataclass

@@ -13,16 +13,16 @@ from typing import Protocol
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.native.uffd import PageTable
 from uffdprefetch.predict.checkpoints import Span
-from uffdprefetch.predict.gain import FirstMisses
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import FORGET_NS, STREAMS_MAX, Stream, StreamTable
+from uffdprefetch.predict.used import FirstMisses
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state import processes
 from uffdprefetch.state.files import FileState, Key
-from uffdprefetch.state.page_table import PageTable
 from uffdprefetch.state.region_state import AgentState, CheckpointState, ScanState
 
 #: First number of regions that no agent numbered (service/observe.py); agents' numbers are below

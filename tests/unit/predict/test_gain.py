@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.gain import FileReads, FirstMisses, ReadersTime, Used, gain
+from uffdprefetch.predict.gain import FileReads, ReadersTime, gain
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
+from uffdprefetch.predict.used import FirstMisses, Used
 
 LINK = Storage(300e6, 1e-3)
 PIECE = 128 << 10

@@ -16,7 +16,7 @@ from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.predict.storage import Storage
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.whole_files import WHOLE_FREE_BYTES
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS
+from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.depth import MAX_SECONDS

@@ -27,7 +27,7 @@ from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_NS
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import order_sources
 from uffdprefetch.readers.order_sources import Announcements
-from uffdprefetch.sense.pagetable_scan import LOOKS
+from uffdprefetch.sense.pagetables import LOOKS
 
 pytestmark = warnings_fail
 

@@ -20,7 +20,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
+from uffdprefetch.sense.pagetables import LOOK_SLOWEST_NS, SILENT_NS
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region, reader_of

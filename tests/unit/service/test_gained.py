@@ -16,8 +16,9 @@ from conftest import wait_until
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.predict.gain import FileReads, ReadersTime, Used
+from uffdprefetch.predict.gain import FileReads, ReadersTime
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
+from uffdprefetch.predict.used import Used
 from uffdprefetch.service import waits
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import (

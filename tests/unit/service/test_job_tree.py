@@ -18,7 +18,7 @@ from uffdprefetch.base import procfs
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.procfs import children
 from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
-from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS
+from uffdprefetch.sense.pagetables import LOOK_SLOWEST_NS
 from uffdprefetch.service import job_tree
 from uffdprefetch.service.job_tree import LOOK_NS, Exits, JobTree
 

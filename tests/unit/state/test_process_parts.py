@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process of the job has beside its mappings: state/pending.py, state/sightings.py,
-state/page_table.py."""
+native/uffd.py."""
 
 from __future__ import annotations
 
 import os
 
+from uffdprefetch.native.uffd import PageTable
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.page_table import PageTable
 from uffdprefetch.state.pending import STATEMENTS_MAX, PendingMappings
 from uffdprefetch.state.reader import FIRST_OBSERVED
 from uffdprefetch.state.sightings import Sightings

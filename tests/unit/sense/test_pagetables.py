@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sense/pagetable_scan.py: how far a look goes."""
+"""sense/pagetables.py: how far a look goes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
 from uffdprefetch.predict.window import Window
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.sense import pagetable_scan
+from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
-from uffdprefetch.sense.pagetable_scan import (
+from uffdprefetch.sense.pagetables import (
     LOOK_CREDIT_NS,
     LOOK_FIRST_NS,
     LOOK_SLOWEST_NS,
@@ -43,7 +43,7 @@ class Node:
             self.cpu += self.cost
             return [one for one in self.there if start <= one[0] < end], 0
 
-        monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
+        monkeypatch.setattr(pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
             order=SimpleNamespace(announced=False, followed=False), pid=7,
             file=None, looked=lambda: None,

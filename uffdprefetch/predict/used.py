@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a file was read ahead, and what was used, by blocks of 64 KiB.
+"""What of a file was read ahead, what was used, and how its readers came to it: the books, by
+blocks of 64 KiB. What was gained is worked out from them (predict/gain.py).
 
 Bounded by construction: one byte of flags per block (16 MiB per TiB).
 """
@@ -8,15 +9,99 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.predict import gain
+from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
-_PREFETCHED, _USED = 1, 2
+#: Of looks at a reader that goes back by slices one in so many finds a gap at the least.
+GAPS_SHARE = 16
+_NEITHER, _PREFETCHED, _USED = 0, 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
 _IS_NEW = bytes(not i & _USED for i in range(256))
+
+
+class FirstMisses(NamedTuple):
+    """Of a reader before anything was read ahead: its major faults, and what was mapped by them, in
+    so many runs, that lie in so many blocks."""
+
+    faults: int = 0
+    mapped_bytes: int = 0
+    runs: int = 0
+    blocks: int = 0
+
+    @property
+    def a_block(self) -> float:
+        """How many misses a reader that goes on has for each block; 0: the kernel reads ahead for
+        it, so that most of each block that it came to was mapped at once."""
+        more = self.faults - self.runs
+        if more <= 0 or 2 * self.mapped_bytes > self.blocks * BLOCK_BYTES:
+            return 0.0
+        return min(BLOCK_BYTES / PAGE_BYTES, more * BLOCK_BYTES / self.mapped_bytes)
+
+
+@dataclass
+class Used:
+    """What readers were seen to come to in a file, in blocks, each once.
+
+    Of what was read ahead, ``runs``: those that began where nobody had been before or behind;
+    ``went_on``: blocks of those that went on, by the power of two of the ns that passed for each:
+    (blocks, ns); ``back``: in looks that found some right before what was used: (blocks, ns), so
+    many ``looks_back``, and ``gaps`` of such looks in which a run began anew; ``passed``: blocks of
+    which it is not known when. ``demand_runs``, ``demand_blocks``: of what nobody had read ahead.
+    """
+
+    runs: int = 0
+    back: tuple[int, int] = (0, 0)
+    looks_back: int = 0
+    gaps: int = 0
+    went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
+    passed: int = 0
+    demand_runs: int = 0
+    demand_blocks: int = 0
+    first: FirstMisses = field(default_factory=FirstMisses)
+    _begun: bool = False  # since the last look, a run,
+    _behind: bool = False  # or one right before what was used
+
+    def came(self, blocks: int, ahead: int, used_before: bool, used_behind: bool) -> None:
+        """A run of blocks was used for the first time, ``ahead`` of which had been read ahead;
+        ``used_before`` (or behind): and so were those at its beginning (its end) already."""
+        anew = not used_before and not used_behind
+        self._begun |= anew
+        self._behind |= used_behind and not used_before
+        self.demand_blocks += blocks - ahead
+        if ahead:
+            self.runs += anew
+            self.passed += ahead - anew
+        else:
+            self.demand_runs += anew
+
+    def looked(self, since_ns: int, *, by_look: bool = True) -> None:
+        """All of what was passed in so many ns has been told, ``by_look``: of what is mapped."""
+        if by_look and self._behind:
+            self.looks_back += 1
+            self.gaps += self._begun
+        if self.passed and by_look and self._behind and not self._begun:
+            self.back = self.back[0] + self.passed, self.back[1] + since_ns
+        elif self.passed:
+            kind = (since_ns // self.passed).bit_length()
+            blocks, ns = self.went_on.get(kind, (0, 0))
+            self.went_on[kind] = blocks + self.passed, ns + since_ns
+        self.passed, self._begun, self._behind = 0, False, False
+
+    @property
+    def backward(self) -> bool:
+        """Whether who goes backward does so page by page. One that reads slices in order, and goes
+        back from each to the one before it, is seen in the middle of one now and then."""
+        return self.gaps * GAPS_SHARE < self.looks_back
+
+    @property
+    def ahead_blocks(self) -> int:
+        """Read ahead, and then used."""
+        went_on = (self.back, *self.went_on.values())
+        return self.runs + self.passed + sum(n for n, _ in went_on)
 
 
 @dataclass
@@ -27,7 +112,7 @@ class Blocks:
 
     size_bytes: int
     flags: bytearray = field(init=False)
-    used: gain.Used = field(default_factory=gain.Used)
+    used: Used = field(default_factory=Used)
     tensor_starts: IntervalSet | None = None
 
     def __post_init__(self) -> None:
@@ -41,7 +126,7 @@ class Blocks:
     def untouched(self, start: int, end: int) -> int:
         """How many blocks of [start, end) bytes were neither prefetched nor observed in use."""
         return self.flags.count(
-            0, start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
+            _NEITHER, start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
         )
 
     def _mark(self, start: int, end: int, bit: int) -> None:
@@ -62,7 +147,7 @@ class Blocks:
         [start, end) bytes. ``under_way``: what is being read."""
         first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
         part = self.flags[first:last]
-        if not (part.count(0) or part.count(_PREFETCHED)):
+        if not (part.count(_NEITHER) or part.count(_PREFETCHED)):
             return
         new, count = part.translate(_IS_NEW), len(self.flags)
         at = new.find(1)
