@@ -35,8 +35,7 @@ from uffdprefetch.native.paths import (
     PathRequest,
     PathState,
 )
-from uffdprefetch.predict.price import Account
-from uffdprefetch.predict.storage import Link
+from uffdprefetch.predict.storage import Account, Link
 from uffdprefetch.service.small_reads import ReadBounds, SmallReads
 from uffdprefetch.warm.token_bucket import TokenBucket
 

@@ -35,13 +35,11 @@ from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.order.order import Order
 from uffdprefetch.predict.order.seen import SeenCursor
-from uffdprefetch.predict.price import Account, least_probability, walk_gain
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
-from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES as BLOCK
-from uffdprefetch.predict.storage import Link, Storage
-from uffdprefetch.predict.streams import StreamTable
+from uffdprefetch.predict.storage import Account, Link, Storage, least_probability, walk_gain
+from uffdprefetch.predict.streams import Feedback, StreamTable
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.sim.replay.auto import Auto
@@ -582,14 +580,14 @@ SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
 
 #: Which scenarios a module of predict/ decides in.
 BY_MODULE = {
-    "fronts": ["fronts", "replayed"], "price": ["fronts", "chains", "visits", "replayed"],
+    "fronts": ["fronts", "replayed"], "storage": ["fronts", "chains", "visits", "replayed"],
     "survival": ["fronts", "chains", "visits", "replayed"], "steps": ["chains", "replayed"],
     "visits": ["visits", "replayed"], "bounds": ["walks", "epochs", "cursors", "replayed"],
     "sequences": ["quiet", "cursors", "epochs", "held"],
     "checkpoints": ["places", "walks"], "order": [
         "quiet", "sparse", "cursors", "foreign", "epochs", "long_items", "guards", "beside",
         "held", "twice",
-    ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
+    ], "randomness": ["jumps", "replayed"], "streams": ["walks", "cursors"],
     "stride": ["strides", "long_periods", "small_records"],
     "window": ["walks", "places", "cursors"],
 }  # fmt: skip

@@ -4,8 +4,8 @@
 Each number that tools/house.py counts is doubled, then halved: the drawn scenarios and the tapes
 are played until a decision differs, and where none does the unit tests of its package run until
 one fails. A number that nothing holds is printed so, and status is 1. NAME: those only, numbers
-(``SHY``, ``predict.price.SHY``) or modules (``predict.price``). --write: docs/constants.md says it
-from now on.
+(``SHY``, ``predict.storage.SHY``) or modules (``predict.storage``). --write: docs/constants.md says
+it from now on.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ MODULES = [
         "admission", "agent_link", "client", "files", "ledger", "opening",
     )),
     *("predict." + name for name in (
-        "fronts", "price", "randomness", "steps", "streams", "stride", "survival", "visits",
+        "fronts", "randomness", "steps", "storage", "streams", "stride", "survival", "visits",
         "window",
     )),
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "seen", "validator")),

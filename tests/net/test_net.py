@@ -59,7 +59,7 @@ def test_every_decision_is_what_it_was(seed: int) -> None:
 def test_a_decision_that_differs_is_found() -> None:
     code = (
         "from tests.net import mutate; from tests.net.replay import compare, replay\n"
-        "with mutate.mutated('predict.price', 'SHY', 2):\n"
+        "with mutate.mutated('predict.storage', 'SHY', 2):\n"
         "    world = replay('skipping-4')\n"
         "print(compare('skipping-4', world) is not None)\n"
     )

@@ -26,7 +26,8 @@ BANDWIDTH = 100_000_000
 #: What the kernel asks for at a time, and what it makes of a file that is read in order.
 AROUND = 128 << 10
 PLAIN_REQUESTS = SIZE // AROUND
-#: May be lost on a link of which nothing is known yet, and what one try brings (predict/price.py).
+#: May be lost on a link of which nothing is known yet, and what one try brings
+#: (predict/storage.py).
 FREE_BYTES = 8 * MIB + 4 * MIB
 
 DIGEST = """

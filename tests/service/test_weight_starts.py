@@ -53,7 +53,7 @@ def weights(store: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     path.unlink()
 
 
-#: May be lost on a link of which nothing is known yet, and more (predict/price.py).
+#: May be lost on a link of which nothing is known yet, and more (predict/storage.py).
 FREE_BYTES = 8 * MIB
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.native.paths import FoundFile, Keeping, PathDone, PathRequest, PathState
-from uffdprefetch.predict.price import Account
-from uffdprefetch.predict.storage import Link
+from uffdprefetch.predict.storage import Account, Link
 from uffdprefetch.service.small_reads import ReadBounds, SmallReads, Watching
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.token_bucket import TokenBucket

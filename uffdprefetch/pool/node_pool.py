@@ -20,8 +20,7 @@ from uffdprefetch.pool.other_nodes import OtherNodes
 from uffdprefetch.pool.processes import PoolProcesses
 from uffdprefetch.pool.size import PoolSize
 from uffdprefetch.pool.victims import Victims
-from uffdprefetch.predict.price import FREE_BYTES
-from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
 from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.state.ledger import Histogram, Ledger
 from uffdprefetch.warm.meter import LATENCY_LEAST, SAMPLES_LEAST

@@ -17,8 +17,7 @@ from itertools import takewhile
 from operator import attrgetter
 
 from uffdprefetch.predict.bounds import LATELY_COUNT
-from uffdprefetch.predict.price import FREE_SECONDS, Account
-from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
+from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_SECONDS, MISS_BYTES, Account, Link
 from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
 

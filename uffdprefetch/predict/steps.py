@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from uffdprefetch.predict.price import least_probability
-from uffdprefetch.predict.storage import Link
+from uffdprefetch.predict.storage import Link, least_probability
 from uffdprefetch.predict.survival import Law
 
 #: Different steps that are remembered: what a row group of a table has.

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What storage costs a reader: the one model, which everybody asks who decides or keeps books.
+"""What storage costs a reader, what it is worth to read ahead on a guess, and how much of that may
+be lost: the one model, which everybody asks who decides or keeps books.
 
 A request takes its latency and its bytes' share of the bandwidth; of a stream, where the next
 requests are under way meanwhile, the bandwidth alone counts. warm/meter.py measures both. What a
-guess may cost is predict/price.py's.
+byte for nothing costs, and what a miss that does not happen saves, are kept in seconds of the link.
+One account bounds a whole run: all files and processes, whoever has guessed.
 """
 
 from __future__ import annotations
@@ -16,6 +18,26 @@ BLOCK_BYTES = 64 << 10
 #: What a miss brings where the kernel's readahead window is not known: read_ahead_kb's default, and
 #: what the kernel reads around a miss (mm/filemap.c).
 MISS_BYTES = 128 << 10
+#: A byte for nothing costs as much as so many bytes' time on the link: others wait for it, too, and
+#: memory is taken.
+SHY = 2.0
+#: Seconds of the link that may be lost before anything is known.
+FREE_SECONDS = 0.05
+#: Beyond as many bytes as were used, no more than so many may be lost, however fast the link is:
+#: others share the storage.
+FREE_BYTES = 16 << 20
+#: ... of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it brings a
+#: page, so that plain reads little.
+RANDOM_FREE_BYTES = 2 << 20
+#: Of what is asked for and not yet used, so much is thought to be lost.
+OPEN_SHARE = 0.5
+#: A guess is under way by no more than so much beside what keeps the link busy.
+PIECE_BYTES = 256 << 10
+#: What reading a byte ahead takes by itself, seconds of a core, which may be the job's:
+#: readahead(2) fills the cache in folios of one page, the kernel's own in large ones, of which one
+#: fault maps all (mm/readahead.c, do_page_cache_ra() and page_cache_ra_order()). Measured: 0.2 s a
+#: GB of the workers, 0.1 of the service's thread.
+TAKES_SECONDS = 0.3e-9
 
 
 @dataclass(frozen=True)
@@ -90,3 +112,69 @@ class Link(Storage):
 SLOW_BYTES_PER_SECOND = 100e6
 #: The link before anything was measured: a slow one, on which a miss costs no more than its bytes.
 UNKNOWN = Link(SLOW_BYTES_PER_SECOND, 1e-3)
+
+
+def least_gain(storage: Storage) -> float:
+    """Less, in times that a byte takes on the link, is what it takes to read ahead."""
+    return TAKES_SECONDS * storage.bandwidth_bytes_per_second
+
+
+def least_probability(gain: float, storage: Storage, kernel: float = 0.0) -> float:
+    """From which probability of use on a byte is worth its price. ``gain``: seconds saved by the
+    use of a byte, in times that the byte takes on the link; ``kernel``: the part of what lies there
+    that plain reads anyway."""
+    if gain <= least_gain(storage):
+        return 1.0
+    return SHY / (gain + kernel * SHY)
+
+
+def walk_gain(density: float, runs: float, backward: bool, link: Link) -> float:
+    """See least_probability(). ``density``: the touched part of a walk; ``runs``: runs of touches a
+    block of it. Of who goes on in order half the latency is saved, as the kernel reads ahead;
+    backward it does not, and a miss is 1.5 times the latency."""
+    in_order = density * link.in_order_seconds(BLOCK_BYTES) * (3 if backward else 1)
+    saved = link.beside_others(in_order + runs * link.miss_seconds)
+    return saved / link.stream_seconds(BLOCK_BYTES)
+
+
+@dataclass
+class Account:
+    """Of a run. Bytes that were asked for on a guess, of them used and known to be lost; seconds
+    that readers need not wait."""
+
+    asked: int = 0
+    used: int = 0
+    lost: int = 0
+    saved_seconds: float = 0.0
+
+    @property
+    def open(self) -> int:
+        """Bytes of which it is not known yet."""
+        return self.asked - self.used - self.lost
+
+    def spare_bytes(self, own_bytes: int, free_bytes: int, share: float) -> int:
+        """So many may be asked for ahead of a reader that needs none of them yet, ``own_bytes`` of
+        which are already: that all of them are lost costs ``free_bytes``, and a ``share`` of what
+        was used."""
+        others = max(0, self.open - own_bytes)
+        return max(0, free_bytes + int(share * self.used) - self.lost - others)
+
+    def room_bytes(
+        self, storage: Storage, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
+    ) -> int:
+        """So many more may be asked for, if ``open_share`` of what is open is lost, and
+        ``free_bytes`` more than are used may be."""
+        # of what was saved as much as costs no more
+        may_lose = (FREE_SECONDS + self.saved_seconds / SHY) * storage.bandwidth_bytes_per_second
+        may_lose = min(may_lose, free_bytes + self.used)
+        return max(0, int((may_lose - self.lost) / open_share) - self.open)
+
+    def note_use(self, used: int, was_lost: int, is_miss: bool, link: Link) -> None:
+        """Bytes are used that were read on a guess, ``was_lost`` of them after all. ``is_miss``: a
+        reader has come there from elsewhere, and would have waited at the first byte."""
+        self.used += used
+        self.lost -= was_lost
+        saved = link.in_order_seconds(used)
+        if is_miss:
+            saved += link.miss_seconds - link.in_order_seconds(link.miss_bytes)
+        self.saved_seconds += link.beside_others(saved)

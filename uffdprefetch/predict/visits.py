@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uffdprefetch.predict.price import SHY
-from uffdprefetch.predict.storage import Link
+from uffdprefetch.predict.storage import SHY, Link
 from uffdprefetch.predict.survival import Law
 
 #: The link's time is worth this part of its price where random readers leave it idle.

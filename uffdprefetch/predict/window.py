@@ -12,9 +12,8 @@ from itertools import pairwise
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.units import MIB
-from uffdprefetch.predict.rate import BOOST_MAX
 from uffdprefetch.predict.storage import Storage
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import BOOST_MAX, Stream
 
 #: Never less ahead of a known order than this: two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever is read ahead on a guess: walks, chains of steps, and files that are read whole.
 
-One account bounds all of it (predict/price.py), one law per question says how much further a walk,
-a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_order.py) are no guess.
+One account bounds all of it (predict/storage.py), one law per question says how much further a
+walk, a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_order.py) are no
+guess.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ from uffdprefetch.predict.fronts import (
     Front,
     State,
 )
-from uffdprefetch.predict.price import (
+from uffdprefetch.predict.randomness import NEAR_BYTES
+from uffdprefetch.predict.steps import Steps
+from uffdprefetch.predict.storage import (
+    BLOCK_BYTES,
     FREE_BYTES,
     FREE_SECONDS,
+    MISS_BYTES,
     PIECE_BYTES,
     RANDOM_FREE_BYTES,
+    UNKNOWN,
     Account,
+    Link,
     least_gain,
     least_probability,
     walk_gain,
 )
-from uffdprefetch.predict.randomness import NEAR_BYTES
-from uffdprefetch.predict.rate import Feedback, OwnPace, Rate
-from uffdprefetch.predict.steps import Steps
-from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, UNKNOWN, Link
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import Feedback, OwnPace, Rate, Stream
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want

@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict import window
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.rate import Feedback
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import Feedback, Stream
 from uffdprefetch.predict.window import FixedWindow
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.state.publisher import WINDOW, EventPublisher

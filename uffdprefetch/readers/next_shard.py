@@ -31,7 +31,7 @@ from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Scheduler
 
 #: A name that counts on, or a mapping that waits, tells as much as so many files in a row that were
 #: followed: the next is with 8 in 9, which pays on a link of which nothing is known yet, and where
-#: four ranks of 300 MB/s and 1 ms wait side by side (predict/price.py: 0.84, 0.87).
+#: four ranks of 300 MB/s and 1 ms wait side by side (predict/storage.py: 0.84, 0.87).
 TOLD = 8
 #: Files that may have an index beside them: formats of weights.
 INDEXED = (".safetensors", ".bin", ".pt", ".pth")

@@ -20,9 +20,15 @@ from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS, LIST_MAX
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.rate import RATE_SAMPLE_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES
-from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
+from uffdprefetch.predict.streams import (
+    BACK_BYTES,
+    DENSITY,
+    PIECE_BYTES,
+    PIECES,
+    RATE_SAMPLE_NS,
+    Stream,
+)
 from uffdprefetch.predict.window import LOOKAHEAD_MAX_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, PlannedReader

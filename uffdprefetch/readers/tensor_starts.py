@@ -22,8 +22,7 @@ from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.price import FREE_BYTES
-from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers.file_stream import Want
 from uffdprefetch.readers.predictor import RangeSource

@@ -16,10 +16,9 @@ from typing import Any
 from uffdprefetch.base.units import MIB, format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.fronts import FileFronts
-from uffdprefetch.predict.price import PIECE_BYTES
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.rate import RATE_SAMPLE_NS
-from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Link
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, PIECE_BYTES, Link
+from uffdprefetch.predict.streams import RATE_SAMPLE_NS
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
     FileStream,
@@ -37,9 +36,9 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: What a run may read for nothing by files that it reads whole: a little, and of what their visits
 #: bring a part that grows with the share of time that is saved. Where half is saved it is 1.5 times
 #: as much, two and a half times what plain reads: what bench/harm_table.py allows. Not the account
-#: of guesses (predict/price.py), which counts seconds of the link: while a file is read whole most
-#: of it is for nothing yet, and what is saved comes at random, so that seconds would let a fast
-#: link read many times what plain does before the first visit has paid.
+#: of guesses (predict/storage.py), which counts seconds of the link: while a file is read whole
+#: most of it is for nothing yet, and what is saved comes at random, so that seconds would let a
+#: fast link read many times what plain does before the first visit has paid.
 WHOLE_FREE_BYTES = 4 * MIB
 #: The part of what visits bring, while nothing is saved, and for each share of the time that is.
 FREE_SHARE, SAVED_SHARE = 0.05, 3.0

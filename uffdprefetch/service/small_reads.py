@@ -21,8 +21,7 @@ from uffdprefetch.native.paths import (
     PathRequest,
     PathState,
 )
-from uffdprefetch.predict.price import Account
-from uffdprefetch.predict.storage import BLOCK_BYTES, Link
+from uffdprefetch.predict.storage import BLOCK_BYTES, Account, Link
 from uffdprefetch.sense.opens import Opens
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import OPENS_MAX, Opener

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from uffdprefetch.predict.order.worth import OrderWorth
-from uffdprefetch.predict.rate import Feedback, Rate
+from uffdprefetch.predict.streams import Feedback, Rate
 from uffdprefetch.state.files import FileState
 
 

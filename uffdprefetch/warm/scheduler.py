@@ -19,9 +19,8 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.price import FREE_BYTES
-from uffdprefetch.predict.rate import PlainRate
-from uffdprefetch.predict.storage import MISS_BYTES, Storage
+from uffdprefetch.predict.storage import FREE_BYTES, MISS_BYTES, Storage
+from uffdprefetch.predict.streams import PlainRate
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth

@@ -13,8 +13,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.bounds import CPU_PART
-from uffdprefetch.predict.rate import Feedback
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import Feedback, Stream
 from uffdprefetch.predict.window import Window
 from uffdprefetch.state.file_pool import PoolRoom
 from uffdprefetch.state.files import FileState

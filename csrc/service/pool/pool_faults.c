@@ -20,7 +20,7 @@
 #define SAY_MS 2
 #define STUCK_TIMES 64
 /* What a miss brings of a walk, as the kernel's readahead does: what lies further ahead is a guess, which has a price
- * (predict/price.py). */
+ * (predict/storage.py). */
 #define DEMAND_MAX_BYTES (128u << 10)
 /* One part in so many of what a reader has come over in order is mapped ahead of it. */
 #define AHEAD_PART 4

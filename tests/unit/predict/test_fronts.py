@@ -21,8 +21,7 @@ from uffdprefetch.predict.fronts import (
     Front,
     State,
 )
-from uffdprefetch.predict.price import Account
-from uffdprefetch.predict.storage import Link
+from uffdprefetch.predict.storage import Account, Link
 from uffdprefetch.predict.survival import Law
 
 LINK = Link(300e6, 1e-3)

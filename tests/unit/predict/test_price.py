@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import pytest
 
-from uffdprefetch.predict.price import (
+from uffdprefetch.predict.storage import (
     FREE_BYTES,
     FREE_SECONDS,
     OPEN_SHARE,
     RANDOM_FREE_BYTES,
     SHY,
     Account,
+    Link,
+    Storage,
     least_gain,
     least_probability,
     walk_gain,
 )
-from uffdprefetch.predict.storage import Link, Storage
 
 BLOCK = 64 << 10
 LINK = Link(300e6, 1e-3)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""predict/rate.py: how fast readers go by themselves."""
+"""predict/streams.py: how fast readers go by themselves."""
 
 from __future__ import annotations
 
 import pytest
 
 from uffdprefetch.predict.bounds import LATELY_NS
-from uffdprefetch.predict.rate import OwnPace, PlainRate
+from uffdprefetch.predict.streams import OwnPace, PlainRate
 
 MS = 1_000_000
 #: 2 MiB in 2 ms.

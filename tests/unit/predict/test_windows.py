@@ -10,9 +10,8 @@ import pytest
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict import window
-from uffdprefetch.predict.rate import BOOST_MAX, Feedback
 from uffdprefetch.predict.storage import Storage
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import BOOST_MAX, Feedback, Stream
 from uffdprefetch.warm.windows import Windows
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -12,8 +12,7 @@ from guess_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, opened
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.fronts import MISS_BLOCKS, Front
-from uffdprefetch.predict.price import PIECE_BYTES
-from uffdprefetch.predict.storage import Storage
+from uffdprefetch.predict.storage import PIECE_BYTES, Storage
 from uffdprefetch.readers import ahead as module
 from uffdprefetch.readers.whole_files import WHOLE_FREE_BYTES
 from uffdprefetch.sense.pagetables import LOOK_FIRST_NS

@@ -18,10 +18,8 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.pool.eviction import BlockReader as Block
 from uffdprefetch.pool.residents import to_come
-from uffdprefetch.predict.price import least_probability, walk_gain
-from uffdprefetch.predict.rate import Feedback
-from uffdprefetch.predict.storage import UNKNOWN, Link
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.storage import UNKNOWN, Link, least_probability, walk_gain
+from uffdprefetch.predict.streams import Feedback, Stream
 from uffdprefetch.readers import next_shard as module
 from uffdprefetch.readers.next_shard import NextShard, path_after
 from uffdprefetch.state.admission import IDLE_NS, LOOK_NS, FileTable

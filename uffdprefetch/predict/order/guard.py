@@ -3,11 +3,11 @@
 only trial of an order that the job announces: the job compares the indices one by one
 (job/hook.py), but their records' places may be wrong, or read from elsewhere. Pure.
 
-Why not the account of guesses (predict/price.py)? That bounds what may be lost and lets a guess go
-on; an order is right or wrong, and a wrong one is dropped for good, with its reason told. A right
-one is followed from its beginning, without a bound that it must earn, and what lies between its
-records is no loss. It is also known to be wrong where its reader stands still: the account sees no
-positions.
+Why not the account of guesses (predict/storage.py)? That bounds what may be lost and lets a guess
+go on; an order is right or wrong, and a wrong one is dropped for good, with its reason told. A
+right one is followed from its beginning, without a bound that it must earn, and what lies between
+its records is no loss. It is also known to be wrong where its reader stands still: the account sees
+no positions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 
 from uffdprefetch.base.units import MIB
-from uffdprefetch.predict.price import FREE_BYTES
 from uffdprefetch.predict.sequences import AGREE
+from uffdprefetch.predict.storage import FREE_BYTES
 
 #: Sampling interval: one issued range is watched per 256 KiB of the order.
 SAMPLE_BYTES = 256 << 10

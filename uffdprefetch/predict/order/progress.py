@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uffdprefetch.predict.rate import Rate
+from uffdprefetch.predict.streams import Rate
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
     from uffdprefetch.predict.order.extents import OrderExtents

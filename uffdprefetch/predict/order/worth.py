@@ -2,9 +2,9 @@
 """Whether it pays to read ahead in a known order: on fast storage a reader's own misses may cost
 less than deciding what comes next. Pure.
 
-Nothing is lost there as by a guess (predict/price.py): what is read is needed. What it takes is CPU
-time, which may be the job's. What it saves is what the reader did not have in memory yet: where it
-reads faster than the service follows, its own misses come first, and nothing is saved.
+Nothing is lost there as by a guess (predict/storage.py): what is read is needed. What it takes is
+CPU time, which may be the job's. What it saves is what the reader did not have in memory yet: where
+it reads faster than the service follows, its own misses come first, and nothing is saved.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from uffdprefetch.predict.bounds import CPU_PART
 from uffdprefetch.predict.order.guard import SAMPLE_BYTES, SAMPLES
-from uffdprefetch.predict.rate import Feedback
 from uffdprefetch.predict.storage import MISS_BYTES
+from uffdprefetch.predict.streams import Feedback
 
 
 @dataclass

@@ -9,8 +9,8 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import window
-from uffdprefetch.predict.rate import Rate
 from uffdprefetch.predict.storage import Storage
+from uffdprefetch.predict.streams import Rate
 from uffdprefetch.sim.replay.demand import READ_AHEAD_BYTES, Demand, read_ahead_pages
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
