@@ -81,7 +81,7 @@ def walks(seed: int) -> Iterator[Decision]:
         start = places[one] - (rng.randrange(12 * MIB) if rng.random() < 0.05 else 0)
         walk, forward = table.touch(max(0, start), max(0, start) + lengths[one], now)
         if forward:
-            walk.saw(forward, [(start, int(forward * rng.choice((1.0, 0.9, 0.7, 0.3))))])
+            walk.passed.saw(forward, [(start, int(forward * rng.choice((1.0, 0.9, 0.7, 0.3))))])
         feedback = told.setdefault(walk.id, Feedback())
         feedback.note(rng.random() < 0.2)
         rate, allowed = walk.rate_bytes_per_second, rng.choice((8 * MIB, GIB))

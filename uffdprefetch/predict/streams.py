@@ -165,6 +165,45 @@ class Feedback:
             self.boost = max(1.0, self.boost * 0.8)
 
 
+@dataclass
+class Passed:
+    """What a walk has gone over, and what of that was touched, as page tables tell."""
+
+    bytes: int = 0
+    touched_bytes: int = 0
+    sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    _piece: tuple[int, int] = (0, 0)  # bytes and touched_bytes where the present one began
+
+    @property
+    def density(self) -> float | None:
+        """Share of the bytes walked over that were touched, at 64 KiB resolution."""
+        if self.bytes < ACTIVE_BYTES:
+            return None
+        return min(1.0, self.touched_bytes / self.bytes)
+
+    @property
+    def stride_bytes(self) -> int | None:
+        """The constant distance between run starts, within one 64 KiB block of each other."""
+        if len(self.steps) < 4:
+            return None
+        middle = sorted(self.steps)[len(self.steps) // 2]
+        near = sum(abs(step - middle) <= 65536 for step in self.steps)
+        return middle if near >= 0.8 * len(self.steps) else None
+
+    def saw(self, gone_bytes: int, runs: list[tuple[int, int]]) -> None:
+        """Account the page-table runs (offset, bytes) found in ``gone_bytes`` walked over."""
+        self.bytes += gone_bytes
+        self.touched_bytes += sum(length for _, length in runs)
+        began, touched = self._piece
+        if self.bytes - began >= PIECE_BYTES:
+            sparse = self.touched_bytes - touched < DENSITY * (self.bytes - began)
+            self.sparse_pieces = self.sparse_pieces + 1 if sparse else 0
+            self._piece = self.bytes, self.touched_bytes
+        for (a, _), (b, _) in pairwise(runs):
+            self.steps.append(b - a)
+
+
 @dataclass(eq=False)
 class Stream:
     """One walk. Offsets and sizes in bytes, times CLOCK_MONOTONIC ns."""
@@ -179,11 +218,7 @@ class Stream:
     direction: int = 1
     touches: int = 1
     active: bool = False
-    passed_bytes: int = 0  # walked over
-    touched_bytes: int = 0  # of those, seen in the page table
-    sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
-    steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
-    _piece: tuple[int, int] = (0, 0)  # passed_bytes and touched_bytes where the present one began
+    passed: Passed = field(default_factory=Passed)
     rate: Rate = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,36 +235,20 @@ class Stream:
         return self.active and abs(self.position_bytes - self.start_bytes) >= SETTLED_BYTES
 
     @property
-    def density(self) -> float | None:
-        """Share of the bytes walked over that were touched, at 64 KiB resolution."""
-        if self.passed_bytes < ACTIVE_BYTES:
-            return None
-        return min(1.0, self.touched_bytes / self.passed_bytes)
-
-    @property
     def skips(self) -> bool:
         """Whether it has left something out all along its last PIECES * PIECE_BYTES."""
-        return self.active and self.sparse_pieces >= PIECES
-
-    @property
-    def stride_bytes(self) -> int | None:
-        """The constant distance between run starts, within one 64 KiB block of each other."""
-        if len(self.steps) < 4:
-            return None
-        middle = sorted(self.steps)[len(self.steps) // 2]
-        near = sum(abs(step - middle) <= 65536 for step in self.steps)
-        return middle if near >= 0.8 * len(self.steps) else None
+        return self.active and self.passed.sparse_pieces >= PIECES
 
     @property
     def pattern(self) -> str:
         """'new', 'consecutive', 'strided' or 'sequential'; with ' backward' where it is so."""
         if not self.active:
             return "new"
-        density = self.density
+        density = self.passed.density
         name = "sequential"
         if density is None or density >= 0.9:
             name = "consecutive"
-        elif self.stride_bytes:
+        elif self.passed.stride_bytes:
             name = "strided"
         return name if self.direction > 0 else f"{name} backward"
 
@@ -261,18 +280,6 @@ class Stream:
         self.rate.note(forward, self.last_ns)
         self.active = self.active or self.touches > 1 or abs(end - start) >= ACTIVE_BYTES
         return forward
-
-    def saw(self, passed: int, runs: list[tuple[int, int]]) -> None:
-        """Account the page-table runs (offset, bytes) found in ``passed`` bytes walked over."""
-        self.passed_bytes += passed
-        self.touched_bytes += sum(length for _, length in runs)
-        began, touched = self._piece
-        if self.passed_bytes - began >= PIECE_BYTES:
-            sparse = self.touched_bytes - touched < DENSITY * (self.passed_bytes - began)
-            self.sparse_pieces = self.sparse_pieces + 1 if sparse else 0
-            self._piece = self.passed_bytes, self.touched_bytes
-        for (a, _), (b, _) in pairwise(runs):
-            self.steps.append(b - a)
 
 
 class StreamTable:

@@ -666,7 +666,7 @@ class Ahead(Predictor):
 
     def sent(self, extent: Extent) -> None:
         """The scheduler has had something read."""
-        if extent.guess:
+        if extent.wanted.guess:
             fronts = self._of(extent.file).fronts
             fronts.ask(extent.start // BLOCK_BYTES, -(-extent.end // BLOCK_BYTES))
 

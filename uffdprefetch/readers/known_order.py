@@ -9,6 +9,7 @@ with a plan has no windows of its own streams. Where the orders come from: reade
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
@@ -43,6 +44,57 @@ AT_ONCE_PARTS = 8
 AWAIT_NS = 2000 * MS
 
 
+@dataclass
+class LastHeard:
+    """When something was last heard of a reader on its way: at all, by a touch, and by what tells
+    how far it is (a touch, or its job); ns, 0: never."""
+
+    active_ns: int
+    touched_ns: int
+    progress_ns: int = 0
+
+    def touched(self, now: int) -> None:
+        """A touch was one of its order."""
+        self.active_ns = self.touched_ns = self.progress_ns = now
+
+    def said(self, now: int) -> None:
+        """Its job has said how far it is."""
+        self.active_ns = self.progress_ns = now
+
+    def moved(self, now: int) -> None:
+        """A scan has found that it has gone on."""
+        self.active_ns = now
+
+
+class Trial:
+    """Of an order that a job has announced: whether what is read ahead in it is read by those who
+    follow it."""
+
+    def __init__(self, file: FileState, now: int) -> None:
+        self.guard = OrderGuard(now)
+        self.followers: dict[int, Reader] = {}  # by pid: whose order it is
+        self._file = file
+
+    def judge(self, walk: SeenCursor, now: int) -> str | None:
+        """As far as its followers' page tables tell, or the pool's faults; why it is wrong."""
+        wrong = None
+        if 4 * walk.position_bytes <= 3 * walk.total_bytes:  # near its end others may be read
+            wrong = self.guard.stands_still
+        if not self.guard.has_samples:
+            return wrong
+        regions = [r for one in self.followers.values() for r in one.regions.values()]
+        if not regions:
+            return wrong
+        pooled, tables = self._file.pooled, [r for r in regions if r.mode != ServingMode.POOL]
+
+        def touched(start: int, end: int) -> bool:
+            in_pool = pooled is not None and pooled.touched(start, end)
+            return in_pool or any(r.scan.mapped.overlaps(start, end) for r in tables)
+
+        known_ns = min((region.scan.known_ns for region in tables), default=now)
+        return wrong or self.guard.judge(known_ns, touched)
+
+
 class PlannedReader:
     """One reader on its way through one file in a known order. Sizes in bytes."""
 
@@ -60,12 +112,11 @@ class PlannedReader:
         self.epochs = Epochs(source, file.size_bytes)
         self.dropped: str | None = None  # why the plan is not followed any more
         self.ended = False  # nothing of it is read any more
-        self.active_ns = self.touched_ns = now = self._clock.now_ns()
-        self.progress_ns = 0  # when a touch or the job last told how far it is
+        now = self._clock.now_ns()
+        self.heard = LastHeard(now, now)
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self.consumer = OrderConsumer(rank, now)
-        self.guard = OrderGuard(now) if source.exact else None
-        self.followers: dict[int, Reader] = {}  # by pid: whose it is
+        self.trial = Trial(file, now) if source.exact else None
         self.asks_on: Reader | None = None  # for what was kept back of its lookahead
 
     @property
@@ -110,7 +161,7 @@ class PlannedReader:
     def saw(self, start: int, end: int, now: int) -> None:
         """A touch of [start, end) of the file by one of its processes."""
         if self.epochs.saw(start, end, now):
-            self.active_ns = self.touched_ns = self.progress_ns = now
+            self.heard.touched(now)
             self._moved(now)
         self._judge()
 
@@ -123,10 +174,11 @@ class PlannedReader:
         found, self.seen = self.seen, []
         # an inferred order is compared with page tables anyway
         moved = self.epochs.mapped(found, now, judge=not self.inferred)
-        self.active_ns = now if moved else self.active_ns
+        if moved:
+            self.heard.moved(now)
         self._moved(now)
-        if self.guard is not None:
-            self.guard.scanned(sum(end - start for start, end in found), since_ns)
+        if self.trial is not None:
+            self.trial.guard.scanned(sum(end - start for start, end in found), since_ns)
         self._judge()
         return moved
 
@@ -142,14 +194,14 @@ class PlannedReader:
         """So many items of the present epoch have been read."""
         walk = self.look()
         if walk is not None:
-            self.active_ns = self.progress_ns = now
+            self.heard.said(now)
             walk.said(items, now)
             self._moved(now)
 
     def _moved(self, now: int) -> None:
         self.consumer.advance(self.epochs.position_bytes, now)
-        if self.guard is not None:
-            self.guard.on_position(self.epochs.position_bytes, now)
+        if self.trial is not None:
+            self.trial.guard.on_position(self.epochs.position_bytes, now)
 
     def _judge(self) -> None:
         if self.walk is not None:
@@ -158,31 +210,14 @@ class PlannedReader:
     def due(self, ahead_bytes: int) -> Iterator[tuple[int, int, int]]:
         """See Epochs.due()."""
         for start, end, need in self.epochs.due(ahead_bytes):
-            if self.guard is not None:
-                self.guard.on_issued(start, end, need)
+            if self.trial is not None:
+                self.trial.guard.on_issued(start, end, need)
             yield start, end, need
 
     def judge(self, now: int) -> None:
-        """Whether what is prefetched for it is read, as far as its followers' page tables tell, or
-        the pool's faults."""
-        walk = self.walk
-        if self.guard is None or walk is None:
-            return
-        if 4 * walk.position_bytes <= 3 * walk.total_bytes:  # near its end others may be read
-            self.dropped = self.dropped or self.guard.stands_still
-        if not self.guard.has_samples:
-            return
-        regions = [r for one in self.followers.values() for r in one.regions.values()]
-        if not regions:
-            return
-        pooled, tables = self.file.pooled, [r for r in regions if r.mode != ServingMode.POOL]
-
-        def touched(start: int, end: int) -> bool:
-            in_pool = pooled is not None and pooled.touched(start, end)
-            return in_pool or any(r.scan.mapped.overlaps(start, end) for r in tables)
-
-        known_ns = min((region.scan.known_ns for region in tables), default=now)
-        self.dropped = self.dropped or self.guard.judge(known_ns, touched)
+        """Whether what is prefetched for it is read."""
+        if self.trial is not None and self.walk is not None:
+            self.dropped = self.dropped or self.trial.judge(self.walk, now)
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
@@ -269,7 +304,7 @@ class KnownOrders(Predictor):
         for source in self.sources:
             found = [order for order in source.readers(reader) if order.live]
             if found:
-                return max(found, key=lambda order: order.active_ns)
+                return max(found, key=lambda order: order.heard.active_ns)
         return None
 
     def pending(self, reader: Reader) -> bool:
@@ -297,8 +332,8 @@ class KnownOrders(Predictor):
             order = self.order_of(reader)
             if order is not None and order.walk is not None:
                 order.saw(seen.start, seen.end, seen.at_ns)
-                if order.guard is not None:
-                    order.guard.on_touched(seen.end - seen.start)
+                if order.trial is not None:
+                    order.trial.guard.on_touched(seen.end - seen.start)
                 self._judge(order, seen.at_ns)
         return (not told or bool(batch.found)) and self._found(batch)
 
@@ -308,7 +343,7 @@ class KnownOrders(Predictor):
         if order is None:
             return False
         # in the pool faults tell, and page tables where those are silent
-        quiet = now_ns - order.touched_ns >= RECENT_NS
+        quiet = now_ns - order.heard.touched_ns >= RECENT_NS
         if region.mode == ServingMode.POOL and not quiet:
             order.seen = [*order.seen, *found][-ENTRIES_MAX:]
             return False
@@ -340,9 +375,9 @@ class KnownOrders(Predictor):
             self._followed[reader], state.inferred = order, order.inferred
             if state.early:
                 order.begins(state.early, now_ns)
-            if order.guard is not None:
-                order.followers[reader.pid] = reader
-            state.last_progress_ns = order.progress_ns
+            if order.trial is not None:
+                order.trial.followers[reader.pid] = reader
+            state.last_progress_ns = order.heard.progress_ns
         pending = self.pending(reader)
         state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
         state.early = state.early if pending and order is None else []
@@ -354,15 +389,16 @@ class KnownOrders(Predictor):
     def unmapped(self, region: Region) -> None:
         """See Predictor."""
         order = self._followed.get(region.reader)
-        if order is not None and order.guard is not None and region.mode != ServingMode.POOL:
-            order.guard.unmapped()
+        if order is not None and order.trial is not None and region.mode != ServingMode.POOL:
+            order.trial.guard.unmapped()
 
     def left(self, reader: Reader) -> None:
         """See Predictor."""
         self._followed.pop(reader, None)
         for order in self.all:
-            if order.followers.get(reader.pid) is reader:
-                del order.followers[reader.pid]
+            followers = order.trial.followers if order.trial is not None else {}
+            if followers.get(reader.pid) is reader:
+                del followers[reader.pid]
 
     @staticmethod
     def _is_awaited(reader: Reader, now_ns: int) -> bool:
@@ -371,7 +407,8 @@ class KnownOrders(Predictor):
         if reader.access is Access.JUMPS:
             return True
         dense = any(
-            walk.settled and (walk.density or 0.0) >= DENSITY for walk in reader.table.active()
+            walk.settled and (walk.passed.density or 0.0) >= DENSITY
+            for walk in reader.table.active()
         )
         return not dense and now_ns - reader.order.pending_since_ns < AWAIT_NS
 

@@ -109,12 +109,12 @@ class Walks:
         mapped, first = region.scan.mapped, stream.position_bytes
         first -= forward if stream.direction > 0 else 0
         if region.mode != ServingMode.POOL:
-            stream.saw(forward, mapped.within(first, first + forward))  # the scan has told
+            stream.passed.saw(forward, mapped.within(first, first + forward))  # the scan has told
             return news, news
         start, end = max(low, first), min(high, first + forward)
         found = [(start, end - start)] if start < end else []
         pagetables.note_used(region, found)
-        stream.saw(forward, found)
+        stream.passed.saw(forward, found)
         fresh = mapped.missing(start, end)
         batch.found += fresh
         mapped.add(start, end)

@@ -329,7 +329,7 @@ class PagetableScanner:
         asked_bytes = (window.frontier_bytes - stream.position_bytes) * stream.direction
         if moves and asked_bytes > 0:
             step_bytes = min(step_bytes, asked_bytes // 2)
-        if stream.sparse_pieces:  # it may skip: piece by piece tells
+        if stream.passed.sparse_pieces:  # it may skip: piece by piece tells
             step_bytes = min(step_bytes, PIECE_BYTES)
         rate = stream.rate_bytes_per_second
         if not rate:

@@ -112,7 +112,7 @@ class Coordinator:
         )
         pooled = None
         if pool is not None:
-            scheduler.pool = pool.pool
+            scheduler.requests.pool = pool.pool
             pooled = PooledMappings(pool, ledger, clock, is_shared=config.cluster.nodes is not None)
         self.mappings = ManagedMappings(
             config, self.table, self.arbiter, scheduler, self.windows, ledger, clock, pooled

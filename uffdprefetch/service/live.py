@@ -90,7 +90,7 @@ class LiveNode:
             under_way_bytes=scheduler.under_way_bytes,
             under_way_target_bytes=scheduler.target_bytes,
             queued_bytes=scheduler.queued_bytes,
-            prefetched_bytes=scheduler.prefetched_bytes,
+            prefetched_bytes=scheduler.results.prefetched_bytes,
             checkpoint_wait_ns=ledger.checkpoints.fault_wait.quantiles(),
             service_cpu_seconds=round(cpu, 3),
             service_cpu_share=round(cpu / max(ledger.seconds(), 1e-3), 4),

@@ -140,7 +140,8 @@ class LiveRanks:
 
     def _reads(self, stream: Stream, now: int) -> float:
         """Of its speed what it touches: the rates of ranks that skip add up to that of all."""
-        return self._rate(stream, now) * (1.0 if stream.density is None else stream.density)
+        density = stream.passed.density
+        return self._rate(stream, now) * (1.0 if density is None else density)
 
 
 def _alive(members: list[JobProcess]) -> list[JobProcess]:
@@ -168,8 +169,8 @@ def _with_leading(rank: doc.Rank, stream: Stream, now: int) -> doc.Rank:
         start_bytes=leading.start_bytes,
         position_bytes=leading.position_bytes,
         frontier_bytes=leading.frontier_bytes,
-        stride_bytes=stream.stride_bytes,
-        density_64KiB=stream.density,
+        stride_bytes=stream.passed.stride_bytes,
+        density_64KiB=stream.passed.density,
         quiet_seconds=round((now - stream.last_ns) / 1e9, 1),
     )
 

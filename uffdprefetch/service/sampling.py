@@ -298,8 +298,8 @@ class Sampling:
             for reader in client.readers.values():
                 for stream in reader.table.streams:
                     name = (client.pid, reader.file.key, stream.id)
-                    seen[name] = stream.touched_bytes
-                    more = stream.touched_bytes - self._touched.get(name, 0)
+                    seen[name] = stream.passed.touched_bytes
+                    more = stream.passed.touched_bytes - self._touched.get(name, 0)
                     track.touched_bytes += max(0, more)
                     if stream.active:
                         low, high = sorted((stream.start_bytes, stream.position_bytes))
@@ -318,7 +318,11 @@ class Sampling:
         if now - self.ticked_ns < TICK_LEAST_NS:
             return
         small_read, small_used = self._small_bytes()
-        totals = (self._scheduler.prefetched_bytes + small_read, touched + small_used, faults)
+        totals = (
+            self._scheduler.results.prefetched_bytes + small_read,
+            touched + small_used,
+            faults,
+        )
         if self.ticked_ns:
             seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
             a, b, c = (max(0, n - o) / seconds for n, o in zip(totals, self._totals, strict=True))

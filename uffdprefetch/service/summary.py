@@ -280,9 +280,10 @@ def storage_bytes(
 
 def notes(ledger: Ledger, scheduler: Scheduler) -> tuple[Note, ...]:
     """What worked less well than it could, up to now."""
-    if not scheduler.failed_extents:
+    results = scheduler.results
+    if not results.failed_extents:
         return tuple(ledger.noted.all)
-    failed = f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
+    failed = f"{results.failed_extents} extents could not be read ({results.last_error})"
     return (*ledger.noted.limits, Note(failed), *ledger.noted.left_alone)
 
 

@@ -35,7 +35,7 @@ class TimelineNotes:
         """As it is now."""
         self._noted_ns = now
         seconds = max(0.0, now / 1e9 - self._ledger.started)
-        more = self._scheduler.prefetched_bytes - self._noted_bytes
+        more = self._scheduler.results.prefetched_bytes - self._noted_bytes
         if more:
             self._ledger.timeline.at(seconds).prefetched_bytes += more
             self._noted_bytes += more

@@ -72,8 +72,8 @@ def describe_stream(reader: Reader, stream: Stream, late_extents: int) -> dict[s
         "pattern": "random" if reader.access is Access.JUMPS else stream.pattern,
         "start_bytes": stream.start_bytes,
         "position_bytes": stream.position_bytes,
-        "density_64KiB": stream.density,
-        "stride_bytes": stream.stride_bytes,
+        "density_64KiB": stream.passed.density,
+        "stride_bytes": stream.passed.stride_bytes,
         "rate_bytes_per_second": round(stream.rate_bytes_per_second),
         "late_extents": late_extents,
     }

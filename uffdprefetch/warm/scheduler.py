@@ -9,12 +9,12 @@ reader to the workers, and keeps just as much under way as storage needs to stay
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES, corrected, probed
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
@@ -24,7 +24,8 @@ from uffdprefetch.predict.streams import PlainRate
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
-from uffdprefetch.warm.meter import TELLING_BYTES, Meter
+from uffdprefetch.warm.meter import Meter
+from uffdprefetch.warm.results import Results
 from uffdprefetch.warm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -69,34 +70,43 @@ def _leave_pages(extent: Extent) -> None:
 
 @dataclass
 class Extent:
-    """One request: [start, end) bytes of a file for a consumer; ``pages`` are checkpoints to copy.
-    ``need``, ``whole``: see PrefetchRange."""
+    """One request: [start, end) bytes of a file for a consumer, a part of what is ``wanted``;
+    ``pages`` are checkpoints to copy. ``need``: see PrefetchRange."""
 
-    file: FileState
+    wanted: PrefetchRange
     start: int
     end: int
-    consumer: Consumer | None
-    pages: list[int]
-    priority: Priority = Priority.NEEDED
-    alone: bool = False
+    consumer: Consumer | None = None
     need: int | None = None
     pooled: PoolFile | None = None  # where it goes; None: into the page cache
-    whole: bool = False
-    yield_bytes: int = 0
+    pages: list[int] = field(default_factory=list)
+    alone: bool = False
     sent_bytes: int = 0  # of it under way at one time
-    guessed: bool = False  # of a window: its reader may never come to it
-    guess: bool = False  # see PrefetchRange
+    file: FileState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file = self.wanted.file
+
+    @property
+    def whole(self) -> bool:
+        """See PrefetchRange: of who walks through the file all is needed."""
+        return self.wanted.whole or self.need is None
+
+    @property
+    def guessed(self) -> bool:
+        """Whether it is of a window: its reader may never come to it."""
+        return self.need is None and not self.wanted.whole
 
     @property
     def window_bytes(self) -> int:
         """How much of it may be under way at one time where it yields (see PrefetchRange); 0: all.
         Where the page cache is filled by reads, those have a size of their own; guesses are cut
         small, and all of them that are under way are bounded."""
-        if not self.yield_bytes or self.guess or self.pooled:
+        if not self.wanted.yield_bytes or self.wanted.guess or self.pooled:
             return 0
         if self.file.call.method != uffd.WARM_READAHEAD:
             return 0
-        return max(MISS_BYTES, self.yield_bytes // EXTENTS)
+        return max(MISS_BYTES, self.wanted.yield_bytes // EXTENTS)
 
     @property
     def asked_bytes(self) -> int:
@@ -158,6 +168,48 @@ class Device:
         return self.under_way_bytes >= self.depth.bytes
 
 
+class Requests:
+    """What is under way: the extents that the workers, or the pool's threads, have taken."""
+
+    def __init__(self, workers: uffd.Workers) -> None:
+        self.workers = workers
+        self.pool: uffd_pool.Pool | None = None
+        self.extents: dict[int, Extent] = {}
+        self._next_id = 1
+
+    def send(self, extent: Extent) -> bool:
+        """Hand one out; False: there is no room."""
+        file, length, pooled = extent.file, extent.end - extent.start, extent.pooled
+        if pooled is not None:
+            due_ns = extent.due_ns
+            sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length, due_ns)
+        else:
+            window, chunk = extent.window_bytes, file.call.chunk_bytes
+            if window:  # by two requests at a time where they are not too small
+                chunk = min(chunk, max(MISS_BYTES, window // 2))
+            sent = self.workers.submit(
+                self._next_id,
+                file.opened.fd if length else file.opened.page_fd,
+                extent.start,
+                length,
+                method=file.call.method,
+                chunk_bytes=chunk,
+                device=file.key[0],
+                window_bytes=window,
+                checkpoint_fd=file.copies.fds()[0] if extent.pages else -1,
+                pages=extent.pages,
+            )
+        if sent:
+            self.extents[self._next_id] = extent
+            self._next_id += 1
+        return sent
+
+    def reap(self) -> Iterator[tuple[Extent, uffd.WarmResult]]:
+        """Those that have ended."""
+        for result in self.workers.reap() + (self.pool.reap() if self.pool else []):
+            yield self.extents.pop(result.id), result
+
+
 class Scheduler:
     """Extents in, finished extents out. One thread (the service's) calls everything here."""
 
@@ -174,26 +226,19 @@ class Scheduler:
         window, [start, end) bytes of the pool's file of that number: None, or it waits, and for so
         many ns (0: until readers have moved); called with the end of what its reader has queued as
         well."""
-        self._workers = workers
+        self.requests = Requests(workers)
         self.bucket = bucket
         self._on_warmed = on_warmed
-        self._on_finding = on_finding
-        self._told: set[str] = set()  # files whose pages do not stay
         self._grid_bytes = grid_bytes
         self._queues: dict[int, deque[Extent]] = {}
         self._consumers: dict[int, Consumer] = {}
-        self._under_way: dict[int, Extent] = {}
-        self._next_id = 1
         self._devices: dict[int, Device] = {}
         self.meter = Meter()
-        self.pool: uffd_pool.Pool | None = None
+        self.results = Results(self.meter, bucket, on_finding)
         self._defer = defer
         #: Told of each extent that goes to the workers.
         self.on_sent: Callable[[Extent], None] | None = None
         self._deferred: set[int] = set()  # consumers whose first extent waits so
-        self.prefetched_bytes = 0
-        self.failed_extents = 0
-        self.last_error = ""
 
     # -------------------------------------------------------------- asking
 
@@ -213,17 +258,11 @@ class Scheduler:
             if need is None and self._goes_on(queue, file, consumer, a, part):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
-            for extent in self._cut(file, consumer, a, b, self._grid(wanted)):
-                extent.need = need if need is None else need + extent.start - start
-                extent.whole = wanted.whole or need is None
-                extent.guessed = need is None and not wanted.whole
-                extent.priority = wanted.priority
-                extent.yield_bytes = wanted.yield_bytes
-                extent.guess = wanted.guess
-                extent.pooled = part
-                queue.append(extent)
+            for low, high in self._cut(consumer, a, b, self._grid(wanted)):
+                at = need if need is None else need + low - start
+                queue.append(Extent(wanted, low, high, consumer, at, part))
                 self._consumers[id(consumer)] = consumer
-                queued += extent.end - extent.start
+                queued += high - low
         self.device_of(file).queued_bytes += queued
         return queued
 
@@ -238,14 +277,10 @@ class Scheduler:
         by_pread = wanted.file.call.unit_bytes or wanted.file.call.method == uffd.WARM_PREAD
         return EXTENT_BYTES if by_pread or wanted.yield_bytes else READAHEAD_EXTENT_BYTES
 
-    def _cut(
-        self, file: FileState, consumer: Consumer, start: int, end: int, size: int
-    ) -> list[Extent]:
-        cuts = [start, *range((start // size + 1) * size, end, size), end]
-        extents = []
-        for a, b in pairwise(cuts):
-            extents.append(Extent(file, a, b, consumer, []))
-        return extents if consumer.direction > 0 else extents[::-1]
+    @staticmethod
+    def _cut(consumer: Consumer, start: int, end: int, size: int) -> list[tuple[int, int]]:
+        cuts = list(pairwise([start, *range((start // size + 1) * size, end, size), end]))
+        return cuts if consumer.direction > 0 else cuts[::-1]
 
     @staticmethod
     def _goes_on(
@@ -272,9 +307,9 @@ class Scheduler:
         if file.call.unit_bytes:
             pages = [p for p in pages if file.has(p * uffd.PAGE_BYTES)]
         for page in pages:  # side by side: the job waits for the last of them
-            if self._send(Extent(file, 0, 0, None, [page])):
+            if self._send(Extent(PrefetchRange(file, 0, 0), 0, 0, pages=[page])):
                 file.copies.ask(page)
-        self._workers.start()
+        self.requests.workers.start()
 
     def begin(self, file: FileState, start: int) -> None:
         """A mapping of the file itself begins at this offset. Where a request costs more than its
@@ -284,8 +319,8 @@ class Scheduler:
             return
         low, high = _cells(start, start + 1, file.call.unit_bytes, file.size_bytes)
         if file.cache.fresh(low, high):
-            self._send(Extent(file, low, high, None, []))
-            self._workers.start()
+            self._send(Extent(PrefetchRange(file, low, high), low, high))
+            self.requests.workers.start()
 
     def forget(self, consumer: Consumer) -> None:
         """Drop what a consumer had queued."""
@@ -311,7 +346,7 @@ class Scheduler:
     def change(self, consumer: Consumer, priority: Priority, yield_bytes: int) -> None:
         """What a consumer has queued is wanted so from now on."""
         for extent in self._queues.get(id(consumer), ()):
-            extent.priority, extent.yield_bytes = priority, yield_bytes
+            extent.wanted = replace(extent.wanted, priority=priority, yield_bytes=yield_bytes)
 
     def first_queued(self, consumer: Consumer) -> int | None:
         """Where in its file the next of what a consumer has queued begins."""
@@ -326,12 +361,12 @@ class Scheduler:
 
     def busy_with(self, file: FileState) -> bool:
         """Whether a worker still uses the file's descriptors."""
-        return any(extent.file is file for extent in self._under_way.values())
+        return any(extent.file is file for extent in self.requests.extents.values())
 
     def under_way_by_rank(self) -> dict[int, int]:
         """Bytes that the workers are reading now, by the rank that they are for."""
         found: dict[int, int] = {}
-        for extent in self._under_way.values():
+        for extent in self.requests.extents.values():
             if extent.consumer is not None:
                 rank = extent.consumer.rank
                 found[rank] = found.get(rank, 0) + extent.end - extent.start
@@ -374,7 +409,7 @@ class Scheduler:
                 continue
             consumer = self._consumers[key]
             expected = consumer.expected_bytes(now_ns, self._grid_bytes)
-            gap = queue[0].priority, (queue[0].at - expected) * consumer.direction
+            gap = queue[0].wanted.priority, (queue[0].at - expected) * consumer.direction
             if best is None or gap < best_gap:
                 best, best_gap = key, gap
         return best
@@ -382,7 +417,7 @@ class Scheduler:
     def pump(self, now_ns: int) -> int:
         """Hand extents to the workers; returns ns after which to call again (0: no need)."""
         wait = self._hand_out(now_ns)
-        self._workers.start()
+        self.requests.workers.start()
         return wait
 
     def _hand_out(self, now_ns: int) -> int:
@@ -396,7 +431,7 @@ class Scheduler:
             queue = self._queues[key]
             extent = queue[0]
             device = self.device_of(extent.file)
-            if extent.guess and extent.passed:
+            if extent.wanted.guess and extent.passed:
                 self._drop_first(key)
                 continue
             deferred_ns = self._deferred_ns(extent, queue[-1])
@@ -408,10 +443,10 @@ class Scheduler:
                 self._deferred.add(key)
                 again_ns = min(again_ns or deferred_ns, deferred_ns or again_ns)
                 continue
-            if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
+            if extent.wanted.priority == Priority.BACKGROUND and self._is_busy(extent):
                 closed.add(device)  # nothing that is nearer waits for it
                 continue
-            if extent.guess and self._would_delay(extent):
+            if extent.wanted.guess and self._would_delay(extent):
                 self._deferred.add(key)
                 continue
             if not self._hand(extent):
@@ -477,7 +512,7 @@ class Scheduler:
         waits. A reader's own miss waits behind all of it: so there is no more."""
         under_way = self.device_of(extent.file).under_way_bytes
         if extent.window_bytes:
-            return under_way + extent.asked_bytes > extent.yield_bytes
+            return under_way + extent.asked_bytes > extent.wanted.yield_bytes
         storage = self.meter.storage
         seconds = max(2 * storage.latency_seconds, RESPONSE_SECONDS)
         return under_way > storage.bandwidth_bytes_per_second * seconds
@@ -488,43 +523,24 @@ class Scheduler:
         under_way = self.device_of(extent.file).under_way_bytes
         consumer, asked = extent.consumer, extent.asked_bytes
         if not under_way or consumer is None:
-            return under_way > 0 and under_way + asked > extent.yield_bytes
-        if under_way + asked > (consumer.depth_of_all_bytes or extent.yield_bytes):
+            return under_way > 0 and under_way + asked > extent.wanted.yield_bytes
+        if under_way + asked > (consumer.depth_of_all_bytes or extent.wanted.yield_bytes):
             return True
-        own = sum(one.sent_bytes for one in self._under_way.values() if one.consumer is consumer)
-        return own > 0 and own + asked > (consumer.depth_bytes or extent.yield_bytes)
+        own = sum(
+            one.sent_bytes for one in self.requests.extents.values() if one.consumer is consumer
+        )
+        return own > 0 and own + asked > (consumer.depth_bytes or extent.wanted.yield_bytes)
 
     def _send(self, extent: Extent) -> bool:
-        file, device = extent.file, self.device_of(extent.file)
+        device = self.device_of(extent.file)
         length = extent.end - extent.start
         extent.alone = device.under_way_bytes == 0
         if length and extent.alone:
             device.idle = True
-        pooled = extent.pooled
-        if pooled is not None:
-            due_ns = extent.due_ns
-            sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length, due_ns)
-        else:
-            window, chunk = extent.window_bytes, file.call.chunk_bytes
-            if window:  # by two requests at a time where they are not too small
-                chunk = min(chunk, max(MISS_BYTES, window // 2))
-            sent = self._workers.submit(
-                self._next_id,
-                file.opened.fd if length else file.opened.page_fd,
-                extent.start,
-                length,
-                method=file.call.method,
-                chunk_bytes=chunk,
-                device=file.key[0],
-                window_bytes=window,
-                checkpoint_fd=file.copies.fds()[0] if extent.pages else -1,
-                pages=extent.pages,
-            )
+        sent = self.requests.send(extent)
         if sent:
             if self.bucket.rate:
                 self.bucket.take(length)
-            self._under_way[self._next_id] = extent
-            self._next_id += 1
             extent.in_flight.add(extent.start, extent.end)
             if length and self.on_sent is not None:
                 self.on_sent(extent)
@@ -536,83 +552,22 @@ class Scheduler:
 
     def reap(self) -> None:
         """Take the workers' results: books, feedback to the windows, pages to announce."""
-        done = self._workers.reap() + (self.pool.reap() if self.pool else [])
-        for result in done:
-            extent = self._under_way.pop(result.id)
-            file, length = extent.file, extent.end - extent.start
-            self.device_of(file).under_way_bytes -= extent.sent_bytes
+        for extent, result in self.requests.reap():
+            file, device = extent.file, self.device_of(extent.file)
+            device.under_way_bytes -= extent.sent_bytes
             extent.in_flight.remove(extent.start, extent.end)
             if extent.pages:
                 file.copies.drop(extent.pages)
                 file.copies.came(p for i, p in enumerate(extent.pages) if result.copied >> i & 1)
-            if result.error:
-                self.failed_extents += 1
-                self.last_error = f"{file.path} at {extent.start}: errno {-result.error}"
-            elif not length:
-                self.meter.note_pages(result, len(extent.pages))
-            else:
-                self._account(extent, result)
-                if self._on_warmed is not None:
-                    self._on_warmed(extent, result)
-
-    def _check_call(self, extent: Extent, result: uffd.WarmResult) -> None:
-        """What a probe has found; or whether the call still does what it was chosen for."""
-        file = extent.file
-        if file.call.method == uffd.WARM_PROBE and extent.pooled is None:
-            if result.method != uffd.WARM_PROBE:
-                chunk_bytes, ahead_bytes = result.chunk_bytes, file.call.ahead_bytes
-                file.call.use(probed(result.method, chunk_bytes, ahead_bytes), file.opened.fd)
-            return
-        if result.method != file.call.method or extent.window_bytes:  # sent before that was chosen
-            return
-        found = file.call.doubt.note(result.asked_bytes, result.came_bytes)
-        if found is None:
-            return
-        choice = corrected(file.call.method, *found)
-        if choice is not None:
-            file.call.use(choice, file.opened.fd)
-            self._on_finding(f"{file.path}: {choice.reason}")
-        elif file.path not in self._told:
-            self._told.add(file.path)
-            self._on_finding(
-                f"{file.path}: of {found[0] >> 20} MiB read ahead {found[1] >> 20} MiB stayed in "
-                "the page cache: its file system, or memory that is short, does not keep them"
-            )
-
-    def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
-        file, consumer = extent.file, extent.consumer
-        self._check_call(extent, result)
-        if extent.pooled is None:
-            file.cache.recent.add(extent.start, extent.end)
-        there, brought = result.resident_bytes, result.bytes
-        if result.sensor < 0:  # nobody says what was there: by what our own reads had to fetch
-            counted = file.call.counts_reads and result.storage_bytes >= 0
-            fetched = result.storage_bytes if counted else result.waited_bytes
-            brought = min(result.bytes, fetched)
-            there = result.bytes - brought
-        file.account.came(brought, there)
-        self.bucket.take(-there)
-        if consumer is not None:
-            consumer.feedback.came(extent.end - extent.start, brought, result.took_ns / 1e9)
-        if not brought:
-            return
-        self.prefetched_bytes += brought
-        file.blocks.mark_prefetched(extent.start, extent.end)
-        self.meter.note_any(result, extent.alone)
-        if extent.alone:
-            self.meter.note_alone(result)
-        device = self.device_of(file)
-        beside = device.under_way_bytes if extent.need is not None else 0
-        if max(result.bytes, beside) >= TELLING_BYTES and not extent.window_bytes:
-            sample = self.meter.note(result, device.idle, extent.alone)
+            if result.error or extent.end == extent.start:
+                self.results.none(extent, result)
+                continue
+            # of records in a known order what is beside them tells as well
+            beside = device.under_way_bytes if extent.need is not None else 0
+            sample = self.results.note(extent, result, device.idle, beside)
+            if sample is not None:
+                device.idle = False
             if sample and self._waits_for(device):
                 device.depth.note(sample)
-            device.idle = False
-        if consumer is None:
-            return
-        late = (consumer.position_bytes - extent.at) * consumer.direction > 0
-        if consumer.direction < 0:
-            late = consumer.position_bytes < extent.end
-        if late:
-            file.account.late(brought)
-        consumer.feedback.note(late)
+            if self._on_warmed is not None:
+                self._on_warmed(extent, result)

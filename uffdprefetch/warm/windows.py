@@ -77,13 +77,13 @@ class Windows:
         less than half of what it was."""
         before = self.allowed_bytes
         self.allowed_bytes, self.allowed_by = self._limits.ahead_bytes()
-        self._noted_bytes = self._scheduler.prefetched_bytes
+        self._noted_bytes = self._scheduler.results.prefetched_bytes
         return self.allowed_by is not Limit.BUDGET and self.allowed_bytes < before // 2
 
     @property
     def read_since_bytes(self) -> int:
         """What was read since memory was asked."""
-        return self._scheduler.prefetched_bytes - self._noted_bytes
+        return self._scheduler.results.prefetched_bytes - self._noted_bytes
 
     def count_places(self, readers: Iterable[Reader]) -> None:
         """At how many places files are read, which share what may be ahead of them."""

@@ -37,7 +37,7 @@ def test_the_coordinate_goes_on_from_epoch_to_epoch() -> None:
         reads(reader, range(first, first + 100), now=10 + epoch)
         assert place(reader) == (epoch, 100)
         assert reader.consumer.position_bytes == (epoch + 1) * 100 * RECORD
-        assert reader.active_ns == reader.touched_ns == 10 + epoch
+        assert reader.heard.active_ns == reader.heard.touched_ns == 10 + epoch
     assert reader.describe() == {
         "file": "/data/records", "rank": 3, "how": "a test", "epoch": 2, "items": 100,
         "read_items": 300, "sent_bytes": 300 * RECORD, "dropped": None,
@@ -74,7 +74,7 @@ def test_touches_within_the_record_that_is_read_tell_nothing() -> None:
     for page in (8, 4, 12, 2):
         at = 100 * RECORD + page * PAGE
         reader.saw(at, at + PAGE, 2)
-    assert place(reader) == (0, 1) and reader.active_ns == 1
+    assert place(reader) == (0, 1) and reader.heard.active_ns == 1
 
 
 def test_a_reader_is_followed_until_its_last_order_is_through() -> None:
@@ -115,7 +115,7 @@ def test_a_better_order_goes_on_where_the_guess_was() -> None:
 def test_what_is_said_counts_as_read() -> None:
     reader = follows(Orders(range(100, 200)))
     reader.said(30, 8)
-    assert place(reader) == (0, 30) and reader.active_ns == 8
+    assert place(reader) == (0, 30) and reader.heard.active_ns == 8
     assert reader.consumer.position_bytes == 30 * RECORD
 
 

@@ -45,7 +45,7 @@ class Reader:
             before, at_end = at, at + length
             stream, forward = self.table.touch(before, at_end, self.now_ns)
             if forward and stream.direction > 0:
-                stream.saw(forward, [(at, min(length, forward))])
+                stream.passed.saw(forward, [(at, min(length, forward))])
         assert stream is not None
         return stream
 
@@ -60,7 +60,7 @@ def test_a_consecutive_reader_is_one_stream() -> None:
     assert (stream.rank, stream.reader) == (3, 42)
     assert (stream.start_bytes, stream.position_bytes) == (0, 40 * MIB)
     assert stream.pattern == "consecutive"
-    assert stream.density == pytest.approx(1.0)
+    assert stream.passed.density == pytest.approx(1.0)
     assert stream.settled
 
 
@@ -81,9 +81,9 @@ def test_a_constant_step_is_strided() -> None:
     reader = Reader()
     stream = reader.walk(0, 64 * MIB, step=MIB)
     # the engine tells of all runs between two checkpoints at once
-    stream.saw(8 * MIB, [(at, BLOCK) for at in range(0, 8 * MIB, MIB)])
+    stream.passed.saw(8 * MIB, [(at, BLOCK) for at in range(0, 8 * MIB, MIB)])
     assert stream.pattern == "strided"
-    assert stream.stride_bytes is not None and abs(stream.stride_bytes - MIB) <= BLOCK
+    assert stream.passed.stride_bytes is not None and abs(stream.passed.stride_bytes - MIB) <= BLOCK
 
 
 def test_a_skipping_reader_of_unequal_records_is_sequential() -> None:
@@ -96,11 +96,11 @@ def test_a_skipping_reader_of_unequal_records_is_sequential() -> None:
         stream = reader.touch(at, length)
         runs.append((at, length))
         at += length + sum(chance.randrange(12, 192) * KIB for _ in range(15))
-    stream.saw(64 * MIB, runs)
+    stream.passed.saw(64 * MIB, runs)
     assert reader.table.active() == [stream]
     assert stream.position_bytes == runs[-1][0] + runs[-1][1]
     assert stream.pattern == "sequential"
-    assert stream.density is not None and stream.density < 0.2
+    assert stream.passed.density is not None and stream.passed.density < 0.2
 
 
 def test_a_backward_reader_is_seen_as_such() -> None:
@@ -284,7 +284,7 @@ def test_a_walk_skips_when_it_leaves_something_out_in_each_of_its_last_pieces(
 
     def goes_on(size: int, found: int) -> None:
         for at in range(0, size, 8 * BLOCK):
-            walk.saw(8 * BLOCK, [(at, found)])
+            walk.passed.saw(8 * BLOCK, [(at, found)])
 
     goes_on((PIECES - 1) * PIECE_BYTES, wide)
     assert not walk.skips
@@ -296,7 +296,7 @@ def test_a_walk_skips_when_it_leaves_something_out_in_each_of_its_last_pieces(
 
 def test_one_wide_gap_is_no_skipping() -> None:
     walk = Stream(1, 0, 1, 0, 0, 0, 0, active=True)
-    walk.saw(REACH_BYTES, [(0, BLOCK)])
+    walk.passed.saw(REACH_BYTES, [(0, BLOCK)])
     for at in range(REACH_BYTES, 2 * REACH_BYTES, BLOCK):
-        walk.saw(BLOCK, [(at, BLOCK)])
+        walk.passed.saw(BLOCK, [(at, BLOCK)])
         assert not walk.skips

@@ -17,7 +17,7 @@ from uffdprefetch.predict.bounds import DECIDE_NS
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders
+from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, LastHeard
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetables import LOOK_SLOWEST_NS, SILENT_NS
@@ -117,7 +117,7 @@ class Node:
         """A walk of the reader has gone over so much, of which it has touched a part."""
         stream = Stream(1, 0, 100, at, at + length, self.now, self.now, active=True)
         touched = int(length * density)
-        stream.saw(length, [(at, touched)])
+        stream.passed.saw(length, [(at, touched)])
         self.reader.table.streams = [stream]
         self.coordinator.arbiter.observe(Batch(self.region, self.now, [], [(at, at + touched)]))
         return stream
@@ -186,11 +186,9 @@ def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
 def known(inferred: bool = False, touched_ns: int = 0) -> Any:
     return SimpleNamespace(
         inferred=inferred,
-        touched_ns=touched_ns,
-        progress_ns=touched_ns,
+        heard=LastHeard(touched_ns, touched_ns, touched_ns),
         dropped=None,
-        followers={},
-        guard=None,
+        trial=None,
         asks_on=None,
     )
 
@@ -313,7 +311,7 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
 ) -> None:
     node.orders.known = known()
     node.plan(10**9)
-    node.orders.known.progress_ns = node.now if heard else 0
+    node.orders.known.heard.progress_ns = node.now if heard else 0
     node.plan(DECIDE_NS)
     node.region.scan.due_ns = node.now
     node.coordinator.look(node.now)

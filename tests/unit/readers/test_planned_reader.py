@@ -33,13 +33,13 @@ def test_what_is_mapped_moves_the_reader_and_is_looked_at_once() -> None:
     reader = follows(Orders(range(100, 200)))
     reader.look()
     assert list(reader.epochs.due(4 * MIB))
-    before = reader.touched_ns
+    before = reader.heard.touched_ns
     assert reader.mapped(found(range(100, 110)), before + 5)
     assert place(reader) == (0, 10) and reader.seen == []
-    assert (reader.active_ns, reader.touched_ns) == (before + 5, before)
+    assert (reader.heard.active_ns, reader.heard.touched_ns) == (before + 5, before)
     assert reader.consumer.position_bytes == 10 * RECORD
     assert not reader.mapped([], before + 9)
-    assert reader.active_ns == before + 5
+    assert reader.heard.active_ns == before + 5
 
 
 def test_what_was_found_mapped_before_the_order_came_is_kept() -> None:
@@ -64,7 +64,7 @@ def test_the_next_epoch_begins_by_what_is_mapped_too() -> None:
     reads(reader, range(100, 110), now=2)
     assert not reader.mapped(found(range(1000, 1003)), 3), "three are too few"
     assert reader.mapped(found([1003]), 4) and place(reader) == (1, 4)
-    assert reader.active_ns == 4 and reader.consumer.position_bytes == 104 * RECORD
+    assert reader.heard.active_ns == 4 and reader.consumer.position_bytes == 104 * RECORD
 
 
 def test_what_is_mapped_of_a_next_order_that_has_not_come_is_kept() -> None:

@@ -109,7 +109,7 @@ class Service:
 def test_of_several_readers_the_one_that_went_on_last_has_the_mapping() -> None:
     first, second = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(first, second)
-    first.active_ns, second.active_ns = 2, 3
+    first.heard.active_ns, second.heard.active_ns = 2, 3
     assert service.reader() is second
     first.said(1, 4)
     assert service.reader() is first
@@ -121,7 +121,7 @@ def test_a_mapping_is_of_the_first_source_that_knows_an_order_for_it() -> None:
     first, second = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(first)
     service.known_orders.sources.append(Owner(second))
-    first.active_ns, second.active_ns = 2, 3
+    first.heard.active_ns, second.heard.active_ns = 2, 3
     assert service.reader() is first
     first.ended = True
     assert service.reader() is second
@@ -141,7 +141,7 @@ def test_a_touch_of_a_planned_reader_moves_it() -> None:
     reader = follows(Orders(range(100, 200)))
     service = Service(reader)
     service.touches(range(100, 103), now=4)
-    assert place(reader) == (0, 3) and reader.touched_ns == 4
+    assert place(reader) == (0, 3) and reader.heard.touched_ns == 4
     reader.ended = True
     service.touches([103])
     assert place(reader) == (0, 3)
@@ -154,7 +154,7 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(mode: Serving
     known_orders, wrong = service.known_orders, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
         if mode == ServingMode.PAGE_TABLES:
-            service.scanned([wrong], reader.touched_ns)
+            service.scanned([wrong], reader.heard.touched_ns)
         else:
             service.touch(*wrong, 3)
     assert service.scheduler.forgotten == [reader.consumer] and service.reader() is None
@@ -168,7 +168,7 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(mode: Serving
 def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(mode: ServingMode) -> None:
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, mode=mode)
-    now = reader.touched_ns
+    now = reader.heard.touched_ns
     assert service.scanned(found(range(100, 104)), now)
     assert place(reader) == (0, 4)
     assert not service.scanned([], now)

@@ -176,7 +176,7 @@ def test_a_file_that_was_named_first_is_read_first(
         order.append(file if fd == file.opened.fd else other)
         return submit(number, fd, start, length, **how)
 
-    bed.scheduler._workers.submit = noted  # type: ignore[method-assign]
+    bed.scheduler.requests.workers.submit = noted  # type: ignore[method-assign]
     bed.stated.needed(bed.region(other), 0, 24 * MIB)
     bed.stated.needed(bed.region(file), 0, 24 * MIB)
     bed.rest(100)

@@ -100,7 +100,7 @@ class Node:
         stream.position_bytes = max(before, int(end))
         ends = [(max(a, before), min(b, stream.position_bytes)) for a, b in table]
         found = [(a, b - a) for a, b in ends if a < b]
-        stream.saw(stream.position_bytes - before, found)
+        stream.passed.saw(stream.position_bytes - before, found)
         seen = Batch(client.regions[1], self.now, [Observation(0, 0, self.now)])
         self.strides.observe(seen, [stream])
 
@@ -330,7 +330,7 @@ def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_auto_asks_for_nothing_where_an_order_is_known_or_will_be(make: Any, known: bool) -> None:
     node = make(equal(), policy="auto")
-    reader = SimpleNamespace(live=True, active_ns=0)
+    reader = SimpleNamespace(live=True, heard=SimpleNamespace(active_ns=0))
     node.known_orders.sources.insert(0, SimpleNamespace(
         readers=lambda _: [reader] if known else [],
         pending=lambda _: not known,

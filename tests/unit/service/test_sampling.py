@@ -38,6 +38,11 @@ class Run:
     jobs: JobReads = field(default_factory=JobReads)
     prefetched_bytes: int = 0
 
+    @property
+    def results(self) -> Run:
+        """Of the scheduler."""
+        return self
+
     def reader(self, rank: int, file: FileState, start: int = 0) -> Stream:
         """A process of a rank with one walk in the file."""
         stream = Stream(1, rank, 100 + rank, start, start, 0, 0, active=True)
@@ -53,7 +58,7 @@ class Run:
 def walk(stream: Stream, length: int, touched: int | None = None) -> None:
     """Move a walk on, with so many bytes of it in the page table."""
     stream.position_bytes += length
-    stream.touched_bytes += length if touched is None else touched
+    stream.passed.touched_bytes += length if touched is None else touched
 
 
 @pytest.fixture
@@ -259,7 +264,7 @@ def test_what_ranks_that_skip_read_adds_up_to_what_is_read(run: Run, file: FileS
     for _ in range(4):
         for stream in streams:
             walk(stream, 4 * MIB, touched=MIB)
-            stream.passed_bytes += 4 * MIB
+            stream.passed.bytes += 4 * MIB
             stream.rate.note(4 * MIB, now)
             stream.last_ns = now
         samples.tick(now := now + SECOND)

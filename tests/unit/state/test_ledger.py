@@ -166,7 +166,9 @@ def test_what_limits_a_run_is_told_before_what_needs_nothing() -> None:
     ledger.leave_alone("left to the kernel", "/a")
     ledger.degrade("opened for writing", "/b")
     assert ledger.degradations == ["/b: opened for writing", "/a: left to the kernel"]
-    failing = SimpleNamespace(failed_extents=2, last_error="Input/output error")
+    failing = SimpleNamespace(
+        results=SimpleNamespace(failed_extents=2, last_error="Input/output error")
+    )
     assert degradations(ledger, failing) == (  # type: ignore[arg-type]
         "/b: opened for writing",
         "2 extents could not be read (Input/output error)",

@@ -294,7 +294,7 @@ def test_where_nobody_tells_what_was_cached_what_our_reads_waited_for_was_prefet
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=0, waited_bytes=waited_bytes))
     scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
-    assert file.account.prefetched_bytes == scheduler.prefetched_bytes == 4 * waited_bytes
+    assert file.account.prefetched_bytes == scheduler.results.prefetched_bytes == 4 * waited_bytes
     assert file.account.already_resident_bytes == 8 * MIB - 4 * waited_bytes
 
 
