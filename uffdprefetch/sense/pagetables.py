@@ -287,9 +287,10 @@ class PagetableScanner:
         """Look at what is not mapped yet, wherever that is, and the more of it the less was ever
         touched: no page tables, no cost. Whether it saw news."""
         span, before = batch.region.span, len(batch.touches)
-        gaps = batch.region.scan.mapped.missing(span.start_bytes, span.end_bytes)
-        if len(gaps) > GAPS_MAX:
-            gaps = [(span.start_bytes, span.end_bytes)]
+        gaps, mapped = [(span.start_bytes, span.end_bytes)], batch.region.scan.mapped
+        if len(mapped) <= GAPS_MAX + 1:  # one lies between any two; of thousands no list is made
+            some = mapped.missing(span.start_bytes, span.end_bytes)
+            gaps = some if len(some) <= GAPS_MAX else gaps
         began = self._clock.now_ns()
         for start, end in gaps:
             more = start

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.bounds import CPU_PART
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
@@ -18,6 +19,7 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetables import (
+    GAPS_MAX,
     LOOK_CREDIT_NS,
     LOOK_FIRST_NS,
     LOOK_SLOWEST_NS,
@@ -172,3 +174,22 @@ def test_who_is_read_ahead_for_says_when_the_next_look_is_due(node: Node) -> Non
     node.walk(32 * MIB, 512 * MIB, rate=40 * MIB)
     for node.pace, due in ((30 * MS, 30 * MS), (MS, POLL_FASTEST_NS), (None, RECENT_NS)):
         assert node.look() == due
+
+
+@pytest.mark.parametrize("runs", [2, GAPS_MAX, 2 * GAPS_MAX])
+def test_of_many_gaps_no_list_is_made_and_one_look_goes_over_all(
+    node: Node, monkeypatch: pytest.MonkeyPatch, runs: int
+) -> None:
+    for at in range(runs):
+        node.region.scan.mapped.add((2 * at + 1) * MIB, (2 * at + 2) * MIB)
+    listed, missing = [], IntervalSet.missing
+
+    def noted(self: IntervalSet, start: int, end: int) -> list[tuple[int, int]]:
+        listed.append((start, end))
+        return missing(self, start, end)
+
+    monkeypatch.setattr(IntervalSet, "missing", noted)
+    node.everywhere.look(node.region, NOW, 1)
+    many = runs >= GAPS_MAX  # one lies before the first, and one after the last
+    assert len(node.looked) == (1 if many else runs + 1)
+    assert len(listed) == (0 if runs > GAPS_MAX + 1 else 1)
