@@ -157,7 +157,9 @@ class Strides(Predictor):
         if watch is None or not watch.holds(now_ns):
             return Confidence.NONE
         streams = reader.table.active()
-        dense = any(stream.settled and (stream.passed.density or 0.0) >= DENSITY for stream in streams)
+        dense = any(
+            stream.settled and (stream.passed.density or 0.0) >= DENSITY for stream in streams
+        )
         return Confidence.NONE if dense else Confidence.SEEKS
 
     def demand(self, reader: Reader, now_ns: int) -> tuple[tuple[Consumer, PrefetchRange], ...]:

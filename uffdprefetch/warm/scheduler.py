@@ -168,7 +168,7 @@ class Device:
         return self.under_way_bytes >= self.depth.bytes
 
 
-class Requests:
+class ExtentRequests:
     """What is under way: the extents that the workers, or the pool's threads, have taken."""
 
     def __init__(self, workers: uffd.Workers) -> None:
@@ -226,7 +226,7 @@ class Scheduler:
         window, [start, end) bytes of the pool's file of that number: None, or it waits, and for so
         many ns (0: until readers have moved); called with the end of what its reader has queued as
         well."""
-        self.requests = Requests(workers)
+        self.requests = ExtentRequests(workers)
         self.bucket = bucket
         self._on_warmed = on_warmed
         self._grid_bytes = grid_bytes
