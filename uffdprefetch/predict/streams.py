@@ -99,7 +99,7 @@ class PlainRate:
 class OwnPace:
     """How one reader goes on by itself. Of one that is as fast as near storage, where its own
     misses may suffice, that is told before anything is read ahead for it: requests that come no
-    faster than it goes on would be in its way."""
+    faster than it goes on would be in its way. What was read ahead of it shows our pace."""
 
     is_fast: bool = False
     is_told: bool = False
@@ -119,12 +119,14 @@ class OwnPace:
         which ``asked`` were asked for ahead of it. Bytes/s, when that tells. ``delayed_ns``: how
         long it has waited for a core, ever, which is not storage's doing."""
         gone_ns = now_ns - seen_ns if seen_ns is not None else RATE_SAMPLE_NS
-        self.is_fast |= blocks * BLOCK_BYTES * RATE_SAMPLE_NS >= FREE_BYTES * gone_ns
+        is_own = 2 * asked <= blocks  # some is, to learn what storage brings
+        if is_own:
+            self.is_fast |= blocks * BLOCK_BYTES * RATE_SAMPLE_NS >= FREE_BYTES * gone_ns
         if not self.is_fast:
             return 0.0
         now, before = (now_ns, delayed_ns()), self._since
         self._blocks += blocks
-        if before is None or 2 * asked > blocks:  # some is, to learn what storage brings
+        if before is None or not is_own:
             self._since, self._blocks = now, 0
             return 0.0
         own_ns = now[0] - before[0] - (now[1] - before[1])

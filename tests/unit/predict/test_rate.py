@@ -49,8 +49,11 @@ def test_who_has_gone_far_before_it_is_seen_may_be_fast() -> None:
 
 def test_what_was_read_ahead_is_no_pace_of_its_own() -> None:
     pace = OwnPace()
-    assert not looks(pace, 50, asked=FAST) and pace.waits
-    assert looks(pace, 10, asked=FAST // 4, since=50) > 0, "some is, to measure the link"
+    assert not looks(pace, 50, asked=FAST) and not pace.waits, "it is as fast as we are"
+    looks(pace, 5, asked=FAST // 4, since=50)
+    assert pace.waits, "some is, to measure the link"
+    assert not looks(pace, 50, asked=FAST, since=55) and pace.waits
+    assert looks(pace, 10, asked=FAST // 4, since=105) > 0
 
 
 def test_waits_for_a_core_are_none_for_storage() -> None:
