@@ -43,6 +43,20 @@ def cases(bench: Any) -> dict[str, Any]:
     return {case.name: case for case in bench.EVERY}
 
 
+def test_what_is_measured_has_its_bytecode(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rounds = importlib.import_module("rounds")
+    other = tmp_path / "other" / ".venv" / "bin" / "uffdprefetch"
+    compiled = list[Path]()
+    monkeypatch.setattr(rounds.compileall, "compile_dir", lambda one, quiet: compiled.append(one))
+    monkeypatch.setattr(rounds, "commit_of", lambda root: str(root))
+    args = bench.parse(["--json", str(tmp_path / "f.json")])
+    variants = [rounds.Variant(), rounds.Variant("wrap", (), "before", other)]
+    rounds.opened(args, variants, "schema/1", "reads.py")
+    assert {one.parent for one in compiled} == {rounds.ROOT, tmp_path / "other"}
+
+
 # ---- what is allowed ----------------------------------------------------------------------------
 
 
