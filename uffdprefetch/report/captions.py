@@ -150,9 +150,9 @@ def captions(report: dict[str, Any], pictures: dict[str, Any]) -> dict[str, dict
         ),
         "bytes": (
             "Bandwidth over time",
-            f"Bytes that came into the page cache, by who brought them, in bins of {bin_text} and"
-            " more. The kernel's readahead is done by the process that reads, and counts as its"
-            " rank's."
+            "Bytes that came into the page cache, of small files, programs and libraries, too, by"
+            f" who brought them, in bins of {bin_text} and more. The kernel's readahead is done by"
+            " the process that reads, and counts as its rank's."
             + (
                 " What our service reads into its pool is counted as its, though it comes past the"
                 " page cache; what it reads on demand is not in it."

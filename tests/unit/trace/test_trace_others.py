@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from uffdprefetch.report import text
+from uffdprefetch.trace.analyse.ranks import Ranks
 from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.analyse.series import bytes_per_second
 from uffdprefetch.trace.file import events as ev
 from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.events import Call, Kind, ReadaheadSite
@@ -90,6 +92,12 @@ def test_what_they_cost_is_told_by_package(tmp_path: Path) -> None:
     shown = "\n".join(text.lines(report, width=100))
     assert "torch: 2 files, 1 open (250 ms), 1 read call of 8.79 KiB (500 ms), 2 requests" in shown
     assert "read(2): 1 call, 5 MiB, 250 ms" in shown
+
+
+def test_what_came_of_them_is_in_the_bandwidth(tmp_path: Path) -> None:
+    trace = trace_file.read(str(a_trace(tmp_path / "t.uptrace")))
+    found = bytes_per_second(trace, Ranks(trace), START, 10 * SECOND, 100)
+    assert found["ranks"].sum() * 0.1 == pytest.approx(MIB + 12288)  # of record files nothing came
 
 
 def test_a_start_that_waits_for_libraries_is_a_finding(tmp_path: Path) -> None:

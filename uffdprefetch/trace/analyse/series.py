@@ -159,10 +159,10 @@ def _sampled_majors(
 def bytes_per_second(
     trace: Trace, who: Ranks, start_ns: int, span_ns: int, bins: int, later: Any = None
 ) -> dict[str, Array]:
-    """What came into the page cache, per bin, by who brought it (ranks, service, others), and what
-    came from the disks. What the kernel reads ahead is its rank's: a fill lasts, and nothing says
-    when of that time the part came that was demand. ``later(name)`` gives rows of the overview by
-    rank; None: there are none.
+    """What came into the page cache, per bin, by who brought it (ranks, service, others), of small
+    files, programs and libraries, too, and what came from the disks. What the kernel reads ahead is
+    its rank's: a fill lasts, and nothing says when of that time the part came that was demand.
+    ``later(name)`` gives rows of the overview by rank; None: there are none.
     """
     found: dict[str, Array] = {}
 
@@ -179,7 +179,8 @@ def bytes_per_second(
         return spread(start, end, events["length"] if weight is None else weight, span_ns, bins)
 
     names = {SERVICE: "service", NOBODY: "others"}
-    fills = of_kind(trace.events, Kind.FILL)
+    everything = (trace.events, trace.other_events)
+    fills = np.concatenate([of_kind(events, Kind.FILL) for events in everything])
     owner = who.of(fills["pid"])
     put("ranks", of(fills[owner >= 0]))
     put("service", of(fills[owner == SERVICE]))
