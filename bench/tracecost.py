@@ -3,9 +3,10 @@
 
 Pairs of the same run, plain and under `uffdprefetch trace`, in turn. ``faults``: a cached file, one
 word per 64 KiB, so one fault after the other and nothing else: the worst case. ``scan``: the same
-file, all of its bytes. ``training``: demo/job.py, four ranks skipping on the slow bed, cold, one
-epoch with compute. Times are the programs' own, without the recorder's start. A third of each kind
-is recorded without eBPF (by the observing service).
+file, all of its bytes. ``reads`` and ``small-reads``: the same file by pread(2) of 64 KiB and of
+4 KiB, from memory, one call after the other and nothing else. ``training``: demo/job.py, four ranks
+skipping on the slow bed, cold, one epoch with compute. Times are the programs' own, without the
+recorder's start. A third of each kind is recorded without eBPF (by the observing service).
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from uffdprefetch.trace.file import trace_file
 
 MIB = 1 << 20
 SCAN_BYTES = 512 * MIB
-PASSES = {"faults": (40, 65536), "scan": (24, 8)}
+#: By case: passes, step, and how it reads, where that is not by mapping it (scan.c).
+PASSES: dict[str, tuple[str, ...]] = {
+    "faults": ("40", "65536"),
+    "scan": ("24", "8"),
+    "reads": ("24", "65536", "pread"),
+    "small-reads": ("8", "4096", "pread"),
+}
 VARIANTS = {"recorded": (), "without eBPF": ("--no-bpf",)}
 
 
@@ -101,11 +108,11 @@ def main() -> None:
         with open_storage(wanted, lambda line: print(line, file=sys.stderr)) as storage:
             program = build("scan", directory)
             chosen = options.only or (*PASSES, "training")
-            for case, (passes, step) in PASSES.items():
+            for case, how in PASSES.items():
                 if case not in chosen:
                     continue
                 storage.make_warm()
-                words = [str(program), str(storage.data), str(passes), str(step)]
+                words = [str(program), str(storage.data), *how]
                 results.append(
                     compare(case, options.rounds, words, lambda out: float(out.split()[0]),
                             lambda: None, path)
@@ -125,7 +132,7 @@ def main() -> None:
             one = result[variant]
             low, high = one["ratio_95"]
             print(
-                f"{result['case']:<10} {variant:<14} {one['ratio_median']:.3f}"
+                f"{result['case']:<11} {variant:<14} {one['ratio_median']:.3f}"
                 f" [{low:.3f}, {high:.3f}]  events {statistics.median(one['events']):.0f}"
                 f"  lost {one['lost_events']}"
             )
