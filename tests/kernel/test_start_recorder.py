@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from components import on_memory
-from conftest import require, wait_until
+from conftest import HANG_SECONDS, require, wait_until
 
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.native.profiles import EntryKind
@@ -68,7 +68,9 @@ class Recorded:
         for job in self._jobs:
             job.communicate()
             assert job.returncode == 0
-        assert self.recorder.end() is StartState.WRITTEN
+        self.recorder.end()
+        self.recorder.join(HANG_SECONDS)
+        assert self.recorder.state is StartState.WRITTEN
         os.close(self._fd)
         return self.entries
 
@@ -241,7 +243,9 @@ def test_a_process_with_mounts_of_its_own_is_left_out(recorded: Recorded, tmp_pa
 def test_a_start_of_which_nothing_was_seen_is_not_written() -> None:
     written: list[StartEntry] = []
     recorder = StartRecorder(None, written.extend)
-    assert recorder.end() is StartState.EMPTY and written == []
+    recorder.end()
+    recorder.join(HANG_SECONDS)
+    assert recorder.state is StartState.EMPTY and written == []
 
 
 def test_what_cannot_be_written_is_told() -> None:
@@ -251,4 +255,6 @@ def test_what_cannot_be_written_is_told() -> None:
     recorder = StartRecorder(None, fails)
     recorder.runs([os.getpid()])
     wait_until(lambda: recorder.describe()["looks"] > 0, "a look at this process")
-    assert recorder.end() is StartState.FAILED
+    recorder.end()
+    recorder.join(HANG_SECONDS)
+    assert recorder.state is StartState.FAILED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from components import Runner, on_memory, python
-from conftest import require, uffdprefetch
+from conftest import require, uffdprefetch, wait_until
 from harness import Start, service_pid
 from harness import python as job_of_python
 
@@ -94,6 +94,23 @@ def test_where_nothing_can_be_kept_the_job_runs_as_without(
     (note,) = [note["text"] for note in done.summary["notes"] if note["asked"]]
     assert note.startswith("--learn: the start is not kept") and str(cache.parent) in note
     assert done.summary["learn"]["recorded"]["record"] == "not written"
+
+
+def test_a_record_that_cannot_be_written_yet_keeps_no_job_and_is_written_after_it(
+    env: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    """Another writer has the directory; the launcher has ended when it is gone."""
+    cache.parent.mkdir(parents=True)
+    with profile_store.only_writer(str(cache.parent)):
+        done = Runner(env, tmp_path).wrapped(
+            *python(READS, old(tmp_path / "a")), options=(*LEARN, *STRICT)
+        )
+        assert (done.status, done.stdout, done.stderr) == (0, b"", "")
+        assert done.summary["learn"]["recorded"]["record"] == "being written"
+    wait_until(cache.exists, "the record")
+    assert files(profile_store.load(str(cache)), tmp_path) == {"a"}
+    left = os.listdir(env["UFFDPREFETCH_RUNDIR"])
+    assert [name for name in left if not name.endswith(".log")] == []
 
 
 def test_a_job_whose_service_dies_opens_on(

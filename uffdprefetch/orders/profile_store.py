@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import time
@@ -22,6 +23,9 @@ _OF, _OF_BYTES = ".txt", 4096
 _BESIDE = ".tmp"
 #: No writer takes so long for 16 MiB.
 _LEFT_SECONDS = 3600
+#: The lock of a directory of profiles. Another writer has it for as long as a merge takes, 0.1 s; one
+#: that holds it for longer has been stopped, or its node is lost.
+_LOCK, _LOCKED_MOST_SECONDS, _LOOK_SECONDS = ".lock", 2.0, 0.02
 
 
 def load(path: str) -> StartProfile:
@@ -68,6 +72,34 @@ def store(path: str, profile: StartProfile, of: str = "", mode: int = 0o600) -> 
     if of:
         with contextlib.suppress(OSError):  # for people alone
             write_whole(_beside(path), (os.fsencode(f"{of}\n"),), mode)
+
+
+@contextlib.contextmanager
+def only_writer(directory: str) -> Iterator[None]:
+    """Of those that read what a profile is, and write what it becomes, one at a time; the kernel
+    releases who dies. Where there are no locks, or one is held for too long, as without. For a
+    thread of its own. Raises OSError where there is no such directory, and none can be made."""
+    os.makedirs(directory, 0o700, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(os.path.join(directory, _LOCK), flags, 0o600)
+    try:
+        _lock(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    until = time.monotonic() + _LOCKED_MOST_SECONDS
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOK_SECONDS)
+        except OSError:  # ENOLCK, EOPNOTSUPP: this file system has none
+            return
+        else:
+            return
 
 
 def write_whole(path: str, parts: Iterable[bytes | array[int]], mode: int = 0o600) -> None:

@@ -30,8 +30,6 @@ log = logging.getLogger("uffdprefetch.serve")
 IN_ORDER_PART = 0.9
 #: Less of a file is not kept: it is its head, and what a few misses bring.
 LEAST_BYTES = 1 * MIB
-#: What the end of a run waits for, where a file system does not answer.
-END_SECONDS = 2.0
 
 
 class Learned(Enum):
@@ -73,6 +71,7 @@ class LearnedOrders:
         directories = [self._own] if self._own is not None else []
         directories += [ranges_path(site, self._name)] if site is not None else []
         self._writing: threading.Thread | None = None
+        self._runs = 0  # of which something is to be learned
         self._came: Counter[Learned] = Counter()
         self._bytes = 0
         opener.run(lambda: kept_in(directories), self._listed)
@@ -85,17 +84,25 @@ class LearnedOrders:
         """For the summary (docs/summary-schema.md, ``learn.orders``)."""
         followed, dropped = self._plans.counts()
         came = {what.value: self._came[what] for what in Learned}
-        return {"followed": followed, "dropped": dropped, **came, "bytes": self._bytes}
+        return {
+            "followed": followed, "dropped": dropped, **came,
+            "being_written": self._runs - self._came.total(), "bytes": self._bytes,
+        }  # fmt: skip
 
     def end(self) -> None:
-        """The job is over: what is to be learned of it is written. Waits once, END_SECONDS."""
+        """The job is over: what is to be learned of it is written. Does not wait."""
         if self._writing is None:
             runs = self._plans.end()
+            self._runs = len(runs)
             self._writing = threading.Thread(
                 target=self._keep, args=(runs,), name="learn-orders", daemon=True
             )
             self._writing.start()
-            self._writing.join(END_SECONDS)
+
+    def join(self, seconds: float) -> None:
+        """Once it was ended, wait until all is written, no longer than this."""
+        if self._writing is not None:
+            self._writing.join(seconds)
 
     # -------------------------------------------------------------- the thread's
 

@@ -5,6 +5,7 @@ is what ranks touch of mapped files, as orders."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,11 @@ from uffdprefetch.state.opening import Opener
 
 #: How often the files are told that are prefetched for otherwise.
 LEAVE_OUT_NS = 1000 * MS
+#: The end of a job waits so long for what is written of it: of 2,500 paths that takes 0.03 s (two busy
+#: cores, a local disk). A job manager may kill who is not done by then.
+END_SECONDS = 0.2
+#: Nobody waits any more: so long it goes on where the file system of the user's home is slow.
+AFTER_SECONDS = 4.0
 
 
 class Learning:
@@ -45,6 +51,7 @@ class Learning:
         log = StartLog(start_log_fd) if start_log_fd is not None else None
         self._recorder = StartRecorder(log, self._kept.keep, our_files.note)
         self._orders: LearnedOrders | None = None
+        self._has_ended = False
 
     def learn_orders(self, plans: LearnedPlans, opener: Opener) -> None:
         """Of mapped files, too: something is read ahead of them."""
@@ -59,23 +66,36 @@ class Learning:
 
     def describe(self) -> dict[str, Any]:
         """For the summary (docs/summary-schema.md, ``learn``). Where no job runs any more the
-        record is ended."""
+        record is ended, and waited for once, END_SECONDS."""
         if not self._jobs():
-            self.close()
+            self.end()
         told = self._recorder.describe()
         return {
             "used": self._kept.used, "ring_losses": told.pop("lost"), "recorded": told,
             "orders": self._orders.describe() if self._orders is not None else None,
         }  # fmt: skip
 
-    def close(self) -> None:
-        """End it: what was recorded is kept."""
-        self._recorder.leave_out([key[:2] for key in self._table.files])
-        self._recorder.end()
+    def end(self) -> None:
+        """What was recorded is to be kept. Waits once, END_SECONDS."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._recorder.leave_out([key[:2] for key in self._table.files])
+            self._recorder.end()
+            if self._orders is not None:
+                self._orders.end()
+            self._join(END_SECONDS)
         if self._kept.failed:
             self._ledger.not_done(f"--learn: the start is not kept: {self._kept.failed}")
+
+    def close(self) -> None:
+        """What is still being written is waited for, AFTER_SECONDS: nobody waits for us."""
+        self._join(AFTER_SECONDS)
+
+    def _join(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._recorder.join(seconds)
         if self._orders is not None:
-            self._orders.end()
+            self._orders.join(max(0.0, until - time.monotonic()))
 
 
 class KeptStart:
@@ -102,13 +122,13 @@ class KeptStart:
         if directory is None:
             raise OSError("neither XDG_CACHE_HOME nor HOME names a place for it")
         path = profile_path(directory, name)
-        own = _loaded(path)
-        known = own
-        if known is None and self._options.directory is not None:
-            known = _loaded(profile_path(self._options.directory, name))
-        if known is not None:
-            self.used = used_files(known, run)
-        profile_store.store(path, learned(own, run), self._options.of)
+        with profile_store.only_writer(directory):
+            own = known = _loaded(path)
+            if known is None and self._options.directory is not None:
+                known = _loaded(profile_path(self._options.directory, name))
+            if known is not None:
+                self.used = used_files(known, run)
+            profile_store.store(path, learned(own, run), self._options.of)
 
 
 def _loaded(path: str) -> StartProfile | None:

@@ -225,8 +225,9 @@ class Service:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(CLOSE_SECONDS)
         self._seat.close()
-        if self._threads.learning is not None:
-            self._threads.learning.close()
+        learning = self._threads.learning
+        if learning is not None:
+            learning.end()
         if self._orders is not None:
             self._orders.close()
         if self._reads is not None:
@@ -242,6 +243,8 @@ class Service:
             self._core.pool.close()
         for file in self._core.table.all:
             file.close()
+        if learning is not None:  # its home may not answer: all else is done
+            learning.close()
 
 
 def _with_a_pool(config: Config, wake_fd: int, ledger: Ledger) -> tuple[Config, NodePool | None]:

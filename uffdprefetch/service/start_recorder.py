@@ -44,8 +44,6 @@ MOST_BYTES = 4 << 30
 TAKE_MOST = 1024
 #: Names of programs that note nothing, for the summary.
 NAMES_MOST = 16
-#: What the end of a run waits for the last of it, where a file system does not answer.
-END_SECONDS = 2.0
 #: How /proc/PID/maps shows the log.
 _LOG_NAME = "/memfd:uffdprefetch-starts"
 _AT_CWD = -100  # AT_FDCWD (linux/fcntl.h)
@@ -55,6 +53,7 @@ class StartState(Enum):
     """Where the record is."""
 
     RECORDING = "recording"
+    WRITING = "being written"  # the job has ended meanwhile
     WRITTEN = "written"
     EMPTY = "nothing to record"
     FAILED = "not written"
@@ -159,7 +158,7 @@ class StartRecorder:
     def describe(self) -> dict[str, Any]:
         """For the summary (docs/summary-schema.md, ``learn``)."""
         return {
-            "record": self._state.value,
+            "record": self.state.value,
             "paths": self._files.paths,
             "bytes": self._files.wanted_bytes,
             "lost": self._lost,
@@ -168,12 +167,19 @@ class StartRecorder:
             "silent_programs": sorted(self._seen.silent),
         }
 
-    def end(self) -> StartState:
-        """The job is over: what is known is written, if it was not. Waits once, END_SECONDS."""
-        if not self._stop.is_set():
-            self._stop.set()
-            self._thread.join(END_SECONDS)
-        return self._state
+    @property
+    def state(self) -> StartState:
+        """Where the record is now."""
+        is_ending = self._state is StartState.RECORDING and self._stop.is_set()
+        return StartState.WRITING if is_ending else self._state
+
+    def end(self) -> None:
+        """The job is over: what is known is written, if it was not. Does not wait."""
+        self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait until it is, no longer than this."""
+        self._thread.join(seconds)
 
     # -------------------------------------------------------------- the thread's
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import warnings_fail
+from conftest import HANG_SECONDS, warnings_fail
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.config import LearnOptions
@@ -82,6 +82,7 @@ class Home:
         learned = LearnedOrders(options, self._plans, self._opener)
         learned.end()
         learned.end()
+        learned.join(HANG_SECONDS)
         return {name: count for name, count in learned.describe().items() if count}
 
     def spans(self) -> array[int]:
