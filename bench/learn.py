@@ -9,6 +9,8 @@ time, too. Each program imports some of them and prints a value, in turns, from 
 - needed: the files that the profile names are read by `cat` before; tree: all files are;
 - tar: all is unpacked on the local disk before, from an archive on the bed;
 - squashfs: mounted from an image on the bed.
+- of profiles that do not fit: another program's; another environment's (the same files elsewhere,
+  copied); one of which half of the files have changed; one of names that nothing has.
 
 What goes before a start counts. Outputs must be the same.
 """
@@ -28,7 +30,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,16 @@ from rounds import NAME_REQUESTS
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import SlowBed
+from uffdprefetch.native.profiles import EntryKind
+from uffdprefetch.orders import profile_store
+from uffdprefetch.orders.start_profile import StartEntry
 
 SCHEMA = "uffdprefetch.bench.learn/1"
 PLAIN, WARM, RECORD, LEARN = "plain", "warm", "record", "learn"
 NEEDED, TREE, TAR, SQUASHFS = "needed", "tree", "tar", "squashfs"
-VARIANTS = (PLAIN, WARM, RECORD, LEARN, NEEDED, TREE, TAR, SQUASHFS)
+OTHER, ELSEWHERE, CHANGED, NAMES = "other program", "elsewhere", "half changed", "no names"
+WRONG = (OTHER, ELSEWHERE, CHANGED, NAMES)
+VARIANTS = (PLAIN, WARM, RECORD, LEARN, NEEDED, TREE, TAR, SQUASHFS, *WRONG)
 #: Names on the bed are kept so long, as by a client of a parallel file system.
 ENTRY_SECONDS = 3600.0
 MOST_SECONDS = 600.0
@@ -66,6 +73,9 @@ PROGRAMS = {
         ("torch", "transformers"),
     ),
 }  # fmt: skip
+#: Whose profile is another program's: of one that reads more, where there is one.
+ANOTHER = {"torch": "science", "causal-lm": "science"}
+MOST_READ = "torch"
 
 
 @dataclass
@@ -80,6 +90,11 @@ class Place:
     def cache(self) -> Path:
         """Where profiles lie."""
         return self.own / "cache"
+
+    @property
+    def profile(self) -> Path:
+        """The one that is replayed."""
+        return self.cache / "uffdprefetch" / "profiles" / f"{PROFILE}.upl"
 
     def python(self, root: Path) -> str:
         """The interpreter of a tree, which finds its library beside itself."""
@@ -189,6 +204,41 @@ def _before(place: Place, variant: str, bed: SlowBed) -> Path:
     return root
 
 
+def _make_wrong(place: Place, args: argparse.Namespace, variant: str, program: str) -> None:
+    """A profile that does not fit, of what was recorded."""
+    other = ANOTHER.get(program, MOST_READ)
+    of = other if variant == OTHER else program
+    kept = place.own / f"{of}.upl"
+    if not kept.exists():
+        with mounted(place, args, args.beds[0]) as mount:
+            mount.set(bandwidth=0, latency_us=0, lookup_us=0)
+            shutil.rmtree(place.cache, ignore_errors=True)
+            words, environment = _job(place, mount.mountpoint, of, learn=True)
+            _run(*words, env=environment)
+        shutil.copy(place.profile, kept)
+    profile = profile_store.load(str(kept))
+    if variant != OTHER:
+        entries = tuple(_wrong(place, variant, *one) for one in enumerate(profile.entries))
+        profile = replace(profile, entries=entries)
+    shutil.rmtree(place.cache, ignore_errors=True)
+    profile_store.store(str(place.profile), profile)
+
+
+def _wrong(place: Place, variant: str, number: int, entry: StartEntry) -> StartEntry:
+    if variant == CHANGED:
+        return replace(entry, mtime_ns=entry.mtime_ns + number % 2)
+    if variant == NAMES:
+        return replace(entry, path=f"{entry.path}.{number}")
+    if not entry.path.startswith(f"{place.mountpoint}/tree/"):
+        return entry
+    path = entry.path.removeprefix(f"{place.mountpoint}/tree/")
+    there = place.source / "elsewhere" / path
+    if entry.kind is EntryKind.FILE and not there.exists():
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(place.source / "tree" / path, there)
+    return replace(entry, path=f"{place.mountpoint}/elsewhere/{path}")
+
+
 def _after(place: Place, variant: str) -> None:
     if variant == TAR:
         shutil.rmtree(place.own / "tree", ignore_errors=True)
@@ -198,9 +248,11 @@ def _after(place: Place, variant: str) -> None:
 
 def once(place: Place, args: argparse.Namespace, bed: str, program: str, variant: str) -> Any:
     """A run; what is told of it."""
-    learn = variant in (RECORD, LEARN)
+    learn = variant in (RECORD, LEARN, *WRONG)
     if variant == RECORD:
         shutil.rmtree(place.cache, ignore_errors=True)
+    if variant in WRONG:
+        _make_wrong(place, args, variant, program)
     with mounted(place, args, bed) as mount:
         words, environment = _job(place, mount.mountpoint, program, learn)
         if variant == WARM:
@@ -240,10 +292,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-learn-") as own:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(prefix="uffdprefetch-learn-", dir=memory) as source:
-            place = Place(Path(source), Path(own, "bed"), Path(own, "own"))
+            place = Place(args.tree or Path(source), Path(own, "bed"), Path(own, "own"))
             for path in (place.mountpoint, place.own):
                 path.mkdir()
-            make_tree(place.source, {TAR, SQUASHFS} & set(args.variants) != set())
+            if not (place.source / "tree").exists():
+                make_tree(place.source, {TAR, SQUASHFS} & set(args.variants) != set())
             variants = [
                 variant
                 for variant in args.variants
@@ -349,6 +402,7 @@ def _measured(words: Sequence[str]) -> tuple[Report, bool]:
     add("--programs", type=listed, default=list(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
     add("--variants", type=listed, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
     add("--rounds", type=int, default=3)
+    add("--tree", type=Path, metavar="DIR", help="made there, or as an earlier run has made it")
     add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
     args = parser.parse_args(words)
     args.beds = listed(args.bed)
