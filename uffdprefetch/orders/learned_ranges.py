@@ -26,7 +26,10 @@ from uffdprefetch.orders.plan_schema import SCHEMA
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.first_touches import RankOf
 
-DOCUMENT, NUMBERS = ".json", ".npy"
+DOCUMENT, NUMBERS, DOUBT = ".json", ".npy", ".drops"
+#: After so many drops in a row the runs that learn nothing are no more than before: 255.
+_DROPS_COUNTED = 9
+_DOUBT_BYTES = 64
 #: Of a digest in a name: no two files of a user's share one.
 _DIGEST_CHARS = 16
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9]{1,9})of([0-9]{1,9})")
@@ -56,13 +59,17 @@ def rank_of(name: str) -> RankOf | None:
 
 def names(directory: str) -> list[str]:
     """Of the orders that lie there; none where there is no directory. Raises OSError."""
-    try:
-        with os.scandir(directory) as entries:
-            texts = [entry.name for entry in itertools.islice(entries, _NAMES_MAX)]
-    except FileNotFoundError:
-        return []
+    texts = _listed(directory)
     documents = (text.removesuffix(DOCUMENT) for text in texts if text.endswith(DOCUMENT))
     return sorted(name for name in documents if rank_of(name))
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in itertools.islice(entries, _NAMES_MAX)]
+    except FileNotFoundError:
+        return []
 
 
 class KeptOrders(NamedTuple):
@@ -126,6 +133,50 @@ def store(
     profile_store.write_whole(document_path(directory, name), (document.encode(),), mode)
 
 
+class Doubt(NamedTuple):
+    """Whether what a rank does with a file is worth learning: how often in a row its order was
+    dropped, and for how many runs none is kept. Each drop doubles them: who never repeats itself
+    pays for a wrong order ever more rarely, and who does so again is found out."""
+
+    drops: int = 0
+    runs_left: int = 0
+
+    def dropped(self) -> Doubt:
+        """Once more. The first time the next run is learned."""
+        return Doubt(self.drops + 1, (1 << min(self.drops, _DROPS_COUNTED - 1)) - 1)
+
+    def put_off(self) -> Doubt:
+        """A run has gone by."""
+        return self._replace(runs_left=self.runs_left - 1)
+
+
+def doubt(directory: str, name: str) -> Doubt:
+    """As it was kept; none where nothing was."""
+    try:
+        with open(os.path.join(directory, name + DOUBT), "rb") as file:
+            drops, runs_left = map(int, file.read(_DOUBT_BYTES).split())
+    except (OSError, ValueError):
+        return Doubt()
+    most = (1 << _DROPS_COUNTED) - 1
+    return Doubt(max(0, min(drops, most)), max(0, min(runs_left, most)))
+
+
+def doubted(directory: str) -> set[str]:
+    """Names of which there is a doubt. Raises OSError."""
+    return {text.removesuffix(DOUBT) for text in _listed(directory) if text.endswith(DOUBT)}
+
+
+def set_doubt(directory: str, name: str, told: Doubt) -> None:
+    """Keep it. Raises OSError."""
+    path = os.path.join(directory, name + DOUBT)
+    if told.drops:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        profile_store.write_whole(path, (f"{told.drops} {told.runs_left}\n".encode(),))
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
 def _head(rows: int) -> bytes:
     """Of a .npy file, version 1.0, with int64 of shape (rows, 2)."""
     order = "<" if sys.byteorder == "little" else ">"
@@ -145,6 +196,8 @@ def remove_all(directory: str) -> None:
     """Forget those of a key; nothing else that lies there goes. Raises OSError."""
     for name in names(directory):
         remove(directory, name)
+    for name in doubted(directory):
+        set_doubt(directory, name, Doubt())
     with contextlib.suppress(OSError):  # not ours alone
         os.rmdir(directory)
 
@@ -153,6 +206,9 @@ def tidy(directory: str, written: Collection[str]) -> None:
     """Once these were written: orders in other versions of their files go, and where there are too
     many the oldest. Raises OSError."""
     instead = {_without_times(name) for name in written}
+    for name in doubted(directory):
+        if name not in written and _without_times(name) in instead:
+            set_doubt(directory, name, Doubt())
     kept = []
     for name in names(directory):
         if name not in written and _without_times(name) in instead:

@@ -245,7 +245,8 @@ def learned_line(summary: Mapping[str, Any]) -> str | None:
     if not orders:
         return None
     words = {
-        "dropped": "wrong", "written": "written", "added": "added to", "failed": "not written",
+        "dropped": "wrong", "written": "written", "added": "added to", "put_off": "not learned",
+        "failed": "not written",
     }  # fmt: skip
     parts = [f"{orders[name]} {text}" for name, text in words.items() if orders[name]]
     if orders["followed"]:

@@ -6,6 +6,7 @@ Threads of their own do both: the service's loop waits for no file of a user's h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -39,6 +40,7 @@ class Learned(Enum):
     ADDED = "added"  # to the order that was followed
     KEPT = "kept"  # as it was followed
     REMOVED = "removed"  # as it was wrong
+    PUT_OFF = "put_off"  # as those of the runs before were wrong
     IN_ORDER = "in_order"
     LITTLE = "little"
     FAILED = "failed"
@@ -74,7 +76,7 @@ class LearnedOrders:
         self._runs = 0  # of which something is to be learned
         self._came: Counter[Learned] = Counter()
         self._bytes = 0
-        opener.run(lambda: kept_in(directories), self._listed)
+        opener.run(lambda: kept_in(directories, self._own), self._listed)
 
     def _listed(self, found: dict[str, str] | OSError) -> None:
         if not isinstance(found, OSError):
@@ -111,6 +113,7 @@ class LearnedOrders:
         for run in runs:
             what = lesson(run)
             try:
+                what = self._believed(run, what)
                 if what in (Learned.WRITTEN, Learned.ADDED, Learned.REMOVED):
                     what = self._change(run, what)
             except (OSError, UffdPrefetchError) as error:
@@ -124,6 +127,21 @@ class LearnedOrders:
                 learned_ranges.tidy(self._own, written)
         except OSError as error:
             log.warning("older orders are not removed: %s", error)
+
+    def _believed(self, run: RankRun, what: Learned) -> Learned:
+        """What becomes of it after what became of the runs before. Raises OSError."""
+        if self._own is None or what in (Learned.LITTLE, Learned.IN_ORDER):
+            return what
+        before = now = learned_ranges.doubt(self._own, run.name)
+        if what is Learned.REMOVED:
+            now = before.dropped()
+        elif what is not Learned.WRITTEN:
+            now = learned_ranges.Doubt()
+        elif before.runs_left:
+            what, now = Learned.PUT_OFF, before.put_off()
+        if now != before:
+            learned_ranges.set_doubt(self._own, run.name, now)
+        return what
 
     def _change(self, run: RankRun, what: Learned) -> Learned:
         """Change what is kept. Raises OSError, UffdPrefetchError."""
@@ -144,8 +162,10 @@ class LearnedOrders:
         return Learned.ADDED if what is Learned.ADDED else Learned.WRITTEN
 
 
-def kept_in(directories: Sequence[str]) -> dict[str, str]:
-    """By name, the plan files that lie there, of the first directory that has one of that name."""
+def kept_in(directories: Sequence[str], doubts: str | None) -> dict[str, str]:
+    """By name, the plan files that lie there, of the first directory that has one of that name.
+    ``doubts``: of the directory with those; of whom nothing is to be learned, nobody's is
+    followed."""
     found: dict[str, str] = {}
     for directory in directories:
         try:
@@ -153,4 +173,9 @@ def kept_in(directories: Sequence[str]) -> dict[str, str]:
                 found.setdefault(name, learned_ranges.document_path(directory, name))
         except OSError as error:
             log.warning("learned orders cannot be listed: %s", error)
+    if doubts is not None:
+        with contextlib.suppress(OSError):  # told above
+            for name in learned_ranges.doubted(doubts):
+                if learned_ranges.doubt(doubts, name).runs_left:
+                    found.pop(name, None)
     return found

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +86,11 @@ class Home:
         learned.join(HANG_SECONDS)
         return {name: count for name, count in learned.describe().items() if count}
 
+    def follow(self) -> str | None:
+        """The plan that the next run follows."""
+        directories = [str(self.own), str(self.site / "mine.ranges")]
+        return learned_orders.kept_in(directories, str(self.own)).get(NAME)
+
     def spans(self) -> array[int]:
         path = learned_ranges.document_path(str(self.own), NAME)
         return learned_plan.load(path).spans(SIZE)
@@ -127,6 +133,50 @@ def test_a_wrong_order_goes_and_the_run_after_it_is_learned_anew(home: Home) -> 
     assert home.learn(wrong) == {"removed": 1}
     assert learned_ranges.names(str(home.own)) == []
     assert home.learn(run(*SCATTERED[::-1]))["written"] == 1
+
+
+def test_who_never_repeats_itself_pays_more_and_more_rarely(home: Home) -> None:
+    """Each run goes another way: whatever was kept is wrong."""
+    came = []
+    for seed in range(20):
+        blocks = random.Random(seed).sample(SCATTERED, len(SCATTERED))
+        known = home.follow()
+        if known is None:
+            told = home.learn(run(*blocks))
+        else:
+            told = home.learn(run(*blocks, fate=PlanFate.DROPPED, known=32, plan=known))
+        told.pop("bytes", 0)
+        came += told
+    wrong = [at for at, what in enumerate(came) if what == "removed"]
+    assert wrong == [1, 3, 6, 11] and came.count("put_off") == 1 + 3 + 7
+
+
+def test_who_begins_to_repeat_itself_is_followed_and_then_believed_again(home: Home) -> None:
+    for _ in range(3):
+        while (known := home.follow()) is None:
+            home.learn(run(*SCATTERED))
+        home.learn(run(*SCATTERED[::-1], fate=PlanFate.DROPPED, known=32, plan=known))
+    while (known := home.follow()) is None:
+        home.learn(run(*SCATTERED))
+    assert home.learn(run(*SCATTERED, fate=PlanFate.FOLLOWED, known=32, plan=known))["kept"] == 1
+    assert learned_ranges.doubted(str(home.own)) == set()
+
+
+def test_an_order_that_is_not_to_be_learned_is_not_had_from_a_site(home: Home) -> None:
+    learned_ranges.store(str(home.site / "mine.ranges"), NAME, "/data", array("q", [0, BLOCK]))
+    for _ in range(2):
+        wrong = run(*SCATTERED, fate=PlanFate.DROPPED, known=1, plan=home.follow())
+        home.learn(wrong)
+    assert home.follow() is None
+    learned_ranges.remove_all(str(home.own))
+    assert home.follow() == learned_ranges.document_path(str(home.site / "mine.ranges"), NAME)
+
+
+@pytest.mark.parametrize("text", [b"", b"1", b"many 3", b"1 2 3", b"9" * 80])
+def test_a_damaged_doubt_is_none(home: Home, text: bytes) -> None:
+    home.own.mkdir(parents=True)
+    (home.own / f"{NAME}.drops").write_bytes(text)
+    assert home.learn(run(*SCATTERED))["written"] == 1
 
 
 def test_a_sites_order_is_never_changed_and_an_own_one_takes_the_place_of_a_wrong_one(
