@@ -5,6 +5,7 @@ A Python with its standard library and this one's packages lies on the slow bed,
 time, too. Each program imports some of them and prints a value, in turns, from cold but where said:
 
 - plain; warm: all that it reads is in memory, names too;
+- wrap: without `--learn`;
 - record: the first run under `wrap --learn`; learn: the next one, on a mount of its own;
 - needed: the files that the profile names are read by `cat` before; tree: all files are;
 - tar: all is unpacked on the local disk before, from an archive on the bed;
@@ -49,11 +50,11 @@ from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry
 
 SCHEMA = "uffdprefetch.bench.learn/1"
-PLAIN, WARM, RECORD, LEARN = "plain", "warm", "record", "learn"
+PLAIN, WARM, WRAP, RECORD, LEARN = "plain", "warm", "wrap", "record", "learn"
 NEEDED, TREE, TAR, SQUASHFS = "needed", "tree", "tar", "squashfs"
 OTHER, ELSEWHERE, CHANGED, NAMES = "other program", "elsewhere", "half changed", "no names"
 WRONG = (OTHER, ELSEWHERE, CHANGED, NAMES)
-VARIANTS = (PLAIN, WARM, RECORD, LEARN, NEEDED, TREE, TAR, SQUASHFS, *WRONG)
+VARIANTS = (PLAIN, WARM, WRAP, RECORD, LEARN, NEEDED, TREE, TAR, SQUASHFS, *WRONG)
 #: Names on the bed are kept so long, as by a client of a parallel file system.
 ENTRY_SECONDS = 3600.0
 MOST_SECONDS = 600.0
@@ -167,17 +168,19 @@ def mounted(place: Place, args: argparse.Namespace, bed: str) -> Iterator[SlowBe
         yield mount
 
 
-def _job(place: Place, root: Path, program: str, learn: bool) -> tuple[list[str], dict[str, str]]:
+def _job(
+    place: Place, root: Path, program: str, learn: bool, wrap: bool = False
+) -> tuple[list[str], dict[str, str]]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     environment |= {
         "PYTHONDONTWRITEBYTECODE": "1", "MPLCONFIGDIR": str(place.own),
         "XDG_CACHE_HOME": str(place.cache), "UFFDPREFETCH_RUNDIR": str(place.own / "run"),
     }  # fmt: skip
     words = [place.python(root), "-c", PROGRAMS[program][0]]
-    if learn:
+    if learn or wrap:
         summary = str(place.own / "tool")
         ours = [sys.executable, "-m", "uffdprefetch", "wrap", "-f", "-o", summary]
-        words = [*ours, f"--learn={PROFILE}", "--", *words]
+        words = [*ours, *([f"--learn={PROFILE}"] if learn else []), "--", *words]
         environment["PYTHONPATH"] = ""
     return words, environment
 
@@ -267,7 +270,7 @@ def once(place: Place, args: argparse.Namespace, bed: str, program: str, variant
         began = time.perf_counter()
         root = _before(place, variant, mount)
         before_seconds = time.perf_counter() - began
-        words, environment = _job(place, root, program, learn)
+        words, environment = _job(place, root, program, learn, variant == WRAP)
         done = _run(*words, env=environment)
         seconds = time.perf_counter() - began
         faults = resource.getrusage(resource.RUSAGE_CHILDREN).ru_majflt - faults

@@ -304,6 +304,17 @@ void up_paths_release(struct up_paths *paths, enum up_path_by by, uint64_t numbe
 int up_paths_reap(struct up_paths *paths, struct up_path_result *out, int max);
 int64_t up_paths_cpu_ns(struct up_paths *paths);
 
+/* What a name stands for, as far as the kernel knows it. */
+struct up_path_status {
+	uint64_t device, inode, size_bytes;
+	int64_t mtime_ns;
+	uint32_t mode;
+};
+
+/* Of what somebody has just opened: the name is looked up, and no file system is asked for attributes that it may have
+ * changed since (pathtype.c). 0 or -errno. */
+int up_path_known_status(const char *path, struct up_path_status *out);
+
 /* --- start profiles (profile.c) --- */
 enum up_profile_flaw {
 	UP_PROFILE_SOUND = 0,

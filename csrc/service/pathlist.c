@@ -2,17 +2,43 @@
 /*
  * pathlist.c - has the kernel read the names in a directory, as a program does that is about to ask for some of them.
  *
- * Nobody looks at the names here (listing.c does): FUSE and NFS keep them and, with them, the attributes.
+ * Nobody looks at the names here (listing.c does): NFS and Lustre keep them. FUSE does where its daemon has said so
+ * (FOPEN_CACHE_DIR) and else asks it each time; so the first directory of a device is listed twice, and where the names
+ * are asked for again no other one is: that would be three requests for nothing.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "service/pathread.h"
 #include "service/reading.h"
+
+/* As many as a start touches, several times over; of more all directories are listed. */
+#define DEVICES 64u
+
+enum keeping { IS_UNKNOWN = 0, IS_LISTED = 1, IS_KEPT = 2, IS_NOT_KEPT = 3 };
+
+/* Of each device, whether its names are kept; a place is taken for good. */
+static struct {
+	_Atomic uint64_t device; /* + 1 */
+	atomic_int keeping;
+} known[DEVICES];
+
+/* NULL: there are too many. */
+static atomic_int *keeping_of(uint64_t device)
+{
+	for (uint32_t i = 0; i < DEVICES; i++) {
+		uint64_t there = 0;
+
+		if (atomic_compare_exchange_strong(&known[i].device, &there, device + 1) || there == device + 1)
+			return &known[i].keeping;
+	}
+	return NULL;
+}
 
 static int open_to_list(int path_fd)
 {
@@ -33,8 +59,30 @@ static int list(int fd, char *scratch, const int *stop)
 	return n < 0 ? -errno : 0;
 }
 
+/* Twice, if nobody has listed another directory of this device before. */
+static int list_and_learn(int fd, atomic_int *keeping, char *scratch, const int *stop)
+{
+	int was = IS_UNKNOWN, is_first = keeping && atomic_compare_exchange_strong(keeping, &was, IS_LISTED), err;
+	long before = up_waits(), waits;
+
+	err = list(fd, scratch, stop);
+	if (!is_first)
+		return err;
+	waits = up_waits() - before;
+	before = up_waits();
+	if (!err && waits && !lseek(fd, 0, SEEK_SET))
+		err = list(fd, scratch, stop);
+	if (err || __atomic_load_n(stop, __ATOMIC_RELAXED))
+		was = IS_UNKNOWN;
+	else
+		was = waits && up_waits() - before >= waits ? IS_NOT_KEPT : IS_KEPT;
+	atomic_store(keeping, was);
+	return err;
+}
+
 void up_path_list(int path_fd, struct up_path_result *r, char *scratch, const int *stop)
 {
+	atomic_int *keeping;
 	struct stat st;
 	uint32_t f_type;
 	int fd, err;
@@ -51,10 +99,15 @@ void up_path_list(int path_fd, struct up_path_result *r, char *scratch, const in
 		r->state = UP_PATH_NOT_REGULAR;
 		return;
 	}
+	keeping = keeping_of(st.st_dev);
+	if (!err && keeping && atomic_load(keeping) == IS_NOT_KEPT) {
+		r->state = UP_PATH_DONE; /* it was looked up */
+		return;
+	}
 	fd = err ? err : open_to_list(path_fd);
 	if (fd >= 0) {
 		r->opened_ns = up_now_ns();
-		err = list(fd, scratch, stop);
+		err = list_and_learn(fd, keeping, scratch, stop);
 		close(fd);
 	} else {
 		err = fd;

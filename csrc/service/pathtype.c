@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pathtype.c - on which file system a file lies, and whether that makes its bytes up.
+ * pathtype.c - what is known of a file: its status, on which file system it lies, and whether that makes its bytes up.
  *
  * statfs(2) asks the server of NFS and of FUSE each time: it is asked once for a device.
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 
 #include "service/pathread.h"
@@ -52,6 +55,23 @@ int up_path_type(int fd, uint64_t device, uint32_t *f_type)
 	ret = ask(fd, device, f_type);
 	pthread_mutex_unlock(&lock);
 	return ret;
+}
+
+int up_path_known_status(const char *path, struct up_path_status *out)
+{
+	struct statx st;
+
+	/* FUSE forgets the time of access with each read, and asks its server for all that it has not. */
+	if (statx(AT_FDCWD, path, AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &st))
+		return -errno;
+	*out = (struct up_path_status){
+		.device = makedev(st.stx_dev_major, st.stx_dev_minor),
+		.inode = st.stx_ino,
+		.size_bytes = st.stx_size,
+		.mtime_ns = st.stx_mtime.tv_sec * 1000000000 + st.stx_mtime.tv_nsec,
+		.mode = st.stx_mode,
+	};
+	return 0;
 }
 
 int up_path_is_made_up(uint32_t f_type)

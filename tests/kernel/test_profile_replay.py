@@ -104,6 +104,18 @@ def test_all_that_a_profile_names_is_read_by_no_more_requests_than_a_plain_start
     assert asked["lookups"] <= plain["lookups"] + 1  # the missing name, which a start asks for, too
 
 
+def test_where_names_of_directories_are_not_kept_one_is_listed(
+    bed: SlowBed, replays: Replays
+) -> None:
+    """This FUSE is asked for them each time. They are looked up all the same."""
+    replays.of(*(one for one in start_of(bed) if one.kind is EntryKind.DIRECTORY))
+    bed.reset()
+    told = replays.run(depth=1)
+    assert (told["state"], told["directories"]) == ("done", FILES // 10)
+    asked = bed.counters()
+    assert (asked["opendirs"], asked["lookups"]) == (1, FILES // 10)
+
+
 def test_what_is_there_is_not_asked_for_again(bed: SlowBed, replays: Replays) -> None:
     replays.of(*start_of(bed))
     replays.run()

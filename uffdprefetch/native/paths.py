@@ -194,6 +194,27 @@ def _done(r: Any) -> PathDone:
     )
 
 
+class KnownStatus(NamedTuple):
+    """Of what a name stands for; ``mode``: of stat(2)."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    mode: int
+
+
+def known_status(path: str) -> KnownStatus:
+    """stat(2) of what somebody has just opened, from what the kernel knows: its file system is not
+    asked again. Raises OSError."""
+    status = _ffi.new("struct up_path_status *")
+    _checked(_lib.up_path_known_status(os.fsencode(path), status), path)
+    return KnownStatus(
+        int(status.device), int(status.inode), int(status.size_bytes), int(status.mtime_ns),
+        int(status.mode),
+    )  # fmt: skip
+
+
 class PathReader:
     """C threads that read files by name. No method waits for storage.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.units import MIB
+from uffdprefetch.native.paths import KnownStatus, known_status
 from uffdprefetch.native.profiles import PROFILE_ENTRIES_MAX, EntryKind
 from uffdprefetch.orders.start_profile import StartEntry, united
 from uffdprefetch.predict.storage import BLOCK_BYTES
@@ -72,7 +73,7 @@ class StartedFiles:
         status = self._status(path)
         if status is None:
             self._known[path] = None
-        elif stat.S_ISDIR(status.st_mode):
+        elif stat.S_ISDIR(status.mode):
             self._directory(path)
         elif self._is_wanted(status):
             self._around(path)
@@ -113,13 +114,13 @@ class StartedFiles:
         self._known[entry.path] = known = _Known(entry, known.number, is_mapped=True)
         self.wanted_bytes += _wanted_bytes(known)
 
-    def _file(self, path: str, status: os.stat_result, *, is_mapped: bool = False) -> None:
-        number, f_type = (status.st_dev, status.st_ino), self._types[status.st_dev]
+    def _file(self, path: str, status: KnownStatus, *, is_mapped: bool = False) -> None:
+        number, f_type = (status.device, status.inode), self._types[status.device]
         is_first = number not in self._names
-        whole = is_first and 0 < status.st_size <= WHOLE_MOST_BYTES
+        whole = is_first and 0 < status.size_bytes <= WHOLE_MOST_BYTES
         entry = StartEntry(
-            EntryKind.FILE if whole else EntryKind.STAT, path, f_type or 0, status.st_size,
-            status.st_mtime_ns,
+            EntryKind.FILE if whole else EntryKind.STAT, path, f_type or 0, status.size_bytes,
+            status.mtime_ns,
         )  # fmt: skip
         self._names.setdefault(number, path)
         self._known[path] = known = _Known(entry, number, is_mapped and is_first)
@@ -142,24 +143,22 @@ class StartedFiles:
 
     # -------------------------------------------------------------- what it is
 
-    def _is_wanted(self, status: os.stat_result) -> bool:
-        return stat.S_ISREG(status.st_mode) and status.st_mtime_ns < self._began_ns
+    def _is_wanted(self, status: KnownStatus) -> bool:
+        return stat.S_ISREG(status.mode) and status.mtime_ns < self._began_ns
 
-    def _status(self, path: str) -> os.stat_result | None:
+    def _status(self, path: str) -> KnownStatus | None:
         """None: it is not there, or not on storage."""
         if path.startswith(_NO_STORAGE):
             return None
         try:
-            status = os.stat(path)
-            if (
-                status.st_dev not in self._types
-            ):  # a request for each file system, not for each file
+            status = known_status(path)
+            if status.device not in self._types:  # a request for each file system, not each file
                 f_type = file_systems.type_of(path)
                 in_memory = file_systems.known(f_type).in_memory
-                self._types[status.st_dev] = None if in_memory else f_type
+                self._types[status.device] = None if in_memory else f_type
         except (OSError, ValueError):
             return None
-        return status if self._types[status.st_dev] is not None else None
+        return status if self._types[status.device] is not None else None
 
     def _would_be_stored(self, path: str) -> bool:
         """Of a name that is missing: by the directory that would have it, or one above. It is not

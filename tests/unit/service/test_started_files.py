@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import require
 
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.service import program_pages
 from uffdprefetch.service.started_files import WHOLE_MOST_BYTES, StartedFiles
@@ -43,6 +45,22 @@ def test_a_file_is_wanted_and_its_directory_listed_in_the_order_of_first_sight(
         (DIRECTORY, "b"), (FILE, "b/2"), (DIRECTORY, "a"), (FILE, "a/1"), (FILE, "b/1"),
     ]  # fmt: skip
     assert files.wanted_bytes == 300
+
+
+def test_what_is_known_of_a_file_that_was_read_is_not_asked_for_again(
+    files: StartedFiles, tmp_path: Path
+) -> None:
+    """FUSE forgets the time of access with each read."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    (tmp_path / "mount").mkdir()
+    made(tmp_path / "source" / "one", 5000)
+    with SlowBed(tmp_path / "source", tmp_path / "mount") as bed:
+        one = bed.path("one")
+        one.read_bytes()
+        bed.reset()
+        files.opened(str(one))
+        assert (FILE, "mount/one") in found(files, tmp_path)
+        assert bed.counters()["getattrs"] == 0
 
 
 def test_of_python_s_caches_the_source_is_asked_for_and_its_directory_listed(
