@@ -11,7 +11,9 @@ A file on the slow bed is mapped and read in an order of its own, from cold, in 
 - changed: the file has another time than what was learned.
 
 Of `slices` each rank reads its part of each tensor (so many ranks on this node, of so many in all),
-of `shuffle` one reads records in a shuffled order. All must read the right bytes.
+of `shuffle` one reads records in a shuffled order. `safetensors` does as a tensor-parallel load: by
+get_slice of that library five of seven tensors are cut by rows, and two by columns, which reads all
+of their pages. All must read the right bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ path, work = sys.argv[1], json.loads(sys.argv[2])
 if "RANK" not in os.environ:
     world = str(work["world"])
     ranks = [
-        subprocess.Popen([sys.executable, "-S", "-c", work["code"], *sys.argv[1:]],
+        subprocess.Popen([*work["words"], "-c", work["code"], *sys.argv[1:]],
                          stdout=subprocess.PIPE,
                          env={**os.environ, "RANK": str(rank), "WORLD_SIZE": world})
         for rank in range(work["ranks"])
@@ -72,6 +74,29 @@ for start, end in json.load(open(work["orders"]))[os.environ["RANK"]]:
 print(sha.hexdigest()[:16])
 """
 
+#: The same by safetensors: what is mapped, and how, is the library's own affair.
+SAFETENSORS_JOB = JOB.replace(
+    JOB[JOB.index("with open(path") :],
+    """
+from safetensors import safe_open
+sha, rank, world = hashlib.sha256(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+with safe_open(path, "numpy") as file:
+    for at, name in enumerate(sorted(file.keys())):
+        part = file.get_slice(name)
+        rows, columns = part.get_shape()
+        if work["by_columns"][at % 7]:
+            data = part[:, rank * columns // world : (rank + 1) * columns // world]
+        else:
+            data = part[rank * rows // world : (rank + 1) * rows // world]
+        sha.update(data.tobytes())
+        time.sleep(work["pause"])
+print(sha.hexdigest()[:16])
+""",
+)
+#: Of each seven tensors, as attention and feed-forward of a layer are cut: q, k, v, o, gate, up, down.
+BY_COLUMNS = (False, False, False, True, False, False, True)
+ROWS = 2048
+
 
 @dataclass(frozen=True)
 class Case:
@@ -84,16 +109,29 @@ class Case:
     world: int
     pause: float
     is_shuffled: bool
+    is_safetensors: bool = False
+
+    @property
+    def program(self) -> str:
+        """Of its ranks."""
+        return SAFETENSORS_JOB if self.is_safetensors else JOB
+
+    @property
+    def interpreter(self) -> list[str]:
+        """Which runs that; without a library it needs no packages."""
+        return [sys.executable, *([] if self.is_safetensors else ["-S"])]
 
     @property
     def file_bytes(self) -> int:
         """Of its file."""
         return self.parts * self.part_bytes
 
-    def orders(self, seed: int, world: int) -> dict[str, list[tuple[int, int]]]:
-        """By rank, the ranges that it reads."""
+    def orders(self, seed: int, world: int, path: Path) -> dict[str, list[tuple[int, int]]]:
+        """By rank, the ranges that it reads of a file."""
         import random
 
+        if self.is_safetensors:
+            return {str(rank): self._slices(rank, world, path) for rank in range(self.ranks)}
         length = self.part_bytes // (1 if self.is_shuffled else world)
         found = {}
         for rank in range(self.ranks):
@@ -107,11 +145,27 @@ class Case:
         return found
 
 
+    def _slices(self, rank: int, world: int, path: Path) -> list[tuple[int, int]]:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        found = []
+        for at, name in enumerate(sorted(header)):
+            start, end = (8 + size + offset for offset in header[name]["data_offsets"])
+            if not BY_COLUMNS[at % 7]:
+                part = (end - start) // world
+                start, end = start + rank * part, start + (rank + 1) * part
+            found.append((start, end))
+        return found
+
+
 CASES = {
     case.name: case
     for case in (
         Case("slices 8/8", 96, 8 << 20, 8, 8, 0.02, False),
         Case("slices 2/8", 96, 8 << 20, 2, 8, 0.02, False),
+        Case("safetensors 8/8", 96, 8 << 20, 8, 8, 0.02, False, is_safetensors=True),
+        Case("safetensors 2/8", 96, 8 << 20, 2, 8, 0.02, False, is_safetensors=True),
         Case("shuffle 128 KiB", 2048, 128 << 10, 1, 1, 0.0005, True),
         Case("shuffle 16 KiB", 8192, 16 << 10, 1, 1, 0.0002, True),
     )
@@ -128,6 +182,17 @@ class Bench:
 
     def make(self, case: Case) -> None:
         """The case's file."""
+        if case.is_safetensors:
+            import numpy
+            from safetensors.numpy import save_file
+
+            chance, shape = numpy.random.default_rng(1), (ROWS, case.part_bytes // ROWS)
+            tensors = {
+                f"layer{part:03}": chance.integers(0, 256, shape, numpy.uint8)
+                for part in range(case.parts)
+            }
+            save_file(tensors, self.source / NAME)
+            return
         with (self.source / NAME).open("wb") as file:
             for _ in range(case.file_bytes >> 20):
                 file.write(os.urandom(1 << 20))
@@ -142,8 +207,9 @@ class Bench:
         seed, world = (2, case.world) if is_other and case.is_shuffled else (1, case.world)
         if is_other and not case.is_shuffled:
             world = case.world // 2
-        orders = case.orders(seed, world)
-        planned = case.orders(2, world // 2 or 1) if variant == WRONG else orders
+        made = self.source / NAME
+        orders = case.orders(seed, world, made)
+        planned = case.orders(2, world // 2 or 1, made) if variant == WRONG else orders
         link = LINKS[bed]
         with SlowBed(
             self.source, self.mountpoint, bandwidth=link.bandwidth, latency_us=link.latency_us
@@ -174,12 +240,13 @@ class Bench:
     ) -> list[str]:
         (self.own / "orders.json").write_text(json.dumps(orders))
         work = {
-            "ranks": case.ranks, "world": world, "pause": case.pause, "code": JOB,
-            "orders": str(self.own / "orders.json"),
+            "ranks": case.ranks, "world": world, "pause": case.pause, "code": case.program,
+            "orders": str(self.own / "orders.json"), "by_columns": BY_COLUMNS,
+            "words": case.interpreter,
         }  # fmt: skip
         timed = "import subprocess, sys, time; t = time.perf_counter();"
         timed += "s = subprocess.call(sys.argv[1:]); print(time.perf_counter() - t); sys.exit(s)"
-        words = [sys.executable, "-S", "-c", JOB, str(path), json.dumps(work)]
+        words = [*case.interpreter, "-c", case.program, str(path), json.dumps(work)]
         if variant != PLAIN:
             ours = [sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", "tool"]
             if variant in (PLAN, WRONG):
