@@ -62,6 +62,8 @@ campaign: setup-test
 		$(PY) -m pytest -s tests/faults/test_mapping_model.py -k 'raw_system_calls or past_every_library'
 	UFFDPREFETCH_TEST_HOOK_TRIALS=100 UFFDPREFETCH_TEST_LIMIT_SECONDS=9000 \
 		$(PY) -m pytest -s tests/faults/test_memory_hooks.py -k random_moments
+	UFFDPREFETCH_TEST_START_KILLS=500 UFFDPREFETCH_TEST_LIMIT_SECONDS=9000 \
+		$(PY) -m pytest -s tests/faults/test_start_kills.py -k any_moment
 	$(PY) -m tests.campaign --kills 200
 	$(PY) -m tests.campaign --kills 40 --engine cache-plan --per-state 5
 	$(PY) -m tests.campaign --kills 40 --engine pool-plan --per-state 5
