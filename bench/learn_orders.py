@@ -79,7 +79,8 @@ SAFETENSORS_JOB = JOB.replace(
     JOB[JOB.index("with open(path") :],
     """
 from safetensors import safe_open
-sha, rank, world = hashlib.sha256(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+sha, world = hashlib.sha256(), int(os.environ["WORLD_SIZE"])
+rank = int(os.environ["RANK"]) % world
 with safe_open(path, "numpy") as file:
     for at, name in enumerate(sorted(file.keys())):
         part = file.get_slice(name)
@@ -149,7 +150,7 @@ class Case:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
-        found = []
+        found, rank = [], rank % world
         for at, name in enumerate(sorted(header)):
             start, end = (8 + size + offset for offset in header[name]["data_offsets"])
             if not BY_COLUMNS[at % 7]:
