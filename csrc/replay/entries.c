@@ -68,19 +68,27 @@ static int open_at_start(struct entries *p)
 }
 
 /* Before anything is read no entry may be wrong. */
-static int look_through(struct entries *p)
+static int look_through(struct entries *p, const char *program)
 {
 	int more;
 
 	p->bytes = p->lustre_bytes = 0;
+	p->has_program = !*program;
 	while ((more = entries_next(p)) > 0) {
+		p->has_program |= !strcmp(p->entry.path, program);
 		p->bytes += entries_bytes(p);
 		p->lustre_bytes += p->entry.f_type == LUSTRE ? entries_bytes(p) : 0;
 	}
 	return more;
 }
 
-int entries_open(struct entries *p, char **paths)
+/* Whether it is a profile, that has been looked through. */
+static int open_one(struct entries *p, const char *path, const char *program)
+{
+	return !read_whole(p, path) && !open_at_start(p) && !look_through(p, program) && !open_at_start(p);
+}
+
+int entries_open(struct entries *p, char **paths, const char *program)
 {
 	struct up_profile_header flawed = { 0 };
 
@@ -88,11 +96,14 @@ int entries_open(struct entries *p, char **paths)
 	if (!p->range)
 		return -ENOMEM;
 	for (int i = 0; paths[i]; i++) {
-		if (!read_whole(p, paths[i]) && !open_at_start(p) && !look_through(p) && !open_at_start(p)) {
+		int is_sound = open_one(p, paths[i], program);
+
+		if (is_sound && p->has_program) {
 			p->number = i;
 			return 0;
 		}
-		if (!flawed.flaw && !access(paths[i], F_OK)) { /* else nobody has written it yet */
+		p->is_others |= is_sound;
+		if (!is_sound && !flawed.flaw && !access(paths[i], F_OK)) { /* else nobody has written it yet */
 			flawed = p->header;
 			if (!flawed.flaw)
 				flawed.flaw = p->file ? UP_PROFILE_DAMAGED : UP_PROFILE_NONE_SUCH;
@@ -101,6 +112,8 @@ int entries_open(struct entries *p, char **paths)
 		p->file = NULL;
 	}
 	p->header = flawed;
+	if (p->is_others)
+		return -ESRCH;
 	return flawed.flaw ? -EINVAL : -ENOENT;
 }
 

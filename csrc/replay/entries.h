@@ -27,11 +27,13 @@ struct entries {
 	char *file;                      /* the profile, as it was read */
 	uint64_t file_bytes;
 	int number;                      /* of the profile in the list; -1: none */
+	int has_program, is_others;      /* whether one names what starts; whether a sound one does not */
 };
 
-/* The first of the paths that is a profile, all of which was looked through: 0; -EINVAL: none of those that are there
+/* The first of the paths that is a profile, all of which was looked through, and has the path of what starts, `program`
+ * ("": nobody knows), among its own: 0; -ESRCH: those that are profiles have not; -EINVAL: none of those that are there
  * is one, and the header has the first one's flaw; -ENOENT: none is there. The list ends with NULL. */
-int entries_open(struct entries *entries, char **paths);
+int entries_open(struct entries *entries, char **paths, const char *program);
 void entries_close(struct entries *entries);
 /* Goes on to the next entry; 0: there are no more. */
 int entries_next(struct entries *entries);

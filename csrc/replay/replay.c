@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROFILE... - reads what a start profile says, beside the program
+ * _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROGRAM PROFILE... - reads what a start profile says, beside the program
  * that is starting (launch/replay.py starts this one, docs/learn.md has the profile's format).
  *
- * The first profile that is one is replayed: DEPTH requests at a time (0: as its file system likes), BUDGET bytes at
+ * The first profile that is one, and names PROGRAM (the path of what starts; "": any), is replayed: DEPTH requests at a time (0: as its file system likes), BUDGET bytes at
  * the most, RATE bytes a second (0: no limit), for so many SECONDS, and no longer than PARENT lives. RESULT is the
  * descriptor of a file that says how far this program is, a name and a value a line. LOCK is a file that is locked
  * meanwhile, and removed in the end. Nobody waits for this program, and nothing that it finds is an error: exit
@@ -295,8 +295,8 @@ int main(int argc, char **argv)
 	unsigned seconds;
 	int err;
 
-	if (argc < 9) {
-		fprintf(stderr, "usage: _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROFILE...\n");
+	if (argc < 10) {
+		fprintf(stderr, "usage: _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROGRAM PROFILE...\n");
 		return EXIT_USAGE;
 	}
 	seconds = (unsigned)number(argv[2]);
@@ -308,8 +308,8 @@ int main(int argc, char **argv)
 	if (err)
 		return err == -EWOULDBLOCK ? EXIT_BUSY : EXIT_NO_LOCK;
 	tell(&r, "running");
-	err = entries_open(&r.entries, &argv[8]);
-	state = err == -ENOENT ? "first run" : "no profile";
+	err = entries_open(&r.entries, &argv[9], argv[8]);
+	state = err == -ENOENT ? "first run" : err == -ESRCH ? "another program" : "no profile";
 	if (!err) {
 		r.depth = entries_depth(&r.entries, (int)number(argv[3]));
 		r.budget_left = entries_budget(number(argv[4]));

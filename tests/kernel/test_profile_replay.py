@@ -25,7 +25,8 @@ from start_profiles import Replays, directory_entry, file_entry, name_entry
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes, why_no_bed
 from uffdprefetch.launch.replay import PROGRAM, why_not
 from uffdprefetch.native.profiles import EntryKind
-from uffdprefetch.orders.start_profile import StartEntry
+from uffdprefetch.orders import profile_store
+from uffdprefetch.orders.start_profile import StartEntry, StartProfile
 
 KIB, MIB = 1 << 10, 1 << 20
 FILES, FILE_BYTES = 60, 30_000
@@ -368,6 +369,22 @@ def test_of_several_profiles_the_first_sound_one_is_replayed(
 
 
 # ---- one at a time, and no longer than it is wanted ---------------------------------------------
+
+
+def test_a_profile_that_does_not_name_what_starts_is_another_program_s(
+    tmp_path: Path, replays: Replays
+) -> None:
+    """A site's that does is replayed in its place."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(100))
+    replays.of(file_entry(file), name_entry(Path("/opt/other/python")))
+    told = replays.run(program="/opt/mine/python")
+    assert (told["state"], told["files"], told["flaw"]) == ("another program", 0, 0)
+    site = tmp_path / "site.upl"
+    entries = (file_entry(file), name_entry(Path("/opt/mine/python")))
+    profile_store.store(str(site), StartProfile(entries, 1))
+    told = replays.run(program="/opt/mine/python", profiles=[replays.profile, site])
+    assert (told["state"], told["profile"], told["files"]) == ("done", 1, 1)
 
 
 def test_only_one_replays_at_a_time(bed: SlowBed, replays: Replays) -> None:

@@ -188,7 +188,7 @@ static int replay(const struct text *t)
 
 	CHECK(fd >= 0 && write(fd, t->at, t->bytes) == (ssize_t)t->bytes);
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	if (!entries_open(&found, paths)) {
+	if (!entries_open(&found, paths, "")) {
 		for (; entries_next(&found) > 0; n++) {
 			uint64_t end = 0, sum = 0;
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,13 @@ pytestmark = pytest.mark.slow
 
 KEY = "start"
 FILE_BYTES = 40_000
+#: That jobs here start with: a profile that does not name it is another program's.
+PROGRAMS = [
+    Path(os.path.realpath(shutil.which(name) or sys.executable))
+    for name in ("sleep", "sh", "true", sys.executable)
+]
+#: That a profile names: files, their directory, a name that is not there, and these.
+PATHS = 22 + len(PROGRAMS)
 
 
 class Home:
@@ -48,6 +56,7 @@ class Home:
         path = (where or self.profiles) / f"{key}.upl"
         entries = (*map(file_entry, self.files), directory_entry(self.directory))
         entries += (name_entry(self.directory / "missing"),)
+        entries += tuple(map(name_entry, PROGRAMS))
         profile_store.store(str(path), StartProfile(entries, 2))
         return path
 
@@ -88,9 +97,9 @@ def test_what_a_profile_names_is_read_beside_the_job_and_told(home: Home) -> Non
     home.files[3].write_bytes(b"another")
     learn = home.wrap(f"--learn={KEY}", "-v")["learn"]
     counts = [learn[name] for name in ("key", "state", "paths", "bytes", "skipped")]
-    assert counts == [KEY, "done", 19 + 1 + 1, 19 * FILE_BYTES, {"changed": 1}]
+    assert counts == [KEY, "done", PATHS - 1, 19 * FILE_BYTES, {"changed": 1}]
     assert learn["seconds"] > 0 and learn["cpu_seconds"] >= 0
-    said = f"uffdprefetch: start {KEY}: 21 paths (742 KiB) asked for ahead of it in "
+    said = f"uffdprefetch: start {KEY}: {PATHS - 1} paths (742 KiB) asked for ahead of it in "
     (line,) = [line for line in home.said.splitlines() if line.startswith(said)]
     assert line.endswith("; 1 changed since")
     assert home.left() == []
@@ -114,7 +123,7 @@ def test_the_key_is_the_programs_own_where_no_name_is_given(home: Home) -> None:
     assert home.wrap("--learn")["learn"]["state"] == "first run"
     home.keep(key)
     learn = home.wrap("--learn")["learn"]
-    assert (learn["key"], learn["state"], learn["paths"]) == (key, "done", 22)
+    assert (learn["key"], learn["state"], learn["paths"]) == (key, "done", PATHS)
 
 
 def test_a_nested_wrap_replays_nothing_for_it_is_a_part_of_the_start(home: Home) -> None:
@@ -124,7 +133,7 @@ def test_a_nested_wrap_replays_nothing_for_it_is_a_part_of_the_start(home: Home)
     assert "start " not in home.said
     home.keep()  # that start may have been recorded
     home.env["UFFDPREFETCH_LEARN"] = KEY  # by a user's variable it is asked for, too
-    assert home.wrap(job=tuple(inner))["learn"]["paths"] == 22
+    assert home.wrap(job=tuple(inner))["learn"]["paths"] == PATHS
     assert home.said.count("start start:") == 0
 
 
@@ -133,12 +142,26 @@ def test_a_sites_profile_is_read_where_the_user_has_none_and_never_written(home:
     path = home.keep(where=site)
     before = path.read_bytes(), path.stat().st_mtime_ns
     options = (f"--learn={KEY}", "--learn-dir", str(site))
-    assert home.wrap(*options)["learn"]["paths"] == 22
+    assert home.wrap(*options)["learn"]["paths"] == PATHS
     home.files = home.files[:2]
     home.keep()
     assert home.wrap(*options)["learn"]["paths"] == 4
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     assert os.listdir(site) == [path.name]
+
+
+def test_another_program_s_profile_is_not_read_ahead_and_is_merged_with_what_starts(
+    home: Home,
+) -> None:
+    """Of one name, in another environment: the next start has both."""
+    entries = (*map(file_entry, home.files), name_entry(Path("/opt/env/bin/sleep")))
+    path = home.profiles / f"{KEY}.upl"
+    profile_store.store(str(path), StartProfile(entries, 2))
+    learn = home.wrap(f"--learn={KEY}", "--strict", job=("sleep", "1"))["learn"]
+    assert (learn["state"], learn["bytes"]) == ("another program", 0)
+    assert profile_store.load(str(path)).runs == 3
+    again = home.wrap(f"--learn={KEY}", job=("sleep", "1"))["learn"]
+    assert again["state"] == "done"
 
 
 def test_a_profile_that_is_none_is_told_and_the_job_runs(home: Home) -> None:
@@ -321,14 +344,14 @@ def test_profiles_are_listed_shown_exported_and_removed(home: Home) -> None:
         "key", "of", "runs", "paths", "to", "read", "size", "orders", "recorded", "used"
     ]  # fmt: skip
     of, size = "/usr/bin/python3 /home/a/train.py", format_size(path.stat().st_size)
-    assert row.split("  ")[:2] == [KEY, of] and f" 2     22  781 KiB  {size} " in row
+    assert row.split("  ")[:2] == [KEY, of] and f" 2     {PATHS}  781 KiB  {size} " in row
     assert row.split()[-1] in ("s", "min") and flaw == (
         f"{home.profiles}/bad.upl: it is no start profile"
     )
     document = json.loads(home.run("profile", "list", "--json").stdout)
     assert [one["key"] for one in document["profiles"]] == ["bad", KEY]
     shown = json.loads(home.run("profile", "show", KEY, "--json").stdout)
-    assert (shown["schema"], len(shown["entries"])) == ("uffdprefetch.profile/1", 22)
+    assert (shown["schema"], len(shown["entries"])) == ("uffdprefetch.profile/1", PATHS)
     text = home.run("profile", "show", str(path)).stdout
     assert str(home.files[7]) in text and f"of {of}, 2 runs, 20 files" in text
     there = home.directory / "site"
@@ -384,7 +407,7 @@ def test_warm_reads_what_a_profile_names(home: Home) -> None:
         assert (document["state"], document["bytes"]) == ("done", 20 * FILE_BYTES)
     home.files[0].unlink()
     said = home.run("warm", KEY).stdout
-    assert said.startswith(f"start {KEY}: 21 paths (742 KiB) asked for ahead of it in ")
+    assert said.startswith(f"start {KEY}: {PATHS - 1} paths (742 KiB) asked for ahead of it in ")
     assert said.endswith("; 1 gone\n")
     assert home.run("warm", KEY, "--learn-budget", "50000", "--max-rate", "1GB/s").returncode == 0
     assert home.left() == []

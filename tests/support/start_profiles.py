@@ -50,12 +50,13 @@ class Replays:
     def words(
         self, seconds: int = 30, depth: int = 0, budget_bytes: int = 1 << 30, rate: int = 0,
         parent: int | None = None, profiles: Iterable[Path] | None = None,
+        program: str = "",
     ) -> list[str]:  # fmt: skip
         """The command line; of a child of this process, if no ``parent`` is given."""
         numbers = (os.getpid() if parent is None else parent, seconds, depth, budget_bytes, rate)
         paths = [self.profile] if profiles is None else profiles
         told = ("0", str(self.lock))  # its standard input: see start()
-        return [PROGRAM, *map(str, numbers), *told, *map(str, paths)]
+        return [PROGRAM, *map(str, numbers), *told, program, *map(str, paths)]
 
     def start(self, words: Sequence[str] | None = None, **how: Any) -> subprocess.Popen[bytes]:
         """One; or ``words``, which start one. It tells into a new file."""

@@ -133,14 +133,15 @@ class WrapOptions:
 class LearnOptions:
     """Of `--learn`. ``name``: of the start profile; "": the program's own, None: nothing is learned
     or replayed. ``depth``: requests of a replay at a time; None: as its file system likes.
-    ``directory``: of profiles that are read, and never written; ``of``: what starts, for people:
-    the launcher says it."""
+    ``directory``: of profiles that are read, and never written; ``of``: what starts, for people;
+    ``program``: its real path: the launcher says them."""
 
     name: str | None = None
     depth: int | None = None
     budget_bytes: int = 1 << 30
     directory: str | None = None
     of: str = ""
+    program: str = ""
 
 
 @record(frozen=True)
@@ -182,6 +183,7 @@ _WHERE = {
     "learn_budget_bytes": "learn.budget_bytes",
     "learn_dir": "learn.directory",
     "learn_of": "learn.of",
+    "learn_program": "learn.program",
     "trace": "wrap.trace",
     "ownlock": "wrap.ownlock",
     "strict": "wrap.strict",

@@ -70,7 +70,9 @@ class Command:
 
             replay = replays.start(loaded, rest, os.environ)
             if replay is not None:  # the service records by that name
-                loaded = loaded.but(learn=replay.key, learn_of=replay.of)
+                loaded = loaded.but(
+                    learn=replay.key, learn_of=replay.of, learn_program=replay.program
+                )
         from uffdprefetch.launch import launcher
 
         for line in options.without_effect(loaded) if not loaded.wrap.quiet else ():

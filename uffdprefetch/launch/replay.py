@@ -56,11 +56,11 @@ def why_not() -> str | None:
 
 def key_of(
     learn: LearnOptions, command: Sequence[str], environ: Mapping[str, str]
-) -> tuple[str, str]:
-    """The name of the command's start profile: the user's, or the program's own; and what starts,
-    for people."""
+) -> tuple[str, tuple[str, str, str]]:
+    """The name of the command's start profile: the user's, or the program's own; and what starts
+    (base/start_key.py)."""
     start = started(command, _found(command[0], environ))
-    return learn.name or start_key(start, environ), described(start)
+    return learn.name or start_key(start, environ), start
 
 
 def _found(program: str, environ: Mapping[str, str]) -> str:
@@ -93,10 +93,10 @@ _RESULT_BYTES = 1024
 class Replay:
     """What is replayed of a start, or why nothing is."""
 
-    def __init__(self, key: str, state: str, of: str = "") -> None:
-        """``state``: as the summary tells it, until there is a process; ``of``: what starts, for
-        people."""
-        self.key, self.of = key, of
+    def __init__(self, key: str, state: str, start: tuple[str, str, str] = ("", "", "")) -> None:
+        """``state``: as the summary tells it, until there is a process; ``start``: what starts
+        (base/start_key.py)."""
+        self.key, self.of, self.program = key, described(start), start[0]
         self._state = state
         self._pid = 0
         self._result = -1  # a descriptor of the file by which it tells how far it is
@@ -113,7 +113,8 @@ class Replay:
         self._result = os.memfd_create("uffdprefetch-replay")
         words = [
             PROGRAM, str(os.getpid()), str(MOST_SECONDS), str(learn.depth or 0),
-            str(learn.budget_bytes), str(rate or 0), str(self._result), self._lock, *paths,
+            str(learn.budget_bytes), str(rate or 0), str(self._result), self._lock, self.program,
+            *paths,
         ]  # fmt: skip
         pid = os.fork()
         if pid == 0:
@@ -202,17 +203,17 @@ def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) ->
     learn = config.learn
     if learn.name is None:
         return None
-    key, of = key_of(learn, command, environ)
-    replay = Replay(key, "first run", of)
+    key, begins = key_of(learn, command, environ)
+    replay = Replay(key, "first run", begins)
     paths = profiles(learn, replay.key, environ)
     if not paths:
         return replay
     why = why_not()
     if why is not None:
         say(f"--learn: {why}")
-        return Replay(key, "not built", of)
+        return Replay(key, "not built", begins)
     try:
         replay.begin(paths, learn, config.max_rate_bytes_per_second)
     except (OSError, UffdPrefetchError):  # of the runtime directory the service's start tells
-        return Replay(key, "not started", of)
+        return Replay(key, "not started", begins)
     return replay

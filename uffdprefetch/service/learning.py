@@ -13,6 +13,7 @@ from uffdprefetch.base.clock import MS
 from uffdprefetch.base.config import LearnOptions
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.start_key import profile_directory, profile_path
+from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.native.start_log import StartLog
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_fit import learned, used_files
@@ -122,6 +123,7 @@ class KeptStart:
         if directory is None:
             raise OSError("neither XDG_CACHE_HOME nor HOME names a place for it")
         path = profile_path(directory, name)
+        run = [*run, *self._program(run)]
         with profile_store.only_writer(directory):
             own = known = _loaded(path)
             if known is None and self._options.directory is not None:
@@ -129,6 +131,15 @@ class KeptStart:
             if known is not None:
                 self.used = used_files(known, run)
             profile_store.store(path, learned(own, run), self._options.of)
+
+
+    def _program(self, run: Sequence[StartEntry]) -> list[StartEntry]:
+        """By which the replay knows whose profile it is: what starts may lie on no storage, or end
+        (env, nice) before anybody has seen it."""
+        program = self._options.program
+        if not program or any(entry.path == program for entry in run):
+            return []
+        return [StartEntry(EntryKind.STAT, program)]
 
 
 def _loaded(path: str) -> StartProfile | None:
