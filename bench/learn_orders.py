@@ -94,7 +94,7 @@ with safe_open(path, "numpy") as file:
 print(sha.hexdigest()[:16])
 """,
 )
-#: Of each seven tensors, as attention and feed-forward of a layer are cut: q, k, v, o, gate, up, down.
+#: Of each seven tensors of a layer, as they are cut: q, k, v, o, gate, up, down.
 BY_COLUMNS = (False, False, False, True, False, False, True)
 ROWS = 2048
 
@@ -144,7 +144,6 @@ class Case:
                 starts = [start + rank * length for start in starts]
             found[str(rank)] = [(start, start + length) for start in starts]
         return found
-
 
     def _slices(self, rank: int, world: int, path: Path) -> list[tuple[int, int]]:
         with path.open("rb") as file:

@@ -23,8 +23,8 @@ _OF, _OF_BYTES = ".txt", 4096
 _BESIDE = ".tmp"
 #: No writer takes so long for 16 MiB.
 _LEFT_SECONDS = 3600
-#: The lock of a directory of profiles. Another writer has it for as long as a merge takes, 0.1 s; one
-#: that holds it for longer has been stopped, or its node is lost.
+#: The lock of a directory of profiles. Another writer has it for as long as a merge takes, 0.1 s;
+#: one that holds it for longer has been stopped, or its node is lost.
 _LOCK, _LOCKED_MOST_SECONDS, _LOOK_SECONDS = ".lock", 2.0, 0.02
 
 

@@ -28,8 +28,8 @@ from uffdprefetch.state.opening import Opener
 
 #: How often the files are told that are prefetched for otherwise.
 LEAVE_OUT_NS = 1000 * MS
-#: The end of a job waits so long for what is written of it: of 2,500 paths that takes 0.03 s (two busy
-#: cores, a local disk). A job manager may kill who is not done by then.
+#: The end of a job waits so long for what is written of it: of 2,500 paths that takes 0.03 s (two
+#: busy cores, a local disk). A job manager may kill who is not done by then.
 END_SECONDS = 0.2
 #: Nobody waits any more: so long it goes on where the file system of the user's home is slow.
 AFTER_SECONDS = 4.0
@@ -131,7 +131,6 @@ class KeptStart:
             if known is not None:
                 self.used = used_files(known, run)
             profile_store.store(path, learned(own, run), self._options.of)
-
 
     def _program(self, run: Sequence[StartEntry]) -> list[StartEntry]:
         """By which the replay knows whose profile it is: what starts may lie on no storage, or end
