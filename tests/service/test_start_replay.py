@@ -145,7 +145,7 @@ def test_a_sites_profile_is_read_where_the_user_has_none_and_never_written(home:
     assert home.wrap(*options)["learn"]["paths"] == PATHS
     home.files = home.files[:2]
     home.keep()
-    assert home.wrap(*options)["learn"]["paths"] == 4
+    assert home.wrap(*options)["learn"]["paths"] == 4 + len(PROGRAMS)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     assert os.listdir(site) == [path.name]
 

@@ -133,7 +133,7 @@ def store(
     profile_store.write_whole(document_path(directory, name), (document.encode(),), mode)
 
 
-class Doubt(NamedTuple):
+class OrderDrops(NamedTuple):
     """Whether what a rank does with a file is worth learning: how often in a row its order was
     dropped, and for how many runs none is kept. Each drop doubles them: who never repeats itself
     pays for a wrong order ever more rarely, and who does so again is found out."""
@@ -141,24 +141,24 @@ class Doubt(NamedTuple):
     drops: int = 0
     runs_left: int = 0
 
-    def dropped(self) -> Doubt:
+    def dropped(self) -> OrderDrops:
         """Once more. The first time the next run is learned."""
-        return Doubt(self.drops + 1, (1 << min(self.drops, _DROPS_COUNTED - 1)) - 1)
+        return OrderDrops(self.drops + 1, (1 << min(self.drops, _DROPS_COUNTED - 1)) - 1)
 
-    def put_off(self) -> Doubt:
+    def put_off(self) -> OrderDrops:
         """A run has gone by."""
         return self._replace(runs_left=self.runs_left - 1)
 
 
-def doubt(directory: str, name: str) -> Doubt:
+def doubt(directory: str, name: str) -> OrderDrops:
     """As it was kept; none where nothing was."""
     try:
         with open(os.path.join(directory, name + DOUBT), "rb") as file:
             drops, runs_left = map(int, file.read(_DOUBT_BYTES).split())
     except (OSError, ValueError):
-        return Doubt()
+        return OrderDrops()
     most = (1 << _DROPS_COUNTED) - 1
-    return Doubt(max(0, min(drops, most)), max(0, min(runs_left, most)))
+    return OrderDrops(max(0, min(drops, most)), max(0, min(runs_left, most)))
 
 
 def doubted(directory: str) -> set[str]:
@@ -166,7 +166,7 @@ def doubted(directory: str) -> set[str]:
     return {text.removesuffix(DOUBT) for text in _listed(directory) if text.endswith(DOUBT)}
 
 
-def set_doubt(directory: str, name: str, told: Doubt) -> None:
+def set_doubt(directory: str, name: str, told: OrderDrops) -> None:
     """Keep it. Raises OSError."""
     path = os.path.join(directory, name + DOUBT)
     if told.drops:
@@ -197,7 +197,7 @@ def remove_all(directory: str) -> None:
     for name in names(directory):
         remove(directory, name)
     for name in doubted(directory):
-        set_doubt(directory, name, Doubt())
+        set_doubt(directory, name, OrderDrops())
     with contextlib.suppress(OSError):  # not ours alone
         os.rmdir(directory)
 
@@ -208,7 +208,7 @@ def tidy(directory: str, written: Collection[str]) -> None:
     instead = {_without_times(name) for name in written}
     for name in doubted(directory):
         if name not in written and _without_times(name) in instead:
-            set_doubt(directory, name, Doubt())
+            set_doubt(directory, name, OrderDrops())
     kept = []
     for name in names(directory):
         if name not in written and _without_times(name) in instead:

@@ -136,7 +136,7 @@ class LearnedOrders:
         if what is Learned.REMOVED:
             now = before.dropped()
         elif what is not Learned.WRITTEN:
-            now = learned_ranges.Doubt()
+            now = learned_ranges.OrderDrops()
         elif before.runs_left:
             what, now = Learned.PUT_OFF, before.put_off()
         if now != before:
