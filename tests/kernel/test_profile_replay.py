@@ -482,7 +482,7 @@ def test_nothing_of_who_starts_it_stays_open_in_it(bed: SlowBed, replays: Replay
     assert os.read(reader, 1) == b""  # the end of the pipe, while it runs
     assert running.poll() is None
     own = [f"/proc/{running.pid}/fd/{fd}" for fd in range(3)]
-    wait_until(lambda: {os.readlink(path) for path in own} == {"/dev/null"})  # once it has closed
+    wait_until(lambda: {os.readlink(path) for path in own} == {"/dev/null"}, "its own descriptors")
     told_by = os.readlink(f"/proc/{running.pid}/fd/3")
     assert told_by == str(replays.result)
     assert os.readlink(f"/proc/{running.pid}/cwd") == "/"
