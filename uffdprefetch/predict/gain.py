@@ -11,10 +11,12 @@ from the books of the run: of what was read ahead and then used, which misses di
   and c for what the reader computes for what it brings it waits (T - c) / 2. A look at the page
   tables tells what was passed since the one before, and c is no more than that time: so a reader
   that takes many megabytes at once and then computes is told from one that computes for each.
-- Who goes backward waits for each request as a whole: nobody reads ahead for it. (Page by page
-  half of what is read around a miss is there already; piece by piece it is not.)
-- Some have no readahead (MADV_RANDOM): their first misses, before anything was read ahead, have
+- Who goes backward waits for each request as a whole: nobody reads ahead for it. Page by page half
+  of what is read around a miss is there already; piece by piece it is not.
+- Some have no readahead (MADV_RANDOM): their first misses, where nothing was read ahead, have
   brought less each, and were whole.
+- What it came to by misses of its own, and what the kernel read ahead behind those, it would have
+  waited for in any case.
 - Readers, and threads of one, wait side by side; however they wait, the bytes come over the link.
 """
 
@@ -32,13 +34,15 @@ class FileReads:
     """Of one file, or of several. ``request_bytes``: what a miss brings; ``brought``: the part of
     what was asked for ahead that was not in memory already. What one miss brings are no two:
     ``requests``, of ``request_bytes`` each, in which all that was used had been read ahead,
-    and ``own_requests``, the others; None: there are as many as runs."""
+    and ``own_requests``, the others; None: there are as many as runs. ``stretches`` of used blocks
+    lie apart, in each of which the request behind the first miss has none before it."""
 
     used: Used
     request_bytes: int
     brought: float = 1.0
     requests: int | None = None
     own_requests: int | None = None
+    stretches: int = 0
 
     @property
     def misses_elsewhere(self) -> int:
@@ -61,19 +65,21 @@ class FileReads:
         both = Used(
             runs=a.runs + b.runs,
             back=(a.back[0] + b.back[0], a.back[1] + b.back[1]),
+            by_page=a.by_page + b.by_page,
             looks_back=a.looks_back + b.looks_back,
             gaps=a.gaps + b.gaps,
             went_on=went_on,
             passed=a.passed + b.passed,
             demand_runs=a.demand_runs + b.demand_runs,
             demand_blocks=a.demand_blocks + b.demand_blocks,
-            first=min(a.first, b.first, key=lambda first: first.a_block),
+            first=min(a.first, b.first, key=lambda first: first.tells),
         )
         brought = self.brought * a.ahead_blocks + other.brought * b.ahead_blocks
         share = brought / both.ahead_blocks if both.ahead_blocks else 1.0
         misses = self.misses_elsewhere + other.misses_elsewhere
         own = self.own_elsewhere + other.own_elsewhere
-        return FileReads(both, self.request_bytes, share, misses, own)
+        apart = self.stretches + other.stretches
+        return FileReads(both, self.request_bytes, share, misses, own, apart)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ class ReadersTime:
     wall_seconds: float
     thread_seconds: float
     waited_seconds: float
+
+    @property
+    def side_by_side(self) -> float:
+        """Threads that read at a time."""
+        return max(1.0, self.thread_seconds / self.wall_seconds) if self.wall_seconds else 1.0
 
     @property
     def computed_seconds(self) -> float:
@@ -111,8 +122,12 @@ def spared(one: FileReads, storage: Storage, watched: ReadersTime, misses: int) 
         often = 0.0
     request_bytes = min(one.request_bytes, BLOCK_BYTES / often) if often else one.request_bytes
     whole = storage.request_seconds(request_bytes)
+    most_seconds = used.first.most_seconds(watched.side_by_side)
+    if often:
+        whole = min(whole, most_seconds)
     each = BLOCK_BYTES / request_bytes * whole  # of blocks, as long as there is readahead
-    demand_on = used.demand_blocks - used.demand_runs
+    # what was there when we asked for it the reader's own requests had begun
+    demand_on = used.demand_blocks - used.demand_runs + (1 - one.brought) * (blocks - used.runs)
     if often:
         seconds = (one.misses_elsewhere + (blocks - used.runs) * often) * whole
         own = (one.own_elsewhere + demand_on * often) * whole
@@ -124,13 +139,21 @@ def spared(one: FileReads, storage: Storage, watched: ReadersTime, misses: int) 
         went_on = [*used.went_on.values(), *([] if used.backward else [used.back])]
         passed = [(n, ns / 1e9 * share) for n, ns in went_on]
         passed.append((used.passed, computed))  # it is not known when
-        seconds = one.misses_elsewhere * whole + sum(
-            max(0.0, n * each - while_) / 2 for n, while_ in passed
-        )
+        in_order = sum(max(0.0, n * each - while_) / 2 for n, while_ in passed)
+        # none overlaps with the first of the requests in order: of each the other half, too
+        first = min(one.stretches, one.misses_elsewhere, used.ahead_blocks - used.runs)
+        seconds = one.misses_elsewhere * whole + in_order + min(in_order, first * whole / 2)
+        # page by page half of what is read around a miss is there already
+        a_page = max(BLOCK_BYTES, request_bytes // 2)
+        a_page_takes = min(storage.request_seconds(a_page), most_seconds)
+        page_each = BLOCK_BYTES / a_page * a_page_takes
         if used.backward:
-            seconds += used.back[0] * each
+            by_page = 0 < 4 * used.first.brings_bytes <= 3 * request_bytes
+            seconds += used.back[0] * (page_each if by_page else each)
+        seconds += used.by_page * page_each
         own = one.own_elsewhere * whole + demand_on * each / 2
-    own = min(own, misses * whole)
+    # of runs of its own those begin with a miss that is seen; else all of them were in memory
+    own *= min(1.0, misses / max(1, one.own_elsewhere))
     # none of them while another was under way
     most = max(seconds, one.misses_elsewhere * whole + (blocks - used.runs) * each)
     spared_bytes = one.brought * blocks * BLOCK_BYTES
@@ -150,7 +173,7 @@ def gain(
 ) -> Gain:
     """``misses``: see spared(); ``unused_bytes``: read ahead and not used. The wall time must be
     more than 0."""
-    side_by_side = max(1.0, watched.thread_seconds / watched.wall_seconds)
+    side_by_side = watched.side_by_side
     found = [spared(one, storage, watched, misses) for one in files]
     seconds, most = sum(one.seconds for one in found), sum(one.most_seconds for one in found)
     own = min(watched.waited_seconds, sum(one.own_seconds for one in found))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
@@ -20,17 +22,24 @@ GAPS_SHARE = 16
 _NEITHER, _PREFETCHED, _USED = 0, 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _ANY_USED = re.compile(rb"[\x02\x03]")  # _USED, be it _PREFETCHED or not
+#: Of a stretch that is used what one miss and the request behind it bring, and more.
+_APART = re.compile(rb"[\x02\x03]{3,}")
 _IS_NEW = bytes(not i & _USED for i in range(256))
 
 
 class FirstMisses(NamedTuple):
-    """Of a reader before anything was read ahead: its major faults, and what was mapped by them, in
-    so many runs, that lie in so many blocks."""
+    """Of a reader where nothing was read ahead for it: its major faults, and what was mapped by
+    them, in so many runs, that lie in so many blocks; and the ns in which that was."""
 
     faults: int = 0
     mapped_bytes: int = 0
     runs: int = 0
     blocks: int = 0
+    ns: int = 0
+
+    def plus(self, other: FirstMisses) -> FirstMisses:
+        """Both together."""
+        return FirstMisses(*(a + b for a, b in zip(self, other, strict=True)))
 
     @property
     def a_block(self) -> float:
@@ -40,6 +49,22 @@ class FirstMisses(NamedTuple):
         if more <= 0 or 2 * self.mapped_bytes > self.blocks * BLOCK_BYTES:
             return 0.0
         return min(BLOCK_BYTES / PAGE_BYTES, more * BLOCK_BYTES / self.mapped_bytes)
+
+    @property
+    def brings_bytes(self) -> float:
+        """What one miss has brought of what the reader came to, should another of the process's
+        have been elsewhere; 0: too few tell."""
+        return self.mapped_bytes / (self.faults - 1) if self.faults > 1 else 0.0
+
+    def most_seconds(self, side_by_side: float) -> float:
+        """One has taken no longer, should one more have been under way; so many ``side_by_side`` at
+        a time."""
+        return self.ns / 1e9 * side_by_side / (self.faults + 1) if self.ns else inf
+
+    @property
+    def tells(self) -> tuple[float, int]:
+        """Of two, that of the reader with more misses a block, or of which more is known."""
+        return self.a_block, self.faults
 
 
 @dataclass
@@ -55,6 +80,7 @@ class Used:
 
     runs: int = 0
     back: tuple[int, int] = (0, 0)
+    by_page: int = 0
     looks_back: int = 0
     gaps: int = 0
     went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -65,21 +91,27 @@ class Used:
     _begun: bool = False  # since the last look, a run,
     _behind: bool = False  # or one right before what was used
 
-    def came(self, blocks: int, ahead: int, used_before: bool, used_behind: bool) -> None:
+    def came(
+        self, blocks: int, ahead: int, used_before: bool, used_behind: bool, *, seen: bool = True
+    ) -> None:
         """A run of blocks was used for the first time, ``ahead`` of which had been read ahead;
-        ``used_before`` (or behind): and so were those at its beginning (its end) already."""
+        ``used_before`` (or behind): and so were those at its beginning (its end) already;
+        ``seen``: while how its reader waits was."""
         anew = not used_before and not used_behind
         self._begun |= anew
         self._behind |= used_behind and not used_before
-        self.demand_blocks += blocks - ahead
+        self.demand_blocks += (blocks - ahead) * seen
         if ahead:
             self.runs += anew
             self.passed += ahead - anew
         else:
-            self.demand_runs += anew
+            self.demand_runs += anew and seen
 
-    def looked(self, since_ns: int, *, by_look: bool = True) -> None:
-        """All of what was passed in so many ns has been told, ``by_look``: of what is mapped."""
+    def looked(self, since_ns: int, *, by_look: bool = True, by_page: bool = False) -> None:
+        """All of what was passed in so many ns has been told, ``by_look``: of what is mapped;
+        ``by_page``: by the touch of a page, to which its reader has gone back from the next one."""
+        if by_page and self._behind and not self._begun:
+            self.by_page, self.passed = self.by_page + self.passed, 0
         if by_look and self._behind:
             self.looks_back += 1
             self.gaps += self._begun
@@ -101,7 +133,7 @@ class Used:
     def ahead_blocks(self) -> int:
         """Read ahead, and then used."""
         went_on = (self.back, *self.went_on.values())
-        return self.runs + self.passed + sum(n for n, _ in went_on)
+        return self.runs + self.passed + self.by_page + sum(n for n, _ in went_on)
 
 
 @dataclass
@@ -123,6 +155,13 @@ class Blocks:
         """Whether the block at a file offset has been prefetched, or observed in use."""
         return at < self.size_bytes and bool(self.flags[at // BLOCK_BYTES])
 
+    def is_own(self, start: int, end: int, *under_way: IntervalSet) -> bool:
+        """Whether nothing of [start, end) bytes was read ahead, or is being read."""
+        first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
+        ahead = self.flags.count(_PREFETCHED, first, last)
+        ahead += self.flags.count(_PREFETCHED | _USED, first, last)
+        return not ahead and not any(ranges.overlaps(start, end) for ranges in under_way)
+
     def untouched(self, start: int, end: int) -> int:
         """How many blocks of [start, end) bytes were neither prefetched nor observed in use."""
         return self.flags.count(
@@ -142,9 +181,9 @@ class Blocks:
         """[start, end) bytes are in some reader's page table."""
         self._mark(start, end, _USED)
 
-    def tell_used(self, start: int, end: int, *under_way: IntervalSet) -> None:
+    def tell_used(self, start: int, end: int, *under_way: IntervalSet, seen: bool = True) -> None:
         """To the books for what was gained, before they are marked: somebody has come to
-        [start, end) bytes. ``under_way``: what is being read."""
+        [start, end) bytes. ``under_way``: what is being read; ``seen``: see Used.came()."""
         first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
         part = self.flags[first:last]
         if not (part.count(_NEITHER) or part.count(_PREFETCHED)):
@@ -160,7 +199,7 @@ class Blocks:
                 ahead = b - a  # it comes late
             before = a > 0 and bool(self.flags[a - 1] & _USED)
             behind = b < count and bool(self.flags[b] & _USED)
-            self.used.came(b - a, ahead, before, behind)
+            self.used.came(b - a, ahead, before, behind, seen=seen)
             at = new.find(1, b - first)
 
     def counts(self, first: int = 0, last: int | None = None) -> tuple[int, int, int]:
@@ -189,6 +228,11 @@ class Blocks:
                 ahead += 1
             used = _ANY_USED.search(self.flags, first + blocks)
         return ahead, own
+
+    def stretches_used(self) -> int:
+        """So many that are too long for one request lie apart. No more are counted than runs."""
+        most = self.used.runs + self.used.demand_runs
+        return sum(1 for _ in islice(_APART.finditer(self.flags), most))
 
     def unused_bytes(self, first: int, last: int) -> int:
         """Bytes of the blocks first to last - 1 that are prefetched and not used yet."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uffdprefetch.predict.randomness import PASSED_SHARE, Access
+from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetables
@@ -76,7 +77,9 @@ class Walks:
             part = region.file.pooled
             if part is not None and not seen.passed:
                 low, high = part.come_over(stream, low, high, forward)
-            pagetables.note_told(region, low, high, seen.at_ns)
+            one_page = seen.end - seen.start < BLOCK_BYTES
+            by_page = seen.passed < 0 and one_page and seen.end % BLOCK_BYTES == 0
+            pagetables.note_told(region, low, high, seen.at_ns, by_page=by_page)
         passed_bytes = self._passed(batch, stream, seen, forward, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
         jumps = reader.access is Access.JUMPS

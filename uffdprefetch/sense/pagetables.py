@@ -71,12 +71,13 @@ def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def note_used(region: Region, found: list[tuple[int, int]]) -> None:
-    """Book the runs as used."""
+    """Book the runs as used. What the first look finds nobody has seen the reader wait for."""
     by_tables = region.mode != ServingMode.POOL
+    seen = region.scan.last_end_ns > 0
     blocks, under_way = region.file.blocks, region.file.under_way
     for offset, length in found:
         if by_tables:
-            blocks.tell_used(offset, offset + length, *under_way)
+            blocks.tell_used(offset, offset + length, *under_way, seen=seen)
         blocks.mark_used(offset, offset + length)
 
 
@@ -94,11 +95,12 @@ def note_all_used(client: Client) -> None:
             start = found[-1][0] + found[-1][1]
 
 
-def note_told(region: Region, start: int, end: int, at_ns: int) -> None:
-    """A touch of the pool's memory has told that its reader has come over [start, end) by then."""
-    since_ns = at_ns - (region.scan.told_ns or region.scan.news_ns)
+def note_told(region: Region, start: int, end: int, at_ns: int, *, by_page: bool = False) -> None:
+    """A touch of the pool's memory has told that its reader has come over [start, end) by then;
+    ``by_page``: by going back from each page to the one before."""
+    since_ns, used = at_ns - (region.scan.told_ns or region.scan.news_ns), region.file.blocks.used
     region.file.blocks.tell_used(start, end, *region.file.under_way)
-    region.file.blocks.used.looked(max(0, since_ns), by_look=False)
+    used.looked(max(0, since_ns), by_look=False, by_page=by_page)
     region.file.blocks.mark_used(start, end)
     region.scan.told_ns = at_ns
 
@@ -218,7 +220,7 @@ class PagetableScanner:
         region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if batch.touches:
-            region.reader.looked()
+            region.reader.looked(region, batch.found)
             region.scan.news_ns = now
         going = _going(region, active)
         settled = bool(going) and (not everywhere or now - region.scan.elsewhere_ns > RECENT_NS)
@@ -362,7 +364,7 @@ class PagetableScanner:
         region.file.blocks.used.looked(now - (region.scan.last_end_ns or region.scan.news_ns))
         region.scan.last_end_ns = now
         if clusters:
-            region.reader.looked()
+            region.reader.looked(region, batch.found)
             region.scan.news_ns = now
 
     def _new_touches(

@@ -24,6 +24,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.closed_book import FileReads, describe_file, describe_stream, reads_of
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.notes import Note
+from uffdprefetch.warm.meter import LATENCY_LEAST
 from uffdprefetch.warm.scheduler import Scheduler
 from uffdprefetch.warm.windows import Windows
 
@@ -245,9 +246,14 @@ def _gained(
         max(figures["already_resident_bytes"], touched),
         figures["demand_misses"] or 0,
         max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(ledger.jobs.read) or 0)),
-        waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
+        waits.watched(_pool_waits_ns(pool) if pool else 0),
         scheduler.meter.cost(read.quickest_fills),
     )
+
+
+def _pool_waits_ns(pool: Mapping[str, Any]) -> int:
+    """Of all that waited for it. That a thread is woken after that is not in what was counted."""
+    return (pool["demand_wait_ns"].sum or 0) + int(pool["missing_faults"] * LATENCY_LEAST * 1e9)
 
 
 def _sum_known(numbers: list[int | None]) -> int | None:

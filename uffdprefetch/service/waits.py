@@ -111,6 +111,7 @@ class Waits:
         self.due_ns, self._every_ns = 0, EVERY_NS
         self._round = _Round()
         self._read: dict[int, tuple[Client, Reading]] = {}
+        self._seen = 0  # how many there were
         self._when = IntervalSet()  # in which those have read that have ended
         self._thread_ns = self._waited_ns = 0.0  # of those
         #: Threads that wait at one time, where any does: lately.
@@ -129,6 +130,7 @@ class Waits:
             readers = [one for one in client.readers.values() if one.regions]
             if not readers or clients.get(key) is not client:
                 continue
+            self._seen += key not in self._read
             _, reading = self._read.setdefault(key, (client, Reading()))
             touched_ns = max(one.seen_ns for one in readers)
             states = thread_states(client.pid, self._round.number)
@@ -157,10 +159,14 @@ class Waits:
             self._waited_ns += reading.waited_thread_ns
 
     def watched(self, counted_ns: int = 0) -> ReadersTime:
-        """All of them, up to now, with ``counted_ns`` of waits that were counted elsewhere."""
+        """All of them, up to now, with ``counted_ns`` of waits that were counted elsewhere: where
+        all was over before a second sample, each is thought to have read as long as all waited."""
         for _, reading in self._read.values():
             self._fold(reading)
         self._read.clear()
+        if not self._when and self._seen:
+            counted = counted_ns / 1e9
+            return ReadersTime(counted, counted * self._seen, counted)
         return ReadersTime(
             self._when.total_bytes() / 1e9,
             self._thread_ns / 1e9,

@@ -26,11 +26,10 @@ class FileAccount:
         """Whether nothing of it was read ahead yet."""
         return not (self.prefetched_bytes or self.already_resident_bytes)
 
-    @property
-    def brought_share(self) -> float:
-        """The part of what was asked for ahead that was not there."""
-        asked_bytes = self.prefetched_bytes + self.already_resident_bytes
-        return self.prefetched_bytes / asked_bytes if asked_bytes else 1.0
+    def brought_share(self, marked_bytes: int) -> float:
+        """Of blocks that are marked as read ahead, ``marked_bytes``, the part that was not there.
+        What is asked for once more is there, and says nothing of that."""
+        return min(1.0, self.prefetched_bytes / marked_bytes) if marked_bytes else 1.0
 
     def came(self, brought: int, there: int) -> None:
         """Of what was asked for, so much was brought; the rest was there."""

@@ -123,9 +123,11 @@ def reads_of(file: FileState) -> FileReads:
     )
     if file.mappings.says_random:
         request_bytes = max(uffd.PAGE_BYTES, file.call.unit_bytes)
+    used, unused, _ = file.blocks.counts()
     return FileReads(
         file.blocks.used,
         request_bytes,
-        file.account.brought_share,
+        file.account.brought_share(used + unused),
         *file.blocks.requests_used(request_bytes),
+        file.blocks.stretches_used(),
     )

@@ -185,36 +185,46 @@ class Process(Protocol):
 
 
 class FirstLooks:
-    """What the misses of a process have brought of a file, by its first looks."""
+    """What the misses of a process have brought of a file, by its first looks: where nothing had
+    been read ahead for it by then, and nothing was under way. What the first one of all finds was
+    touched since nobody knows when, beside faults of a program that starts."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._faults, self._looks = pid, processes.major_faults(pid) or 0, 0
+        self._pid, self._looks = pid, 0
+        self._faults: int | None = None
+        self._looked_ns = 0
+        self.found = FirstMisses()
 
     @property
     def over(self) -> bool:
         """Whether none is to come."""
         return self._looks >= FIRST_LOOKS
 
-    def end(self) -> None:
-        """None is to come: something of the file has been read ahead."""
-        self._looks = FIRST_LOOKS
-
-    def look(self, regions: Iterable[Region]) -> FirstMisses | None:
-        """So far, in these mappings; None: nobody tells."""
+    def look(self, region: Region, news: list[tuple[int, int]]) -> None:
+        """``news``: what is mapped now, and was not at the last look, [start, end) bytes."""
         self._looks += 1
-        faults = processes.major_faults(self._pid)
-        if faults is None:
-            return None
-        mapped_bytes = runs = blocks = 0
-        for region in regions:
-            laid = region.checkpoints.laid
-            for start, end in region.scan.mapped:
-                if end - start > uffd.PAGE_BYTES or start // uffd.PAGE_BYTES not in laid:
-                    mapped_bytes, runs = mapped_bytes + end - start, runs + 1
-                    blocks += -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
+        laid, blocks, mapped = region.checkpoints.laid, region.file.blocks, region.scan.mapped
+        misses = FirstMisses()
+        for start, end in news:
+            page = start // uffd.PAGE_BYTES
+            checkpoint = end - start <= uffd.PAGE_BYTES and page in laid
+            if not checkpoint and blocks.is_own(start, end, *region.file.under_way):
+                beside = start - 1, end
+                goes_on = any(not mapped.missing(at, at + 1) for at in beside)
+                lies_in = -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
+                misses = misses.plus(FirstMisses(0, end - start, not goes_on, lies_in))
+        if self._looks > 1 and not misses.mapped_bytes and not region.file.account.cold:
+            self._looks = FIRST_LOOKS  # what it comes to now was read ahead
+            return
+        before, self._faults = self._faults, processes.major_faults(self._pid)
+        since_ns = region.scan.last_end_ns - self._looked_ns
+        self._looked_ns = region.scan.last_end_ns
+        if before is None or self._faults is None:
+            return
         # the process may have missed elsewhere, too; each miss here has mapped a page at least
-        misses = min(max(0, faults - self._faults), mapped_bytes // uffd.PAGE_BYTES)
-        return FirstMisses(misses, mapped_bytes, runs, blocks)
+        faults = min(max(0, self._faults - before), misses.mapped_bytes // uffd.PAGE_BYTES)
+        if misses.mapped_bytes:
+            self.found = self.found.plus(misses._replace(faults=faults, ns=max(0, since_ns)))
 
 
 class Reader:
@@ -291,19 +301,14 @@ class Reader:
         if self.jumps.access is Access.JUMPS:
             self.traits.add(Trait.JUMPS)
 
-    def looked(self) -> None:
-        """A look at a mapping has found something. To the file's books, what its misses have
-        brought so far, until something of the file is read ahead. (Of the pool's memory no touch is
-        a miss of the kernel's.)"""
+    def looked(self, region: Region, news: list[tuple[int, int]]) -> None:
+        """A look at a mapping has found ``news``, [start, end) bytes. To the file's books, what its
+        own misses have brought so far. (Of the pool's memory no touch is one of the kernel's.)"""
         if self._first_looks.over or self.pooled:
             return
-        if not self.file.account.cold:
-            self._first_looks.end()
-            return
-        found = self._first_looks.look(self.regions.values())
-        if found is not None:
-            used = self.file.blocks.used
-            used.first = max(used.first, found, key=lambda first: first.a_block)
+        self._first_looks.look(region, news)
+        used = self.file.blocks.used
+        used.first = max(used.first, self._first_looks.found, key=lambda first: first.tells)
 
     def forget_jumps(self) -> None:
         """What it has touched so far is no sign of what it will touch."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -58,18 +58,49 @@ class BusyStretches:
 
 
 @dataclass
+class QuickestReads:
+    """For the books, of each size the quickest of requests of which nothing was there. Whatever was
+    under way beside one, ours or others', made it look worse, so the quickest tell what one takes,
+    and the more there were the better."""
+
+    #: The power of two of its bytes -> (seconds, bytes), and how many there were of those.
+    _of_size: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _counts: Counter[int] = field(default_factory=Counter)
+
+    def note(self, result: uffd.WarmResult, brought: int) -> None:
+        """An extent was read, ``brought`` bytes of it from storage."""
+        if result.resident_bytes or not 0 < result.bytes <= brought:
+            return
+        kind, one = result.bytes.bit_length(), (result.took_ns / 1e9, result.bytes)
+        self._counts[kind] += 1
+        self._of_size[kind] = min(self._of_size.get(kind, one), one)
+
+    @property
+    def all(self) -> list[tuple[int, float]]:
+        """(bytes, seconds) of the quickest."""
+        return [(size, took) for took, size in self._of_size.values()]
+
+    def count(self, below_bytes: int) -> int:
+        """How many there were of sizes whose quickest had less."""
+        sizes = self._of_size.items()
+        return sum(self._counts[kind] for kind, (_, size) in sizes if size < below_bytes)
+
+
+@dataclass
 class Meter:
     """Bandwidth and base latency of storage, from finished extents (Little's law)."""
 
     busy: BusyStretches = field(default_factory=BusyStretches)
+    #: For the books: of all that was read, be it alone or not.
+    quickest: QuickestReads = field(default_factory=QuickestReads)
     #: Of all that is read, guesses included, which may be too few or too small to fill the link.
     _least: BusyStretches = field(default_factory=BusyStretches)
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
-    #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
-    _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
+    #: Of single pages, seconds.
     _pages: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
-    #: Of those of which nothing was there, be it under way; of large ones, little; and the others,
-    #: which tell only as long as there is nothing better.
+    #: Of extents that were read alone, (bytes, seconds), those of which nothing was there, be it
+    #: under way; of large ones, little; and the others, which tell only as long as there is nothing
+    #: better.
     _small: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
     _mixed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
     #: Small ones of which nobody knows what was there: of a file of another user's. The first few,
@@ -101,7 +132,6 @@ class Meter:
     def note_alone(self, result: uffd.WarmResult) -> None:
         """Feed an extent of any size that was really read, and alone."""
         took, self._link_is_old = result.took_ns / 1e9, True
-        self._alone.append((result.bytes, took))
         if result.bytes + result.resident_bytes >= TELLING_BYTES:
             if result.bytes >= 3 * result.resident_bytes:
                 self._large.append((result.bytes, took))
@@ -125,25 +155,32 @@ class Meter:
         return Storage(self.busy.bandwidth, min(self._pages, default=0.0))
 
     def cost(self, others: Iterable[tuple[int, float]] = ()) -> Storage:
-        """What one more request costs, by what was read alone, and by ``others``, (bytes, seconds):
-        for the books, no decision is made on it. 0: not known.
+        """What one more request costs, by the quickest of all reads, and by ``others``, (bytes,
+        seconds): for the books, no decision is made on it. 0: not known.
 
-        What stands before it makes a latency look worse, so it is the least of some, even if that
-        was under way already when it was asked for: no more is told than was. The bandwidth, where
-        there was no busy stretch, is the best of what was read alone.
+        No more is told than was. A request that stood behind others tells a slow link: so the
+        latency is that of the quickest, where some small ones are known, of which little is their
+        bytes' share, less the noise that is in all of them (a worker begins and ends a read). The
+        bandwidth is the best of busy stretches, or of a large read beside the quickest small one.
         """
-        quickest = min([*self._pages, *(took for _, took in self._alone)], default=0.0)
-        bandwidth = max(self.busy.peak, self.busy.bandwidth)
-        if not bandwidth:
-            large = [one for one in self._alone if one[0] > MISS_BYTES]
-            rates = [size / max(took - quickest, took / 2) for size, took in large]
-            bandwidth = max(rates, default=0.0)
+        few = [*((uffd.PAGE_BYTES, took) for took in self._pages), *others]
+        few = [one for one in few if one[1] >= LATENCY_LEAST]
+        reads = [*few, *(one for one in self.quickest.all if one[1] >= LATENCY_LEAST)]
+        small = [(took, size) for size, took in reads if size < TELLING_BYTES]
+        least, less = min(small, default=(0.0, 0))
+        rates = [
+            (size - less) / max(took - least, took / 2)
+            for size, took in reads
+            if size > max(MISS_BYTES, less)
+        ]
+        bandwidth = self.busy.peak or max(self.busy.bandwidth, *rates, 0.0)
         if not bandwidth:
             return Storage()
-        alone = [took - size / bandwidth for size, took in (*self._alone, *others)]
-        latencies = [one for one in (*self._pages, *alone) if one >= LATENCY_LEAST]
-        told = len(latencies) >= SAMPLES_LEAST
-        return Storage(bandwidth, min(latencies) if told else 0.0)
+        known = self.quickest.count(TELLING_BYTES) + len(few)
+        if not small or known < SAMPLES_LEAST:
+            return Storage(bandwidth)
+        latency = min(took - size / bandwidth for took, size in small)
+        return Storage(bandwidth, max(0.0, latency - LATENCY_LEAST))
 
     @property
     def link(self) -> Storage | None:

@@ -73,6 +73,7 @@ class Results:
         if not brought:
             return None
         self._meter.note_any(result, read.alone)
+        self._meter.quickest.note(result, brought)
         if read.alone:
             self._meter.note_alone(result)
         sample = None

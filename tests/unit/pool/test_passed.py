@@ -13,6 +13,7 @@ from guess_bed import BLOCK, MIB, MS, Bed
 from small_pool import pool_of
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.predict.fronts import TOUCHED
 from uffdprefetch.sense.observation import Batch, Observation
@@ -37,10 +38,10 @@ class Pooled(Bed):
         monkeypatch.setattr(self.windows, "pool", pool.size)
         self.file, self.mapping = file, self.region(file)
 
-    def fault(self, at: int, passed: int = 0) -> None:
+    def fault(self, at: int, passed: int = 0, length: int = BLOCK) -> None:
         """Of one block."""
         self.now += MS
-        seen = Observation(at, at + BLOCK, self.now, passed=passed)
+        seen = Observation(at, at + length, self.now, passed=passed)
         self.arbiter.observe(Batch(self.mapping, self.now, [seen]))
         self.arbiter.plan()
 
@@ -76,6 +77,20 @@ def test_so_it_is_of_who_goes_backward(bed: Pooled) -> None:
     bed.fault(2 * MIB)
     bed.fault(MIB, passed=-(MIB - BLOCK))
     assert bed.booked == [(MIB, 2 * MIB + BLOCK)]
+
+
+@pytest.mark.parametrize("page", [0, 7, 15])
+def test_who_goes_back_from_page_to_page_touches_the_last_page_of_each_block_first(
+    bed: Pooled, page: int
+) -> None:
+    """Each block was a miss of its own then; who goes back piece by piece has half as many."""
+    bed.file.blocks.mark_prefetched(0, 2 * MIB)
+    for block in range(31, 15, -1):
+        at = block * BLOCK + page * PAGE_BYTES
+        bed.fault(at, passed=-BLOCK if block < 31 else 0, length=PAGE_BYTES)
+    used = bed.file.blocks.used
+    assert used.ahead_blocks == 16
+    assert used.by_page == (15 if page == 15 else 0)
 
 
 @pytest.mark.parametrize("apart", [MIB, 16 * MIB, 64 * MIB])

@@ -96,6 +96,42 @@ def test_who_goes_backward_waits_for_each_request_as_a_whole() -> None:
     assert told(used, 0.4) == pytest.approx(TOOK + 100 * 8 * BLOCK_BYTES / PIECE * TOOK)
 
 
+def test_page_by_page_half_of_what_is_read_around_a_miss_is_there_already() -> None:
+    """Of backward readers in the pool a sixth of what they saved was told."""
+    page = LINK.request_seconds(BLOCK_BYTES)
+    pool, cache = Used(), Used(first=FirstMisses(4, 4 * BLOCK_BYTES, 1, 4))
+    for used in (pool, cache):
+        used.came(1, 1, used_before=False, used_behind=False)
+        used.looked(LOOK_NS)
+    for _ in range(100):
+        for _ in range(8):
+            pool.came(1, 1, used_before=False, used_behind=True)
+            pool.looked(LOOK_NS // 8, by_look=False, by_page=True)
+        cache.came(8, 8, used_before=False, used_behind=True)
+        cache.looked(LOOK_NS)
+    for used in (pool, cache):
+        assert used.ahead_blocks == 801
+        assert told(used, 0.4) == pytest.approx(TOOK + 800 * page)
+    pool.came(4, 4, used_before=False, used_behind=False)  # and then it reads something else
+    pool.looked(LOOK_NS, by_look=False, by_page=True)
+    assert pool.by_page == 800
+    few = Used(first=FirstMisses(1, BLOCK_BYTES, 1, 1))
+    around = Used(first=FirstMisses(4, 8 * BLOCK_BYTES, 1, 8))
+    assert not few.first.brings_bytes and around.first.brings_bytes > PIECE
+
+
+def test_a_miss_takes_no_longer_than_the_readers_own_first_ones_have() -> None:
+    """Where all our own reads stood beside the reader's a sixth too much was told."""
+    first = FirstMisses(9, 9 * BLOCK_BYTES, 1, 9, ns=10 * MS)  # a ms each
+    back = Used(first=first, by_page=100)
+    assert told(back, 0.4) == pytest.approx(100 * 1e-3)
+    random = Used(first=FirstMisses(9, 9 * 4096, 0, 9, ns=5 * MS))
+    random.came(64, 64, used_before=True, used_behind=False)
+    random.looked(LOOK_NS)
+    assert told(random, 0.9) == pytest.approx(64 * 16 * 0.5e-3)
+    assert first.most_seconds(4.0) == 4 * first.most_seconds(1.0)
+
+
 def test_slices_that_go_backward_are_each_read_in_order() -> None:
     """Some looks see the slice that the reader is in, and above what it has not come to in that
     whole ones, which end where it was before; others come between two."""
@@ -158,6 +194,60 @@ def test_waits_that_remained_are_taken_off_and_own_misses_not() -> None:
     used.looked(LOOK_NS)
     own = 50 * TOOK  # of which each would have been a miss without us, too
     assert told(used, seconds, own / 2, misses=50) >= told(used, seconds, own / 2) + own / 4
+
+
+def test_runs_of_its_own_that_begin_with_a_miss_plain_would_have_waited_for_all_along() -> None:
+    """Of random records of 128 KiB the half of what they did wait was thought to be our doing."""
+    used = Used()
+    for _ in range(100):
+        used.came(1, 1, used_before=False, used_behind=False)
+        used.came(9, 0, used_before=False, used_behind=False)
+    used.looked(LOOK_NS)
+    own = 100 * 3 * TOOK  # a miss, and four requests in order
+    assert told(used, 9.0, own, misses=1000) == pytest.approx(100 * TOOK)
+    assert told(used, 9.0, own, misses=50) == pytest.approx(100 * TOOK - own / 2)
+    assert told(used, 9.0, own, misses=0) < 0  # all of them were in memory
+
+
+def test_what_was_there_when_it_was_asked_for_its_reader_had_begun_itself() -> None:
+    """The kernel reads ahead for slices that are read backward; the rest of one is not ours."""
+    used = Used()
+    for _ in range(100):
+        used.came(1, 0, used_before=False, used_behind=False)
+        used.came(16, 16, used_before=True, used_behind=True)
+        used.looked(1)
+    waits = 100 * 16 * BLOCK_BYTES / PIECE * TOOK / 2
+    half = FileReads(used, PIECE, 0.5)
+    found = gain([half], 100, 0, watched(9.0, 100 * TOOK + waits / 2), LINK).saved_seconds
+    assert found == pytest.approx(waits / 2)
+    memory = gain([half], 0, 0, watched(9.0, waits / 4), LINK).saved_seconds
+    assert memory == pytest.approx(waits / 4)
+
+
+def test_what_the_first_look_finds_nobody_has_seen_anyone_wait_for() -> None:
+    used = Used()
+    used.came(9, 0, used_before=False, used_behind=False)
+    used.looked(LOOK_NS)
+    used.came(500, 0, used_before=False, used_behind=False, seen=False)
+    used.came(3, 3, used_before=False, used_behind=False, seen=False)
+    used.looked(LOOK_NS)
+    assert (used.demand_runs, used.demand_blocks, used.ahead_blocks) == (1, 9, 3)
+    used.came(1, 0, used_before=True, used_behind=False)
+    used.looked(LOOK_NS)
+    assert (used.demand_runs, used.demand_blocks) == (1, 10)
+
+
+def test_in_stretches_that_lie_apart_the_first_request_behind_a_miss_overlaps_with_none() -> None:
+    used = Used()
+    for _ in range(100):
+        used.came(4, 4, used_before=False, used_behind=False)
+        used.looked(1)
+    whole = 100 * TOOK + 300 * BLOCK_BYTES / PIECE * TOOK / 2
+    assert told(used, 9.0) == pytest.approx(whole)
+    apart = FileReads(used, PIECE, stretches=100)
+    found = gain([apart], 0, 0, watched(9.0), LINK).saved_seconds
+    assert found == pytest.approx(whole + 100 * TOOK / 2)
+    assert apart.with_(apart).stretches == 200
 
 
 def test_what_comes_late_is_no_miss_of_the_readers_own() -> None:

@@ -17,7 +17,6 @@ import pytest
 from conftest import wait_until
 
 from tests.support.file_states import file_of
-from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.tensor_starts import (
@@ -26,6 +25,7 @@ from uffdprefetch.readers.tensor_starts import (
     tensor_starts_of,
 )
 from uffdprefetch.sense import pagetables
+from uffdprefetch.state.region_state import ScanState
 from uffdprefetch.warm.consumer import PrefetchRange, Priority
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -73,7 +73,7 @@ class Node:
         self.file.opened = self.file.opened._replace(fd=self.fd, page_fd=self.fd)
         reader = SimpleNamespace(rank=0, pid=7, reads_pool=False)
         self.region: Any = SimpleNamespace(
-            file=self.file, reader=reader, scan=SimpleNamespace(runs=set(), mapped=IntervalSet()),
+            file=self.file, reader=reader, scan=ScanState(),
             span=SimpleNamespace(start_bytes=0, end_bytes=self.file.size_bytes),
             checkpoints=SimpleNamespace(laid=set()), mode=ServingMode.PAGE_TABLES,
         )  # fmt: skip

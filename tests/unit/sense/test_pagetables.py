@@ -48,7 +48,7 @@ class Node:
         monkeypatch.setattr(pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
             order=SimpleNamespace(announced=False, followed=False), pid=7,
-            file=None, looked=lambda: None,
+            file=None, looked=lambda region, news: None,
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
             reader=self.reader, streams=[], file=file_of(SIZE),

@@ -19,6 +19,8 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, ReadersTime
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 from uffdprefetch.predict.used import Used
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.sense import pagetables
 from uffdprefetch.service import waits
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import (
@@ -31,7 +33,9 @@ from uffdprefetch.service.waits import (
     Waits,
     thread_states,
 )
+from uffdprefetch.state.closed_book import reads_of
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.region_state import ScanState
 
 MIB = 1 << 20
 STORAGE = Storage(300e6, 1e-3)
@@ -154,6 +158,24 @@ def test_how_many_wait_side_by_side_is_of_lately(monkeypatch: pytest.MonkeyPatch
     assert rounds(30) == pytest.approx(8.0, rel=0.05)
 
 
+@pytest.mark.parametrize("processes", [0, 1, 4])
+def test_of_who_is_done_before_a_second_sample_what_was_counted_tells(
+    monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """A job of 0.06 s in the pool: nothing was told of the 0.25 s that it had saved."""
+    monkeypatch.setattr(waits, "thread_states", lambda pid, turn: "S")
+    reader = SimpleNamespace(regions={1: None}, seen_ns=7)
+    clients: dict[int, Any] = {
+        n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(processes)
+    }
+    ours = Waits(Clock(lambda: EVERY_NS, lambda: 0))
+    ours.step(clients)
+    found = ours.watched(40 * MS)
+    assert found.wall_seconds == pytest.approx(0.04 if processes else 0.0)
+    assert found.thread_seconds == pytest.approx(0.04 * processes)
+    assert found.waited_seconds == pytest.approx(0.04)
+
+
 # ---- what can be said ---------------------------------------------------------------------------
 
 
@@ -250,6 +272,56 @@ def test_books_tell_where_somebody_has_come_to_and_from_where() -> None:
     assert (used.runs, used.back, used.passed) == (3, (4, 1_000_000), 3)
     assert list(used.went_on.values()) == [(3, 3_000_000)]
     assert used.ahead_blocks == 13
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stretches_that_lie_apart_are_those_of_three_blocks_and_more(seed: int) -> None:
+    file = drawn(200 * BLOCK_BYTES, random.Random(seed))
+    runs = "".join("u" if one & 2 else " " for one in file.blocks.flags).split()
+    file.blocks.used.runs = file.blocks.used.demand_runs = 100
+    assert file.blocks.stretches_used() == sum(len(run) >= 3 for run in runs)
+    file.blocks.used.runs, file.blocks.used.demand_runs = 1, 1
+    assert file.blocks.stretches_used() == 2
+
+
+def test_what_was_asked_for_again_is_no_less_brought() -> None:
+    """Of slices read backward two thirds of what we had read counted as read by others."""
+    file = file_of(8 * BLOCK_BYTES)
+    file.blocks.mark_prefetched(0, 4 * BLOCK_BYTES)
+    file.account.came(3 * BLOCK_BYTES, BLOCK_BYTES)
+    assert reads_of(file).brought == 0.75
+    for _ in range(9):
+        file.account.came(0, 4 * BLOCK_BYTES)
+    assert reads_of(file).brought == 0.75
+    file.account.came(4 * BLOCK_BYTES, 0)  # it had left the memory
+    assert reads_of(file).brought == 1.0
+
+
+def test_own_is_what_was_not_read_ahead_and_is_not_under_way() -> None:
+    file = file_of(8 * BLOCK_BYTES)
+    file.blocks.mark_prefetched(2 * BLOCK_BYTES, 3 * BLOCK_BYTES)
+    file.blocks.mark_used(0, 3 * BLOCK_BYTES)
+    file.cache.in_flight.add(6 * BLOCK_BYTES, 7 * BLOCK_BYTES)
+    own = [
+        file.blocks.is_own(at * BLOCK_BYTES, (at + 1) * BLOCK_BYTES, *file.under_way)
+        for at in range(8)
+    ]
+    assert own == [True, True, False, True, True, True, False, True]
+    assert not file.blocks.is_own(BLOCK_BYTES, 3 * BLOCK_BYTES)
+
+
+def test_what_the_first_look_at_a_mapping_finds_is_none_of_its_own_waits() -> None:
+    """The service comes up a tenth of a second after its job; what was read by then counted as
+    waited for meanwhile, and a quarter too much was told of who goes on in order."""
+    file = file_of(64 * BLOCK_BYTES)
+    region: Any = SimpleNamespace(
+        file=file, scan=ScanState(), mode=ServingMode.PAGE_TABLES
+    )  # fmt: skip
+    pagetables.note_used(region, [(0, 9 * BLOCK_BYTES)])
+    assert (file.blocks.used.demand_runs, file.blocks.used.demand_blocks) == (0, 0)
+    region.scan.last_end_ns = 5
+    pagetables.note_used(region, [(9 * BLOCK_BYTES, BLOCK_BYTES), (40 * BLOCK_BYTES, BLOCK_BYTES)])
+    assert (file.blocks.used.demand_runs, file.blocks.used.demand_blocks) == (1, 2)
 
 
 def test_what_is_under_way_when_somebody_comes_is_not_his_own_miss() -> None:

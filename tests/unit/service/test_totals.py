@@ -180,3 +180,11 @@ def test_nor_what_it_has_read_of_small_files() -> None:
     assert found["storage_read_reason"] == "FUSE does not count into /proc/PID/io read_bytes"
     counted = totals_of([], [], {"read_bytes": 0, "small_files": {"uncounted": []}})
     assert counted["storage_read_bytes"] is not None
+
+
+def test_that_a_thread_is_woken_is_a_part_of_its_wait_for_the_pool() -> None:
+    """Of random records in the pool 0.1 s too much was told."""
+    waits = SimpleNamespace(sum=5_000_000)
+    assert summary._pool_waits_ns({"demand_wait_ns": waits, "missing_faults": 30}) == 8_000_000
+    nobody = SimpleNamespace(sum=None)
+    assert summary._pool_waits_ns({"demand_wait_ns": nobody, "missing_faults": 0}) == 0

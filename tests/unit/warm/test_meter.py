@@ -19,7 +19,9 @@ def read(length: int, seconds: float) -> uffd.WarmResult:
 def met(*alone: tuple[int, float], pages: tuple[float, ...] = ()) -> Meter:
     meter = Meter(busy=BusyStretches(bandwidth=BANDWIDTH))
     for length, seconds in alone:
-        meter.note_alone(read(length, seconds))
+        result = read(length, seconds)
+        meter.quickest.note(result, length)
+        meter.note_alone(result)
     for seconds in pages:
         meter.note_pages(read(4096, seconds), 1)
     return meter
@@ -29,14 +31,43 @@ def test_of_a_few_reads_beside_which_others_waited_no_latency_is_told() -> None:
     """It was 22 ms of a link of 1 ms, by two of them."""
     assert Meter().cost().latency_seconds == 0.0
     assert met((2 * MIB, 0.05)).cost().latency_seconds == 0.0
-    assert met((MIB, 0.05), pages=(0.02,)).cost().latency_seconds == 0.0
+    assert met((MIB, 0.05), pages=(0.02, 0.02)).cost().latency_seconds == 0.0
+    assert met(*[(MIB, 0.005)] * 9).cost().latency_seconds == 0.0  # what is it of them?
 
 
-def test_the_quickest_of_pages_and_of_what_was_read_alone_tells_it() -> None:
-    quick, slow = (MIB, LATENCY + MIB / BANDWIDTH), (MIB, 0.05)
-    assert met(slow, quick, slow).cost().latency_seconds == pytest.approx(LATENCY)
-    assert met(quick, pages=(0.02, 0.2)).cost().latency_seconds == pytest.approx(LATENCY)
-    assert met(slow, pages=(0.02, LATENCY)).cost().latency_seconds == pytest.approx(LATENCY)
+def test_the_quickest_of_all_small_reads_tells_what_one_takes() -> None:
+    """Be it read alone or not: of a reader that skips two were, and nothing was told."""
+    quick, slow = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH), (MIB // 8, 0.05)
+    large = (MIB, 0.06)
+    cost = met(slow, quick, large, slow).cost()
+    assert cost.latency_seconds == pytest.approx(LATENCY - LATENCY_LEAST)
+    assert cost.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH)
+    page = LATENCY + 4096 / BANDWIDTH
+    few = met(large, pages=(0.02, page, 0.2)).cost()
+    assert few.latency_seconds == pytest.approx(LATENCY - LATENCY_LEAST)
+    many = met(*[slow] * 99, quick).cost()
+    assert many.latency_seconds == pytest.approx(LATENCY - LATENCY_LEAST)
+
+
+def test_where_a_stretch_was_busy_that_tells_the_bandwidth() -> None:
+    """Beside a small read that had stood behind others another made a link of 750 MB/s."""
+    slow, other = (MIB // 16, 2.01e-3), (MIB // 4, LATENCY + MIB / 4 / BANDWIDTH)
+    meter = met(slow, other, (MIB, 2.1e-3))
+    assert meter.cost().bandwidth_bytes_per_second > 2 * BANDWIDTH
+    meter.busy.peak = BANDWIDTH
+    assert meter.cost().bandwidth_bytes_per_second == BANDWIDTH
+
+
+def test_what_was_there_in_part_tells_no_cost() -> None:
+    """A request that another had begun was 0.05 ms of 192 KiB: the link had 7 GB/s then."""
+    quick = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)
+    meter, begun = met(*[quick] * 3), read(MIB * 3 // 16, 5e-4)
+    before = meter.cost()
+    meter.quickest.note(begun._replace(resident_bytes=4096), MIB * 3 // 16)
+    meter.quickest.note(begun, MIB // 8)  # of another user's file: so much had to be waited for
+    assert meter.cost() == before
+    meter.quickest.note(begun, MIB * 3 // 16)
+    assert meter.cost() != before
 
 
 def test_until_something_better_is_known_what_was_there_in_part_tells_a_link() -> None:
@@ -68,18 +99,20 @@ def test_where_nobody_knows_what_was_there_the_quickest_read_tells_nothing() -> 
 
 def test_what_others_have_read_tells_too() -> None:
     fills = [(MIB // 16, 0.9 * LATENCY + MIB / 16 / BANDWIDTH)] * 3
-    assert met().cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY)
-    assert met(pages=(LATENCY,) * 3).cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY)
+    assert met().cost(fills).latency_seconds == pytest.approx(0.9 * LATENCY - LATENCY_LEAST)
+    both = met(pages=(LATENCY,) * 3).cost(fills)
+    assert both.latency_seconds == pytest.approx(0.9 * LATENCY - LATENCY_LEAST)
 
 
 def test_what_memory_has_answered_tells_none() -> None:
     memory = (4096, LATENCY_LEAST / 2)
     assert met(*(memory,) * 3).cost().latency_seconds == 0.0
     far = (0.02, 0.021, 0.022)
-    assert met(memory, pages=far).cost().latency_seconds == pytest.approx(0.02)
+    cost = met(memory, pages=far).cost()
+    assert cost.latency_seconds == pytest.approx(0.02 - 4096 / BANDWIDTH - LATENCY_LEAST)
 
 
-def test_without_a_busy_stretch_what_was_read_alone_tells_the_bandwidth() -> None:
+def test_without_a_busy_stretch_a_large_read_beside_a_small_one_tells_the_bandwidth() -> None:
     meter = met((MIB, 2 * LATENCY + MIB / BANDWIDTH), (MIB, LATENCY + MIB / BANDWIDTH))
     meter.busy.bandwidth = 0.0
     meter.note_pages(read(4096, LATENCY), 1)
