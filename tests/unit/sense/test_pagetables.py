@@ -38,17 +38,21 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: list[tuple[int, int]] = []  # what the next look finds
         self.looked: list[tuple[int, int]] = []
+        self.news: list[list[tuple[int, int]]] = []  # that its reader has heard of
         self.cpu = self.cost = self.frontier = 0
 
         def new_touches(region: Any, start: int, end: int, tell: Any) -> tuple[list[Any], int]:
             self.looked.append((start, end))
             self.cpu += self.cost
-            return [one for one in self.there if start <= one[0] < end], 0
+            found = [one for one in self.there if start <= one[0] < end]
+            for one in found:
+                tell(*one)
+            return found, 0
 
         monkeypatch.setattr(pagetables, "new_touches", new_touches)
         self.reader: Any = SimpleNamespace(
             order=SimpleNamespace(announced=False, followed=False), pid=7,
-            file=None, looked=lambda region, news: None,
+            file=None, looked=lambda region, news: self.news.append(news),
         )  # fmt: skip
         self.region: Any = SimpleNamespace(
             reader=self.reader, streams=[], file=file_of(SIZE),
@@ -81,6 +85,15 @@ class Node:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(monkeypatch)
+
+
+def test_its_reader_hears_what_a_look_has_found(node: Node) -> None:
+    """Where nothing had been read ahead of that, it tells what a miss brings."""
+    node.look()
+    assert not node.news
+    node.there = [(MIB, 2 * MIB)]
+    node.look()
+    assert node.news == [[(MIB, 2 * MIB)]]
 
 
 @pytest.mark.parametrize("walks", [True, False])

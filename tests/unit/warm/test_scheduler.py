@@ -423,6 +423,20 @@ def test_bandwidth_shows_where_a_mib_is_under_way_for_an_order(
     assert (scheduler.meter.busy.bandwidth > 0) == metered
 
 
+@pytest.mark.parametrize("others", [0, 5])
+def test_for_the_books_the_quickest_read_tells_be_it_alone_or_not(
+    file: FileState, others: int
+) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    for n in range(1 + others):
+        start = 2 * n * MIB
+        scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, start, start + MIB))
+    run_through(scheduler)
+    assert scheduler.meter.quickest.all == [(MIB, notes.took_ns / 1e9)]
+    assert scheduler.meter.quickest.count(2 * MIB) == 1 + others
+
+
 def guess(file: FileState, start: int, end: int, depth: int) -> PrefetchRange:
     return PrefetchRange(file, start, end, yield_bytes=depth, guess=True)
 
