@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROGRAM PROFILE... - reads what a start profile says, beside the program
- * that is starting (launch/replay.py starts this one, docs/learn.md has the profile's format).
+ * _replay PARENT SECONDS DEPTH BUDGET RATE RESULT LOCK PROGRAM PROFILE... - reads what a start profile says, beside the
+ * program that is starting (launch/replay.py starts this one, docs/learn.md has the profile's format).
  *
- * The first profile that is one, and names PROGRAM (the path of what starts; "": any), is replayed: DEPTH requests at a time (0: as its file system likes), BUDGET bytes at
- * the most, RATE bytes a second (0: no limit), for so many SECONDS, and no longer than PARENT lives. RESULT is the
- * descriptor of a file that says how far this program is, a name and a value a line. LOCK is a file that is locked
- * meanwhile, and removed in the end. Nobody waits for this program, and nothing that it finds is an error: exit
- * status 0; 2 wrong usage; 3 somebody else has LOCK; 4 nobody can.
+ * The first profile that is one, and names PROGRAM (the path of what starts; "": any), is replayed: DEPTH requests at a
+ * time (0: as its file system likes), BUDGET bytes at the most, RATE bytes a second (0: no limit), for so many SECONDS,
+ * and no longer than PARENT lives. RESULT is the descriptor of a file that says how far this program is, a name and a
+ * value a line. LOCK is a file that is locked meanwhile, and removed in the end. Nobody waits for this program, and
+ * nothing that it finds is an error: exit status 0; 2 wrong usage; 3 somebody else has LOCK; 4 nobody can.
  */
 #define _GNU_SOURCE
 #include <errno.h>
