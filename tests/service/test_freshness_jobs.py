@@ -192,8 +192,9 @@ def test_what_another_machine_writes_is_read(
     work.tell("end")
     done = work.finish()
     assert done.summary is not None
-    (file,) = done.summary["files"]
-    assert file["changed"] == ("its bytes have changed" if frozen else "modified")
+    # with other times it is another file to who follows the job's read(2) of it
+    told = {file["changed"] for file in done.summary["files"]} - {None}
+    assert told == {"its bytes have changed" if frozen else "modified"}
 
 
 def test_one_checkpoint_page_written_by_another_machine_is_read(
