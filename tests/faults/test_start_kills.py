@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from components import on_memory
 from conftest import HANG_SECONDS, require, uffdprefetch, wait_until
-from start_profiles import file_entry, name_entry
+from start_profiles import file_entry, left_behind, name_entry
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.launch import replay as replays
@@ -90,11 +90,7 @@ class Home:
 
     def left(self) -> list[str]:
         """In the runtime directory, but for logs of services."""
-        try:
-            names = os.listdir(self.env["UFFDPREFETCH_RUNDIR"])
-        except FileNotFoundError:
-            return []
-        return [name for name in names if not name.endswith(".log")]
+        return left_behind(self.env["UFFDPREFETCH_RUNDIR"])
 
     def run(self) -> None:
         """One that nobody kills."""

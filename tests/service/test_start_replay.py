@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
-from start_profiles import directory_entry, file_entry, name_entry
+from start_profiles import directory_entry, file_entry, left_behind, name_entry
 
 from uffdprefetch.base.start_key import start_key, started
 from uffdprefetch.base.units import format_size
@@ -76,11 +76,7 @@ class Home:
 
     def left(self) -> list[str]:
         """In the runtime directory, when everybody has ended, but for logs of services."""
-        try:
-            names = os.listdir(self.env["UFFDPREFETCH_RUNDIR"])
-        except FileNotFoundError:
-            return []
-        return [name for name in names if not name.endswith(".log")]
+        return left_behind(self.env["UFFDPREFETCH_RUNDIR"])
 
 
 @pytest.fixture

@@ -18,6 +18,15 @@ from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
 
 
+def left_behind(rundir: str) -> list[str]:
+    """What lies in a runtime directory, but for logs of services."""
+    try:
+        names = os.listdir(rundir)
+    except FileNotFoundError:
+        return []
+    return [name for name in names if not name.endswith(".log")]
+
+
 def file_entry(path: Path, blocks: tuple[tuple[int, int], ...] = ()) -> StartEntry:
     """A file as it is now; ``blocks``: of 64 KiB, (first, count); none: all of it."""
     status = path.stat()

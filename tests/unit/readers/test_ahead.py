@@ -19,7 +19,7 @@ from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.depth import MAX_SECONDS
-from uffdprefetch.warm.meter import Meter
+from uffdprefetch.warm.meter import SAMPLES_LEAST, Meter
 from uffdprefetch.warm.scheduler import RESPONSE_SECONDS
 
 pytest_plugins = ("guess_bed",)
@@ -124,6 +124,16 @@ def test_the_link_is_measured_where_nobody_has_touched(bed: Bed, file: FileState
     assert link.bandwidth_bytes_per_second == pytest.approx(300e6, rel=0.1)
     assert link.latency_seconds == pytest.approx(1e-3, rel=0.1)
     assert bed.ahead.account.open >= 3 * MIB, "and may be lost"
+
+
+def test_where_others_stand_beside_each_it_is_not_measured_for_ever(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Meter, "is_sure", False)
+    region = bed.region(file)
+    for at in range(37):
+        bed.touch(region, at * 83 % 250 * MIB)
+    assert len(bed.sent) == 4 * SAMPLES_LEAST
 
 
 def test_it_is_measured_by_one_read_at_a_time(
@@ -357,13 +367,16 @@ def test_a_pace_in_memory_tells_nothing_of_the_storage(bed: Bed, file: FileState
     assert bed.misses < 8
 
 
-@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize(
+    ("sure", "latency", "pays"), [(True, 2.5e-3, True), (False, 2.5e-3, False), (False, 5e-3, True)]
+)
 def test_as_long_as_the_latency_is_in_doubt_nothing_is_read_that_only_it_makes_pay(
-    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch, sure: bool
-) -> None:
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch,
+    sure: bool, latency: float, pays: bool,
+) -> None:  # fmt: skip
     """One block in eight is worth reading on only where each of them has waited for long."""
     monkeypatch.setattr(Meter, "is_sure", sure)
-    monkeypatch.setattr(Meter, "link", Storage(300e6, 2.5e-3))
+    monkeypatch.setattr(Meter, "link", Storage(300e6, latency))
     region = bed.region(file)
     bed.walk(region, 0, 4 * MIB)
     for at in range(4 * MIB, 60 * MIB, 8 * BLOCK):
@@ -371,4 +384,4 @@ def test_as_long_as_the_latency_is_in_doubt_nothing_is_read_that_only_it_makes_p
     of, link = bed.ahead._of(file), bed.ahead._link(region.reader)
     (front,) = of.fronts.fronts
     _, least, _ = bed.ahead._window(of, front, region.reader, link)
-    assert (least < 1) == sure
+    assert (least < 1) == pays
