@@ -94,7 +94,7 @@ class Meter:
     #: For the books: of all that was read, be it alone or not.
     quickest: QuickestReads = field(default_factory=QuickestReads)
     #: Of all that is read, guesses included, which may be too few or too small to fill the link.
-    _least: BusyStretches = field(default_factory=BusyStretches)
+    _of_all: BusyStretches = field(default_factory=BusyStretches)
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
     #: Of single pages, seconds.
     _pages: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY_COUNT))
@@ -126,7 +126,7 @@ class Meter:
 
     def note_any(self, result: uffd.WarmResult, alone: bool) -> None:
         """Feed an extent of any kind that was really read; see note()."""
-        if self._least.note(result, alone) is not None:
+        if self._of_all.note(result, alone) is not None:
             self._link_is_old = True
 
     def note_alone(self, result: uffd.WarmResult) -> None:
@@ -219,7 +219,7 @@ class Meter:
             rates.append(size / max(took - quickest, took / most))
         bandwidth = sorted(rates)[-1 - len(rates) // UNLIKELY]
         if len(rates) < SAMPLES_LEAST:  # guesses that keep the link busy leave no request alone
-            bandwidth = self._least.peak or max(bandwidth, SLOW_BYTES_PER_SECOND)
+            bandwidth = self._of_all.peak or max(bandwidth, SLOW_BYTES_PER_SECOND)
         bandwidth = max(self.busy.peak, bandwidth)
         latency = small[1] - small[0] / bandwidth if small[0] else pages
         # a request takes no longer than a larger one: of few each may have met a busy node

@@ -421,7 +421,7 @@ def test_bandwidth_shows_where_a_mib_is_under_way_for_an_order(
         scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, start, start + length, need))
     run_through(scheduler)
     assert (scheduler.meter.busy.bandwidth > 0) == metered
-    assert scheduler.meter._least.bandwidth > 0, "of all that is read it is told, guesses included"
+    assert scheduler.meter._of_all.bandwidth > 0, "of all that is read it is told, guesses included"
 
 
 @pytest.mark.parametrize("others", [0, 5])
