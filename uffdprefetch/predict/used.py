@@ -194,13 +194,21 @@ class Blocks:
             over = new.find(0, at)
             a, b = first + at, first + (len(new) if over < 0 else over)
             ahead = self.flags.count(_PREFETCHED, a, b)
-            span = a * BLOCK_BYTES, b * BLOCK_BYTES
-            if not ahead and any(ranges.overlaps(*span) for ranges in under_way):
-                ahead = b - a  # it comes late
+            if ahead < b - a:
+                ahead += self._late(a, b, under_way)
             before = a > 0 and bool(self.flags[a - 1] & _USED)
             behind = b < count and bool(self.flags[b] & _USED)
             self.used.came(b - a, ahead, before, behind, seen=seen)
             at = new.find(1, b - first)
+
+    def _late(self, first: int, last: int, under_way: tuple[IntervalSet, ...]) -> int:
+        """How many of the blocks first to last - 1 are being read, and are not there as a whole:
+        requests are larger than what a reader goes over between two looks."""
+        late = IntervalSet()
+        for ranges in under_way:
+            for start, length in ranges.within(first * BLOCK_BYTES, last * BLOCK_BYTES):
+                late.add(start // BLOCK_BYTES, -(-(start + length) // BLOCK_BYTES))
+        return sum(self.flags.count(_NEITHER, a, b) for a, b in late)
 
     def counts(self, first: int = 0, last: int | None = None) -> tuple[int, int, int]:
         """(prefetched and used, prefetched only, used only), in bytes at 64 KiB; of all blocks, or

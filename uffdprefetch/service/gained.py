@@ -16,8 +16,8 @@ METHOD = (
     "was used, x what one takes, less the waits that remained"
 )
 WAITED_SENSOR = (
-    "states of the threads of each process with a mapping (/proc/PID/task/TID/stat), 20 times a "
-    "second; waits for the pool are counted"
+    "states of the threads of each process with a mapping (/proc/PID/task/TID/stat), 20 to 100 "
+    "times a second; waits for the pool are counted"
 )
 
 

@@ -9,16 +9,21 @@ of each process that has a mapping of ours. Who waits for the pool is counted th
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.gain import ReadersTime
 from uffdprefetch.state.client import Client
+from uffdprefetch.state.reader import Reader
 
 MS = 1_000_000
-#: Between two samples of a process; what they take is one part in COST of a core at most.
-EVERY_NS = 50 * MS
+#: Between two samples of a process, at last, and at first: one part in YOUNG of what a run has taken
+#: so far, which is by how much a wait that was seen or missed by chance is off. What samples take is
+#: one part in COST of a core at most.
+EVERY_NS, FIRST_NS = 50 * MS, 10 * MS
+YOUNG = 32
 COST = 100
 #: A round over all processes is spread over turns that hold the service for no longer than this.
 AT_ONCE_NS = 2 * MS
@@ -49,6 +54,11 @@ def thread_states(pid: int, turn: int = 0) -> str:
     return "".join(states) * n
 
 
+def _last_touch_ns(readers: Iterable[Reader]) -> int:
+    """Of all of them, as far as it was seen; 0: none."""
+    return max((one.seen_ns for one in readers), default=0)
+
+
 @dataclass
 class Reading:
     """One process. Times in ns; ``threads``: sum over samples in which one waited of those that
@@ -60,6 +70,7 @@ class Reading:
     waited_ns: float = 0.0  # of its threads that had something to do, on average
     samples: int = 0
     threads: int = 0
+    waiting_share: float = 0.0  # of the last sample
 
     def note(self, states: str, touched_ns: int, now: int, every_ns: int = EVERY_NS) -> None:
         """A sample. ``touched_ns``: its last touch, as far as it was seen; ``every_ns``: how long
@@ -67,14 +78,22 @@ class Reading:
         since_ns = min(now - self.sampled_ns, every_ns + LATE_NS) if self.sampled_ns else 0
         self.sampled_ns = now
         waiting, running = states.count("D"), states.count("R")
+        self.waiting_share = waiting / (waiting + running) if waiting else 0.0
         if waiting:
-            self.waited_ns += since_ns * waiting / (waiting + running)
+            self.waited_ns += since_ns * self.waiting_share
             self.samples += 1
             self.threads += waiting + running
         last = now if waiting else touched_ns
         if last:
-            self.begin_ns = self.begin_ns or last
+            self.begin_ns = self.begin_ns or (now - since_ns if waiting else touched_ns)
             self.end_ns = max(self.end_ns, last)
+
+    def over(self, touched_ns: int) -> None:
+        """There is no more to come; its last touch was seen since the last sample, or before."""
+        if self.sampled_ns and touched_ns > max(self.sampled_ns, self.end_ns):
+            since_ns = touched_ns - self.sampled_ns
+            self.waited_ns += min(since_ns, EVERY_NS) * self.waiting_share
+            self.end_ns = touched_ns
 
     @property
     def side_by_side(self) -> float:
@@ -108,7 +127,7 @@ class Waits:
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
-        self.due_ns, self._every_ns = 0, EVERY_NS
+        self.due_ns, self._began_ns, self._every_ns = 0, 0, FIRST_NS
         self._round = _Round()
         self._read: dict[int, tuple[Client, Reading]] = {}
         self._seen = 0  # how many there were
@@ -130,9 +149,14 @@ class Waits:
             readers = [one for one in client.readers.values() if one.regions]
             if not readers or clients.get(key) is not client:
                 continue
-            self._seen += key not in self._read
-            _, reading = self._read.setdefault(key, (client, Reading()))
-            touched_ns = max(one.seen_ns for one in readers)
+            if key not in self._read:
+                # its mapping has been followed since then, and the waits with it
+                since_ns = min(r.mapped_ns for one in readers for r in one.regions.values())
+                self._read[key] = client, Reading(sampled_ns=since_ns)
+                self._seen += 1
+                self._began_ns = self._began_ns or since_ns
+            _, reading = self._read[key]
+            touched_ns = _last_touch_ns(readers)
             states = thread_states(client.pid, self._round.number)
             reading.note(states, touched_ns, now, self._every_ns)
             self._round.waiting += states.count("D")
@@ -142,17 +166,22 @@ class Waits:
         if not self._round.left:
             if self._round.waiting:
                 self.side_by_side += (self._round.waiting - self.side_by_side) * LATELY
-            self.due_ns = max(self.due_ns, self._round.since_ns + EVERY_NS)
+            self.due_ns = max(self.due_ns, self._round.since_ns + self._period_ns(now))
+
+    def _period_ns(self, now: int) -> int:
+        age_ns = now - self._began_ns if self._began_ns else 0
+        return max(FIRST_NS, min(EVERY_NS, age_ns // YOUNG))
 
     def _begin_round(self, clients: dict[int, Client], now: int) -> None:
         for key, (client, reading) in list(self._read.items()):
             if clients.get(key) is not client:
                 del self._read[key]
-                self._fold(reading)
-        self._every_ns = max(EVERY_NS, self._round.rests_ns)
+                self._fold(client, reading)
+        self._every_ns = max(self._period_ns(now), self._round.rests_ns)
         self._round = _Round(list(clients.items()), self._round.number + 1, now)
 
-    def _fold(self, reading: Reading) -> None:
+    def _fold(self, client: Client, reading: Reading) -> None:
+        reading.over(_last_touch_ns(client.readers.values()))
         if reading.end_ns > reading.begin_ns:
             self._when.add(reading.begin_ns, reading.end_ns)
             self._thread_ns += reading.thread_ns
@@ -161,8 +190,8 @@ class Waits:
     def watched(self, counted_ns: int = 0) -> ReadersTime:
         """All of them, up to now, with ``counted_ns`` of waits that were counted elsewhere: where
         all was over before a second sample, each is thought to have read as long as all waited."""
-        for _, reading in self._read.values():
-            self._fold(reading)
+        for client, reading in self._read.values():
+            self._fold(client, reading)
         self._read.clear()
         if not self._when and self._seen:
             counted = counted_ns / 1e9

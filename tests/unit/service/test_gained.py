@@ -27,6 +27,7 @@ from uffdprefetch.service.waits import (
     AT_ONCE_NS,
     COST,
     EVERY_NS,
+    FIRST_NS,
     MS,
     THREADS_MOST,
     Reading,
@@ -121,7 +122,7 @@ def test_a_round_over_many_processes_holds_nobody(monkeypatch: pytest.MonkeyPatc
         return "D"
 
     monkeypatch.setattr(waits, "thread_states", look)
-    reader = SimpleNamespace(regions={1: None}, seen_ns=0)
+    reader = SimpleNamespace(regions={1: SimpleNamespace(mapped_ns=0)}, seen_ns=0)
     clients: dict[int, Any] = {n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(100)}
     ours = Waits(Clock(lambda: now, lambda: cpu_ns))
     rounds = 5
@@ -139,7 +140,7 @@ def test_a_round_over_many_processes_holds_nobody(monkeypatch: pytest.MonkeyPatc
 def test_how_many_wait_side_by_side_is_of_lately(monkeypatch: pytest.MonkeyPatch) -> None:
     now, states = 0, "D"
     monkeypatch.setattr(waits, "thread_states", lambda pid, turn: states)
-    reader = SimpleNamespace(regions={1: None}, seen_ns=0)
+    reader = SimpleNamespace(regions={1: SimpleNamespace(mapped_ns=0)}, seen_ns=0)
     clients: dict[int, Any] = {n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(4)}
     ours = Waits(Clock(lambda: now, lambda: 0))
 
@@ -158,13 +159,52 @@ def test_how_many_wait_side_by_side_is_of_lately(monkeypatch: pytest.MonkeyPatch
     assert rounds(30) == pytest.approx(8.0, rel=0.05)
 
 
+def test_waits_are_watched_from_the_mapping_on_to_the_last_touch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of half a second: a tenth of it lay before the first sample and behind the last one,
+    and was told as saved."""
+    now = 100 * MS
+    monkeypatch.setattr(waits, "thread_states", lambda pid, turn: "D")
+    region = SimpleNamespace(mapped_ns=now - 8 * MS)
+    reader = SimpleNamespace(regions={1: region}, seen_ns=0)
+    clients: dict[int, Any] = {1: SimpleNamespace(pid=1, readers={0: reader})}
+    ours = Waits(Clock(lambda: now, lambda: 0))
+    while now < 500 * MS:
+        ours.step(clients)
+        now = max(now + 1, ours.due_ns)
+    reader.seen_ns = now + 5 * MS
+    found = ours.watched()
+    assert found.wall_seconds == pytest.approx((now + 5 * MS - region.mapped_ns) / 1e9, abs=0.001)
+    assert found.waited_seconds == pytest.approx(found.wall_seconds)
+
+
+def test_a_young_run_is_sampled_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = MS
+    times: list[int] = []
+
+    def look(_pid: int, _turn: int) -> str:
+        times.append(now)
+        return "R"
+
+    monkeypatch.setattr(waits, "thread_states", look)
+    reader = SimpleNamespace(regions={1: SimpleNamespace(mapped_ns=MS)}, seen_ns=0)
+    clients: dict[int, Any] = {1: SimpleNamespace(pid=1, readers={0: reader})}
+    ours = Waits(Clock(lambda: now, lambda: 0))
+    while now < 4000 * MS:
+        ours.step(clients)
+        now = max(now + 1, ours.due_ns)
+    each = [b - a for a, b in zip(times, times[1:], strict=False)]
+    assert each[0] == FIRST_NS and each == sorted(each) and each[-1] == EVERY_NS
+
+
 @pytest.mark.parametrize("processes", [0, 1, 4])
 def test_of_who_is_done_before_a_second_sample_what_was_counted_tells(
     monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     """A job of 0.06 s in the pool: nothing was told of the 0.25 s that it had saved."""
     monkeypatch.setattr(waits, "thread_states", lambda pid, turn: "S")
-    reader = SimpleNamespace(regions={1: None}, seen_ns=7)
+    reader = SimpleNamespace(regions={1: SimpleNamespace(mapped_ns=0)}, seen_ns=7)
     clients: dict[int, Any] = {
         n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(processes)
     }
@@ -322,6 +362,17 @@ def test_what_the_first_look_at_a_mapping_finds_is_none_of_its_own_waits() -> No
     region.scan.last_end_ns = 5
     pagetables.note_used(region, [(9 * BLOCK_BYTES, BLOCK_BYTES), (40 * BLOCK_BYTES, BLOCK_BYTES)])
     assert (file.blocks.used.demand_runs, file.blocks.used.demand_blocks) == (1, 2)
+
+
+def test_of_a_request_that_is_done_in_part_the_rest_is_nobodys_own_miss() -> None:
+    """Who is as fast as the link comes to what is there of a request of 1 MiB, and goes on into
+    what is under way of it: every tenth block counted as read by himself."""
+    file = drawn(8 * BLOCK_BYTES, random.Random(1))
+    file.blocks.flags = bytearray(8)
+    file.blocks.mark_prefetched(0, 2 * BLOCK_BYTES)
+    file.cache.in_flight.add(2 * BLOCK_BYTES + 4096, 5 * BLOCK_BYTES)
+    file.blocks.tell_used(0, 7 * BLOCK_BYTES, *file.under_way)
+    assert (file.blocks.used.ahead_blocks, file.blocks.used.demand_blocks) == (5, 2)
 
 
 def test_what_is_under_way_when_somebody_comes_is_not_his_own_miss() -> None:
