@@ -19,9 +19,9 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.reader import Reader
 
 MS = 1_000_000
-#: Between two samples of a process, at last, and at first: one part in YOUNG of what a run has taken
-#: so far, which is by how much a wait that was seen or missed by chance is off. What samples take is
-#: one part in COST of a core at most.
+#: Between two samples of a process, at last, and at first: one part in YOUNG of the run so far, by
+#: which a wait that was met or missed by chance is off. What samples take is one part in COST of a
+#: core at most.
 EVERY_NS, FIRST_NS = 50 * MS, 10 * MS
 YOUNG = 32
 COST = 100

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import subprocess
@@ -194,7 +195,7 @@ def test_a_young_run_is_sampled_more_often(monkeypatch: pytest.MonkeyPatch) -> N
     while now < 4000 * MS:
         ours.step(clients)
         now = max(now + 1, ours.due_ns)
-    each = [b - a for a, b in zip(times, times[1:], strict=False)]
+    each = [b - a for a, b in itertools.pairwise(times)]
     assert each[0] == FIRST_NS and each == sorted(each) and each[-1] == EVERY_NS
 
 
