@@ -8,6 +8,7 @@ or another parent sees it; when it goes on, so does this process; its status is 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -65,8 +66,11 @@ def send(job: int, number: int) -> None:
     """Pass a signal on to the job, which is not reaped yet, so that the pid is still its own."""
     try:
         os.kill(job, number)
-    except PermissionError:  # it has become another user's (sudo): who sent it could not either
-        pass
+    except OSError as error:
+        # It has become another user's (sudo): who sent it could not either. Or a tracer of ours has
+        # had us take what is no signal.
+        if error.errno not in (errno.EPERM, errno.EINVAL):
+            raise
 
 
 def unless_it_fails(call: Callable[P, T], instead: T) -> Callable[P, T]:
