@@ -13,9 +13,14 @@ from uffdprefetch.orders.start_profile import StartEntry, StartProfile
 USED_LEAST = CHANGED_MOST = 0.5
 
 
-def learned(profile: StartProfile | None, run: Sequence[StartEntry]) -> StartProfile:
+def learned(
+    profile: StartProfile | None, run: Sequence[StartEntry], *, is_joined: bool = False
+) -> StartProfile:
     """What is kept of a run. ``profile``: what was known before it; None: nothing. Where that does
-    not fit any more only this run is kept."""
+    not fit any more only this run is kept. ``is_joined``: another node has put this very run into
+    it, and has judged it."""
+    if profile is not None and is_joined:
+        return profile.merged(run, new_runs=0)
     known = profile if profile is not None and fits(profile, run) else StartProfile()
     return known.merged(run)
 

@@ -32,6 +32,7 @@ MAGIC, VERSION = b"UPLEARN1", 1
 RUNS_KEPT = 8
 #: What so many runs in a row have not seen is left out of what comes next.
 UNSEEN_RUNS = 3
+_KEPT = (1 << RUNS_KEPT) - 1
 _PATH_BYTES_MAX = os.pathconf("/", "PC_PATH_MAX") - 1
 _HEADER = struct.Struct("<8sIIQQII20x")
 _FIXED = struct.Struct("<Iq")
@@ -80,27 +81,28 @@ class StartProfile:
         """To be read."""
         return sum(entry.wanted_bytes for entry in self.entries if entry.kind is EntryKind.FILE)
 
-    def merged(self, run: Sequence[StartEntry]) -> StartProfile:
-        """With one more run, in whose order it then is. What was changed since is as that run has
-        found it; what the last three have not seen goes."""
+    def merged(self, run: Sequence[StartEntry], *, new_runs: int = 1) -> StartProfile:
+        """With what was read, in whose order it then is, by one more run, or (``new_runs`` 0) by
+        another node of the last one. What was changed since is as it was found now; what the last
+        three runs have not seen goes."""
         old = {(entry.kind, entry.path): entry for entry in self.entries}
         found: dict[tuple[EntryKind, str], StartEntry] = {}
         for entry in run:
             key = entry.kind, entry.path
             if key not in found:
-                found[key] = _joined(old.pop(key, None), entry)
-        kept_runs, unseen = (1 << RUNS_KEPT) - 1, (1 << UNSEEN_RUNS) - 1
+                found[key] = _joined(old.pop(key, None), entry, new_runs)
+        unseen = (1 << UNSEEN_RUNS) - 1
         for key, entry in old.items():
-            seen = entry.seen << 1 & kept_runs
+            seen = entry.seen << new_runs & _KEPT
             if seen & unseen:
                 found[key] = replace(entry, seen=seen)
-        return StartProfile(tuple(found.values()), self.runs + 1)
+        return StartProfile(tuple(found.values()), self.runs + new_runs)
 
 
-def _joined(before: StartEntry | None, now: StartEntry) -> StartEntry:
+def _joined(before: StartEntry | None, now: StartEntry, new_runs: int) -> StartEntry:
     if before is None or not before.is_same_file(now):
         return replace(now, seen=1)
-    seen = (before.seen << 1 | 1) & (1 << RUNS_KEPT) - 1
+    seen = (before.seen << new_runs | 1) & _KEPT
     # all of it is no blocks
     blocks = united([*before.blocks, *now.blocks]) if before.blocks and now.blocks else ()
     return replace(now, seen=seen, blocks=blocks)

@@ -50,7 +50,7 @@ class Learning:
         self._jobs, self._table, self._ledger = jobs, table, ledger
         self._leave_out_ns = 0
         log = StartLog(start_log_fd) if start_log_fd is not None else None
-        self._recorder = StartRecorder(log, self._kept.keep, our_files.note)
+        self._recorder = StartRecorder(log, self._kept.keep, our_files.note, self._kept.begin)
         self._orders: LearnedOrders | None = None
         self._has_ended = False
 
@@ -104,9 +104,16 @@ class KeptStart:
 
     def __init__(self, options: LearnOptions) -> None:
         self._options = options
+        self._began_with: tuple[int, int] | None = None  # of the file, in which it was not yet
         #: Of what was known, how many files were opened; None: nothing was, or it is not yet known.
         self.used: int | None = None
         self.failed = ""  # why it is not kept
+
+    def begin(self) -> None:
+        """The run begins: what it finds is of runs before it. Waits for the home's file system."""
+        directory = profile_directory(os.environ)
+        if directory is not None:
+            self._began_with = _version(profile_path(directory, self._options.name or ""))
 
     def keep(self, run: Sequence[StartEntry]) -> None:
         """Merge a run into it. Raises OSError."""
@@ -130,7 +137,12 @@ class KeptStart:
                 known = _loaded(profile_path(self._options.directory, name))
             if known is not None:
                 self.used = used_files(known, run)
-            profile_store.store(path, learned(own, run), self._options.of)
+            # A job's nodes start together: who has written meanwhile has been one of them, or has
+            # run beside it, which is no run after it either.
+            is_joined = _version(path) != self._began_with
+            profile_store.store(
+                path, learned(own, run, is_joined=is_joined), self._options.of
+            )
 
     def _program(self, run: Sequence[StartEntry]) -> list[StartEntry]:
         """By which the replay knows whose profile it is: what starts may lie on no storage, or end
@@ -139,6 +151,15 @@ class KeptStart:
         if not program or any(entry.path == program for entry in run):
             return []
         return [StartEntry(EntryKind.STAT, program)]
+
+
+def _version(path: str) -> tuple[int, int] | None:
+    """Another one as soon as somebody has put another file there; None: there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _loaded(path: str) -> StartProfile | None:

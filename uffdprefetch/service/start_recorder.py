@@ -131,11 +131,13 @@ class StartRecorder:
     def __init__(
         self, start_log: StartLog | None, write: Callable[[list[StartEntry]], None],
         ours: Callable[[StartedFiles], None] | None = None,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """``start_log``: None where there is none: what is mapped is all that is seen then.
         ``write``: is handed what was read, once, in the thread; raises OSError. ``ours``: has it
-        know what we have read ourselves; in the thread, too."""
-        self._ours = ours
+        know what we have read ourselves; ``begin`` is called before anything is recorded; in the
+        thread, too."""
+        self._ours, self._begin = ours, begin
         self._log, self._write = start_log, write
         self._files = StartedFiles(time.time_ns())
         self._names = _Names()
@@ -185,6 +187,7 @@ class StartRecorder:
 
     def _run(self) -> None:
         try:
+            self._begin()
             self._record()
             self._state = self._written()
         except Exception:  # of the run nothing is lost but this

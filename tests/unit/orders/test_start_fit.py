@@ -40,6 +40,13 @@ def test_two_in_a_row_are_not() -> None:
     assert after("abcd", "abcd", "xy", "uvw").runs == 1
 
 
+def test_of_a_run_of_several_nodes_the_first_has_judged() -> None:
+    profile = after("abcd", "xy")
+    first = learned(profile, files(*"uvw"))
+    both = learned(first, files(*"st"), is_joined=True)
+    assert (paths(both), both.runs) == ({"/s", "/t", "/u", "/v", "/w"}, 1)
+
+
 @pytest.mark.parametrize(("changed", "runs"), [("ab", 2), ("abc", 1)])
 def test_more_than_half_changed_is_another_program(changed: str, runs: int) -> None:
     same = set("abcd") - set(changed)

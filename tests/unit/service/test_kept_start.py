@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start profile of several runs that end together: what each has read is kept."""
+"""The start profile of several runs, or several nodes of one, that end together: what each has read
+is kept, and a run counts once."""
 
 from __future__ import annotations
 
@@ -27,8 +28,15 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "uffdprefetch" / "profiles" / "mine.upl"
 
 
-def keep(name: str) -> None:
-    KeptStart(LearnOptions("mine")).keep([name_entry(Path("/data", name))])
+def begun() -> KeptStart:
+    """Of a service."""
+    start = KeptStart(LearnOptions("mine"))
+    start.begin()
+    return start
+
+
+def keep(name: str, start: KeptStart | None = None) -> None:
+    (start or begun()).keep([name_entry(Path("/data", name))])
 
 
 def kept(path: Path) -> tuple[int, set[str]]:
@@ -63,7 +71,17 @@ def test_of_two_runs_that_end_together_both_are_kept(
     monkeypatch.setattr(fcntl, "flock", locked)
     keep("first")
     second.join(HANG_SECONDS)
-    assert kept(profile) == (2, {"first", "second"})
+    assert kept(profile) == (1, {"first", "second"}), "no run comes after one that it has run beside"
+
+
+def test_a_run_of_several_nodes_counts_once(profile: Path) -> None:
+    """Else what only the first node reads is gone before the next run."""
+    for run in range(1, 4):
+        nodes = [begun() for _ in range(5)]
+        for node, start in enumerate(nodes):
+            keep("first alone" if node == 0 else "all", start)
+        assert kept(profile) == (run, {"first alone", "all"})
+        assert {entry.seen for entry in profile_store.load(str(profile)).entries} == {2**run - 1}
 
 
 HOLDS = """
