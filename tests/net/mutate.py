@@ -11,7 +11,9 @@ it from now on.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -43,16 +45,29 @@ def constants() -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def mutated(module_name: str, constant: str, factor: float) -> Iterator[None]:
-    """The constant has another value, also where it was imported, or is a default."""
-    module = importlib.import_module(f"uffdprefetch.{module_name}")
-    before = getattr(module, constant)
+    """The constant has another value, also where it was imported, by whatever name."""
+    full = f"uffdprefetch.{module_name}"
+    before = getattr(importlib.import_module(full), constant)
     value = type(before)(before * factor)
     with contextlib.ExitStack() as undo:
-        for name, each in list(sys.modules.items()):
-            if name.startswith("uffdprefetch.") and vars(each).get(constant) is before:
-                setattr(each, constant, value)
-                undo.callback(setattr, each, constant, before)
+        for name, called in {(full, constant), *imported(full, constant)}:
+            if (each := sys.modules.get(name)) is not None:
+                setattr(each, called, value)
+                undo.callback(setattr, each, called, before)
         yield
+
+
+@functools.cache
+def imported(module_name: str, constant: str) -> frozenset[tuple[str, str]]:
+    """Who imports a constant, and by which name."""
+    return frozenset(
+        (module.name, alias.asname or alias.name)
+        for module in house.modules(ROOT)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom) and node.module == module_name
+        for alias in node.names
+        if alias.name == constant
+    )
 
 
 def pytest_configure() -> None:
