@@ -214,7 +214,7 @@ class Laws:
 class Traffic:
     """What goes on in this turn: who has missed, and the length of the longest walk."""
 
-    now_ns: int = 0
+    turn_ns: int = 0
     longest: int = 0
     #: When a process was last seen to have missed, and where.
     missed: dict[int, tuple[int, Front]] = field(default_factory=dict)
@@ -223,7 +223,7 @@ class Traffic:
 
     def step(self, files: dict[Key, _File], now_ns: int) -> None:
         """Another turn; these are mapped."""
-        self.now_ns = now_ns
+        self.turn_ns = now_ns
         for key, of in list(self.walked.items()):
             if not of.heads or files.get(key) is not of:
                 del self.walked[key]
@@ -233,7 +233,7 @@ class Traffic:
 
     def just_missed(self) -> list[tuple[int, Front]]:
         """Processes that have, and where. It may be told two looks late, and so may the other."""
-        since = self.now_ns - 4 * LOOK_FIRST_NS
+        since = self.turn_ns - 4 * LOOK_FIRST_NS
         return [(pid, at) for pid, (at_ns, at) in self.missed.items() if at_ns > since]
 
 
@@ -400,7 +400,7 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None or not process.pending:
             return
-        self._traffic.now_ns = now_ns
+        self._traffic.turn_ns = now_ns
         for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
             probe = PrefetchRange(
@@ -539,7 +539,7 @@ class Ahead(Predictor):
         depth_bytes = self._depth_of_all_bytes(reader, front)
         for low, high in reader.unneeded.ranges.missing(first, last):
             if self._publisher.active:
-                now_ns = self._traffic.now_ns
+                now_ns = self._traffic.turn_ns
                 self._publisher.put(WINDOW, now_ns, reader.pid, of.file, low, high - low, 0)
             yield PrefetchRange(
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True

@@ -233,8 +233,8 @@ def _wanted(
     """(request time, completion time, first page, end, down, before, after) of one thread's
     accesses to one file, merged by record; the columns are those of ThreadAccesses."""
     following = np.r_[a.page[1:], -1]
-    upwards = (following > a.page) & (following <= a.high)
-    down = (following >= 0) & (following < a.page) & (following >= a.low - 1)
+    upwards = (following > a.page) & (following <= a.mapped.high)
+    down = (following >= 0) & (following < a.page) & (following >= a.mapped.low - 1)
     end = np.where(upwards, following, np.where(down, a.page + 1, np.maximum(a.sure, a.page + 1)))
     first = np.where(down, following + 1, a.page)
     record: np.ndarray = np.full(len(a), -1, np.int64)

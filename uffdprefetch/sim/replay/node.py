@@ -117,13 +117,13 @@ class ReplayProcess(Client):
 
 @dataclass
 class ReplayFile(FileState):
-    """A recorded file. ``there``: resident bytes of [start, +length) now."""
+    """A recorded file. ``resident``: how many bytes of [start, +length) are now."""
 
-    there: Callable[[int, int], int] = field(kw_only=True)
+    resident: Callable[[int, int], int] = field(kw_only=True)
 
     def resident_bytes(self, start: int, length: int) -> int | None:
         """See FileState."""
-        return self.there(start, length)
+        return self.resident(start, length)
 
 
 class ReplayWorkers(uffd.Workers):
@@ -275,7 +275,7 @@ class ReplayNode:
         opened = Opened(number, number, number, status, None, 0)
         file = ReplayFile(
             key=(0, number, size, 0), path=path, opened=opened,
-            size_bytes=size, call=call, there=partial(there, number),
+            size_bytes=size, call=call, resident=partial(there, number),
         )  # fmt: skip
         file.blocks.tensor_starts = IntervalSet()  # its bytes are not there to tell
         return file

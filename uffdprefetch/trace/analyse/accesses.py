@@ -7,7 +7,7 @@ checkpoints). Page numbers are int64, times int64 ns since the start of the trac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,21 +51,32 @@ SENSORS = {
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """What accesses brought into the page table, columns of equal length: the pages [low, high),
+    at ``at_ns``."""
+
+    low: Array
+    high: Array
+    at_ns: Array
+
+    def __getitem__(self, which: Any) -> Mapped:
+        return Mapped(self.low[which], self.high[which], self.at_ns[which])
+
+
+@dataclass(frozen=True)
 class Accesses:
     """Columns of equal length, in the order of time.
 
-    An access began at ``time_ns`` with ``page``; ``sure`` is the end of what it certainly touched;
-    [low, high) may have been mapped with it, at ``mapped_ns``; ``until_ns`` is when the page was
-    there. ``present``: the page was mapped by fault-around, so it was cached before.
+    An access began at ``time_ns`` with ``page``; ``sure`` is the end of what it certainly touched,
+    ``mapped`` what may have been mapped with it; ``until_ns`` is when the page was there.
+    ``present``: the page was mapped by fault-around, so it was cached before.
     """
 
     time_ns: Array
     until_ns: Array
-    mapped_ns: Array
     page: Array
-    low: Array
     sure: Array
-    high: Array
+    mapped: Mapped
     pid: Array  # uint32
     tid: Array
     major: Array  # bool
@@ -85,8 +96,18 @@ class Accesses:
         """All of them in the order of time; ``parts`` is not empty."""
         if len(parts) == 1:
             return parts[0]
-        whole = cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+        whole = _concatenated(parts)
         return whole.part(np.argsort(whole.time_ns, kind="stable"))
+
+
+def _concatenated(tables: list[Any]) -> Any:
+    """The rows of tables, one after the other, and of their columns that are tables."""
+    if not is_dataclass(tables[0]):
+        return np.concatenate(tables)
+    names = [f.name for f in fields(tables[0])]
+    columns = [_concatenated([getattr(table, name) for table in tables]) for name in names]
+    found: Any = type(tables[0])
+    return found(*columns)
 
 
 def distinct(values: Array) -> Array:
@@ -112,7 +133,7 @@ def _of_ranges(events: Array, start_ns: int, page_bytes: int, sensor: int) -> Ac
     time_ns: Array = events["time_ns"].astype(np.int64) - start_ns
     no: Array = np.zeros(len(events), bool)
     return Accesses(
-        time_ns, time_ns, time_ns, low, low, sure, high, events["pid"], events["tid"],
+        time_ns, time_ns, low, sure, Mapped(low, high, time_ns), events["pid"], events["tid"],
         no, ~no, ~no, np.full(len(events), sensor, np.uint8),
     )  # fmt: skip
 
@@ -161,7 +182,7 @@ def _of_pool(events: Array, start_ns: int, page_bytes: int) -> Accesses:
     What the pool maps was there, whether or not it had to be read first."""
     whole = _of_ranges(events, start_ns, page_bytes, POOL)
     backward = events["aux"] & POOL_BACKWARD > 0
-    page = np.where(backward, whole.low, whole.high - 1)
+    page = np.where(backward, whole.mapped.low, whole.mapped.high - 1)
     return replace(whole, page=page, sure=page + 1, major=events["aux"] & POOL_MISS > 0)
 
 
@@ -270,9 +291,10 @@ def _of_faults(demand: Array, maps: Array, start_ns: int, page_bytes: int) -> Ac
             major[fault] = True
     keep = np.flatnonzero(~drop)
     keep = keep[np.argsort(order[keep], kind="stable")]
+    page = page[keep]
+    mapped = Mapped(low[keep], np.maximum(high[keep], page + 1), mapped_ns[keep])
     return Accesses(
-        time_ns[keep], until_ns[keep], mapped_ns[keep],
-        page[keep], low[keep], page[keep] + 1, np.maximum(high[keep], page[keep] + 1),
+        time_ns[keep], until_ns[keep], page, page + 1, mapped,
         rows["pid"][keep], tid[keep], major[keep], present[keep], exact[keep],
         np.full(len(keep), BPF, np.uint8),
     )  # fmt: skip
@@ -284,7 +306,7 @@ def _checkpoints(a: Accesses, touches: Accesses) -> Accesses:
     A checkpoint's page is no page of the file, so the kernel tells nothing of its fault: a recorder
     that knows the address only may take it for a huge page's. Of those the touch remains.
     """
-    wide = np.flatnonzero((a.sensor == BPF) & (a.high - a.low >= HUGE_PAGES))
+    wide = np.flatnonzero((a.sensor == BPF) & (a.mapped.high - a.mapped.low >= HUGE_PAGES))
     keep: Array = np.ones(len(a), bool)
     order = np.lexsort((touches.time_ns, touches.page))
     known = touches.page[order]

@@ -32,7 +32,7 @@ class Coverage:
         start, end, time_ns = filled
         columns = [start, end, *(edges or [])]
         for a in accesses:
-            columns += [a.page, a.page + 1, a.low, a.sure, a.high]
+            columns += [a.page, a.page + 1, a.mapped.low, a.sure, a.mapped.high]
         self.pieces = Pieces(columns)
         n = len(self.pieces)
         self.last_use_ns: Array = np.full(n, -1, np.int64)
@@ -47,7 +47,7 @@ class Coverage:
         and only there, a page that nobody filled may have been mapped along."""
         found = []
         for a in accesses:
-            seen = a.present & (self.first_fill_ns[self.pieces.at(a.page)] > a.mapped_ns)
+            seen = a.present & (self.first_fill_ns[self.pieces.at(a.page)] > a.mapped.at_ns)
             found.append(distinct(a.page[seen] >> NEIGHBOURS_BITS))
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
@@ -58,13 +58,13 @@ class Coverage:
         what was mapped around its page without a gap.
         """
         mine: Array = np.zeros(len(self.pieces), bool)
-        low, high = a.low.copy(), a.high.copy()
+        low, high = a.mapped.low.copy(), a.mapped.high.copy()
         piece_of = self.pieces.at(a.page)
         warm = np.isin(a.page >> NEIGHBOURS_BITS, self._was_cached)
         cut = self.pieces.cut
-        for owner, piece in self.pieces.pairs(a.low, a.high):
+        for owner, piece in self.pieces.pairs(a.mapped.low, a.mapped.high):
             fill = self.first_fill_ns[piece]
-            at = a.mapped_ns[owner]
+            at = a.mapped.at_ns[owner]
             cached = (fill <= at) | ((fill == NEVER) & warm[owner]) | (piece == piece_of[owner])
             mine[piece[cached]] = True
             # the last written wins: the largest piece below the page, the smallest above it

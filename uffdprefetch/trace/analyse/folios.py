@@ -91,11 +91,13 @@ class Folios:
     def widen(self, a: Accesses) -> Accesses:
         """The accesses of one rank, with what their faults really mapped."""
         # what is mapped ends with the file, whatever the size of its last folio
-        a = replace(a, high=np.maximum(a.page + 1, np.minimum(a.high, self._pages)))
+        high = np.maximum(a.page + 1, np.minimum(a.mapped.high, self._pages))
+        a = replace(a, mapped=replace(a.mapped, high=high))
         if not len(a):
             return a
         order = np.argsort(a.tid, kind="stable")
-        page, low, high, tid = a.page[order], a.low[order], a.high[order], a.tid[order]
+        page, tid, mapped = a.page[order], a.tid[order], a.mapped[order]
+        low, high = mapped.low, mapped.high
         # where the same thread comes next
         upcoming: Array = np.r_[np.where(tid[1:] == tid[:-1], page[1:], -1), -1]
         faults = (a.sensor == BPF)[order]
@@ -116,7 +118,8 @@ class Folios:
         low_there: Array = np.empty(len(a), np.int64)
         high_there: Array = np.empty(len(a), np.int64)
         low_there[order], high_there[order] = start, end
-        return replace(a, low=np.minimum(low_there, a.low), high=np.maximum(high_there, a.high))
+        low, high = np.minimum(low_there, a.mapped.low), np.maximum(high_there, a.mapped.high)
+        return replace(a, mapped=replace(a.mapped, low=low, high=high))
 
 
 def _decided(events: Array) -> Array:

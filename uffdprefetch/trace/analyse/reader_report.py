@@ -43,7 +43,7 @@ def sensor_of(a: Accesses, page_bytes: int) -> str:
     if sensors.BPF not in kinds:
         return names
     faults = a.part(a.sensor == sensors.BPF)
-    pages = int((faults.high - faults.low).max())
+    pages = int((faults.mapped.high - faults.mapped.low).max())
     size = format_size(pages * page_bytes)
     finely = f"; a fault maps up to {size}, in which what is touched later is not seen"
     blurred = "" if bool(faults.exact.all()) else "; of some faults the page is not known"
@@ -60,7 +60,7 @@ def _in_pool(name: str, a: Accesses) -> str:
     and where most go on from the one before there is no stride."""
     if sensors.POOL not in a.sensor:
         return name
-    go_on = bool(np.median(a.high - a.low) > 1)
+    go_on = bool(np.median(a.mapped.high - a.mapped.low) > 1)
     return "sequential" if name == "consecutive" or (name == "strided" and go_on) else name
 
 
@@ -200,7 +200,8 @@ def report(
         "stall_by_offset": stall.by_offset(page_bytes) if stall is not None else [],
         "iterations": beat,
         "batch_bytes": None if batch_pages is None else int(batch_pages * page_bytes),
-        "read_call_bytes": int((a.high - a.low)[a.sensor == sensors.READS].sum()) * page_bytes,
+        "read_call_bytes": int((a.mapped.high - a.mapped.low)[a.sensor == sensors.READS].sum())
+        * page_bytes,
         "hit": _hit(reader, stall, why_no_stall, majors),
     }
 

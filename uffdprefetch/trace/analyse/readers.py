@@ -111,10 +111,10 @@ def scans_are_spread(a: Accesses) -> bool:
     first = np.flatnonzero(np.r_[True, np.diff(a.time_ns) > SCAN_NS])
     if len(first) < SCANS_MIN:
         return False
-    low, high = np.minimum.reduceat(a.low, first), np.maximum.reduceat(a.high, first)
+    low, high = np.minimum.reduceat(a.mapped.low, first), np.maximum.reduceat(a.mapped.high, first)
     count = np.diff(np.r_[first, len(a)])
-    span = int(a.high.max() - a.low.min())
-    found = np.add.reduceat(a.high - a.low, first)
+    span = int(a.mapped.high.max() - a.mapped.low.min())
+    found = np.add.reduceat(a.mapped.high - a.mapped.low, first)
     spread = (high - low > SPREAD * span) & (found < (high - low) / 2)
     return bool(count[spread].sum() > len(a) / 2)
 
@@ -133,8 +133,8 @@ def _begins(a: Accesses) -> list[int]:
     was come over, 64 KiB by 64 KiB, does not."""
     if sensors.POOL not in a.sensor:
         return epochs(a.page, a.pid)
-    first = np.where(a.sensor == sensors.POOL, a.low, a.page) // AROUND_PAGES
-    last = np.where(a.sensor == sensors.POOL, a.high - 1, a.page) // AROUND_PAGES
+    first = np.where(a.sensor == sensors.POOL, a.mapped.low, a.page) // AROUND_PAGES
+    last = np.where(a.sensor == sensors.POOL, a.mapped.high - 1, a.page) // AROUND_PAGES
     count = last - first + 1
     owner, inner = spread(count)
     unit = first[owner] + inner
