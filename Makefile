@@ -115,9 +115,10 @@ pure: setup-test
 	$(PY) -m pytest -q --pure -n 2 -m "not slow and not torch" tests/unit tests/net
 
 # The slow storage bed of the tests, the demo and the benches (see bench/slowfs.c).
-build/slowfs: bench/slowfs.c bench/slowfs_queue.h
+SLOWFS = bench/slowfs.c bench/slowfs_link.c bench/slowfs_control.c
+build/slowfs: $(SLOWFS) bench/slowfs.h bench/slowfs_queue.h
 	@mkdir -p build
-	$(CC) -std=gnu11 -O2 -g -Wall -Wextra -pthread $$(pkg-config --cflags fuse3) $< -o $@ \
+	$(CC) -std=gnu11 -O2 -g -Wall -Wextra -pthread $$(pkg-config --cflags fuse3) $(SLOWFS) -o $@ \
 		$$(pkg-config --libs fuse3)
 
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of

@@ -50,9 +50,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "slowfs_queue.h"
+#include "slowfs.h"
 
-#define MAX_BACKGROUND	64	/* requests that the kernel lets be in flight */
 #define REPLY_THREADS	QUEUE_THREADS /* they copy; all waiting is done in the queue */
 #define CONTROL_NAME	".slowfs"
 #define CACHE_SECONDS	86400.0
@@ -76,54 +75,7 @@ struct invalidation {
 	off_t offset, length;
 };
 
-struct pending {
-	struct due due;
-	fuse_req_t req;
-	int fd;
-	off_t offset;
-	size_t size_bytes;
-};
-
-/* A reply about names or attributes, on its way for one latency of such requests. */
-struct answer {
-	struct due due;
-	fuse_req_t req;
-	enum answer_kind { ANSWER_ERROR, ANSWER_ENTRY, ANSWER_ATTRIBUTES, ANSWER_OPEN,
-			   ANSWER_LISTING } kind;
-	int err;
-	struct fuse_entry_param entry;
-	struct stat st;
-	struct fuse_file_info fi;
-	void (*close)(struct fuse_file_info *fi); /* where nobody takes what was opened */
-	char *data;		/* freed with it */
-	size_t data_bytes;
-};
-
-struct counters {
-	uint64_t requests, bytes, largest_request_bytes, most_in_flight, errors;
-	uint64_t lookups, getattrs, opens, opendirs, readdirs;
-};
-
-static struct {
-	pthread_mutex_t lock;
-	struct due_queue reads;		/* of struct pending: the link */
-	struct due_queue answers;	/* about names and attributes */
-	struct due_queue going;		/* of struct invalidation */
-	uint64_t in_flight;
-	uint64_t pipe_free_ns;	/* when the last queued transfer ends */
-	uint64_t bandwidth;	/* bytes/s, 0: no limit */
-	uint64_t latency_us;
-	uint64_t lookup_us;	/* of a request for names or attributes */
-	struct counters count;
-	double entry_seconds;	/* names and attributes are cached for so long */
-	double missing_seconds;	/* and that there is no such name */
-	bool no_keep_cache;	/* each open takes the file's pages away */
-	bool direct_io;		/* no page is kept at all */
-	bool writers_behind;	/* the source may change: attributes are not cached */
-	bool told_of_closes;
-	bool times_frozen;
-	struct fuse_session *session;
-} bed = {
+struct bed bed = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.reads = DUE_QUEUE(bed.reads),
 	.answers = DUE_QUEUE(bed.answers),
@@ -137,112 +89,6 @@ static int source_fd;
 static void *nodes;			/* tsearch(3) tree by path */
 static struct node root = { .path = "." };
 static struct node control = { .path = CONTROL_NAME };
-
-/* ---- the link ---------------------------------------------------------- */
-
-/* Put a read of size_bytes on the link: it leaves the pipe after everything
- * that was queued before it, and is due one latency later. */
-static void link_queue(struct pending *p)
-{
-	uint64_t start = now_ns();
-
-	pthread_mutex_lock(&bed.lock);
-	if (start < bed.pipe_free_ns)
-		start = bed.pipe_free_ns;
-	bed.pipe_free_ns = start;
-	if (bed.bandwidth)
-		bed.pipe_free_ns += p->size_bytes * NS_PER_SECOND / bed.bandwidth;
-	uint64_t due_ns = bed.pipe_free_ns + bed.latency_us * 1000;
-
-	bed.count.requests++;
-	bed.count.bytes += p->size_bytes;
-	if (p->size_bytes > bed.count.largest_request_bytes)
-		bed.count.largest_request_bytes = p->size_bytes;
-	if (++bed.in_flight > bed.count.most_in_flight)
-		bed.count.most_in_flight = bed.in_flight;
-	pthread_mutex_unlock(&bed.lock);
-	queue_put(&bed.reads, &p->due, due_ns);
-}
-
-static void read_give(struct due *one)
-{
-	struct pending *p = (struct pending *)one;
-	struct fuse_bufvec buf = FUSE_BUFVEC_INIT(p->size_bytes);
-	int err;
-
-	/* Before the reply: who has it must not find it counted any more. */
-	pthread_mutex_lock(&bed.lock);
-	bed.in_flight--;
-	pthread_mutex_unlock(&bed.lock);
-
-	/* fd -> pipe -> /dev/fuse: one copy, made by the kernel */
-	buf.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
-	buf.buf[0].fd = p->fd;
-	buf.buf[0].pos = p->offset;
-	err = fuse_reply_data(p->req, &buf, FUSE_BUF_SPLICE_MOVE);
-	if (err) {
-		pthread_mutex_lock(&bed.lock);
-		bed.count.errors++;
-		pthread_mutex_unlock(&bed.lock);
-	}
-	free(p);
-}
-
-/* ---- replies about names and attributes -------------------------------- */
-
-static void answer_send(struct answer *a)
-{
-	switch (a->kind) {
-	case ANSWER_ERROR:
-		fuse_reply_err(a->req, a->err);
-		break;
-	case ANSWER_ENTRY:
-		fuse_reply_entry(a->req, &a->entry);
-		break;
-	case ANSWER_ATTRIBUTES:
-		fuse_reply_attr(a->req, &a->st, a->entry.attr_timeout);
-		break;
-	case ANSWER_OPEN:
-		if (fuse_reply_open(a->req, &a->fi))
-			a->close(&a->fi);
-		break;
-	case ANSWER_LISTING:
-		fuse_reply_buf(a->req, a->data, a->data_bytes);
-		break;
-	}
-	free(a->data);
-}
-
-static void answer_give(struct due *one)
-{
-	answer_send((struct answer *)one);
-	free(one);
-}
-
-/* Give the answer when its time has come, from another thread; at once where nothing delays it. */
-static void answer(struct answer a)
-{
-	struct answer *queued = bed.lookup_us ? malloc(sizeof(*queued)) : NULL;
-
-	if (!queued) {
-		answer_send(&a);
-		return;
-	}
-	*queued = a;
-	queue_put(&bed.answers, &queued->due, now_ns() + bed.lookup_us * 1000);
-}
-
-static void answer_error(fuse_req_t req, int err)
-{
-	answer((struct answer){ .req = req, .kind = ANSWER_ERROR, .err = err });
-}
-
-static void count_one(uint64_t *counter)
-{
-	pthread_mutex_lock(&bed.lock);
-	(*counter)++;
-	pthread_mutex_unlock(&bed.lock);
-}
 
 /* ---- pages that are taken away ----------------------------------------- */
 
@@ -258,75 +104,6 @@ static void invalidation_give(struct due *due)
 	else
 		fuse_reply_write(one->req, one->line_bytes);
 	free(one);
-}
-
-/* ---- the control file -------------------------------------------------- */
-
-/* The text is made when the file is opened, so that one reader sees one
- * moment however it cuts its reads. */
-static int control_render(char **text)
-{
-	int len;
-
-	pthread_mutex_lock(&bed.lock);
-	len = asprintf(text,
-		"{\"schema\": \"uffdprefetch.slowfs/1\", "
-		"\"bandwidth_bytes_per_second\": %" PRIu64 ", \"latency_us\": %" PRIu64 ", "
-		"\"max_background\": %d, \"requests\": %" PRIu64 ", \"bytes\": %" PRIu64 ", "
-		"\"largest_request_bytes\": %" PRIu64 ", \"most_in_flight\": %" PRIu64 ", "
-		"\"in_flight\": %" PRIu64 ", \"errors\": %" PRIu64 ", "
-		"\"lookup_us\": %" PRIu64 ", \"lookups\": %" PRIu64 ", "
-		"\"getattrs\": %" PRIu64 ", \"opens\": %" PRIu64 ", "
-		"\"opendirs\": %" PRIu64 ", \"readdirs\": %" PRIu64 "}\n",
-		bed.bandwidth, bed.latency_us, MAX_BACKGROUND, bed.count.requests,
-		bed.count.bytes, bed.count.largest_request_bytes,
-		bed.count.most_in_flight, bed.in_flight, bed.count.errors, bed.lookup_us,
-		bed.count.lookups, bed.count.getattrs, bed.count.opens, bed.count.opendirs,
-		bed.count.readdirs);
-	pthread_mutex_unlock(&bed.lock);
-	return len < 0 ? -ENOMEM : 0;
-}
-
-static int parse_u64(const char *text, uint64_t *value)
-{
-	char *end;
-
-	errno = 0;
-	*value = strtoull(text, &end, 10);
-	return errno || end == text || *end || *text == '-' ? -EINVAL : 0;
-}
-
-static int parse_seconds(const char *text, double *value)
-{
-	char *end;
-
-	errno = 0;
-	*value = strtod(text, &end);
-	return errno || end == text || *end || !(*value >= 0) ? -EINVAL : 0;
-}
-
-static int control_line(const char *line)
-{
-	uint64_t value;
-	int err = 0;
-
-	pthread_mutex_lock(&bed.lock);
-	if (!strncmp(line, "bandwidth=", 10) && !parse_u64(line + 10, &value))
-		bed.bandwidth = value;
-	else if (!strncmp(line, "latency_us=", 11) && !parse_u64(line + 11, &value))
-		bed.latency_us = value;
-	else if (!strncmp(line, "lookup_us=", 10) && !parse_u64(line + 10, &value))
-		bed.lookup_us = value;
-	else if (!strcmp(line, "reset"))
-		bed.count = (struct counters){ .most_in_flight = bed.in_flight };
-	else if (bed.writers_behind && !strcmp(line, "times=frozen"))
-		bed.times_frozen = true;
-	else if (bed.writers_behind && !strcmp(line, "times=live"))
-		bed.times_frozen = false;
-	else if (*line)
-		err = -EINVAL;
-	pthread_mutex_unlock(&bed.lock);
-	return err;
 }
 
 /* ---- nodes ------------------------------------------------------------- */

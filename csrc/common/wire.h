@@ -94,9 +94,9 @@ enum up_attach_flag {
 	UP_ATTACH_MANY = 1 << 5,   /* KNOWN, as many mappings were made at once: nobody waits for the answer */
 };
 
-/* up_file.verdict */
+/* up_file.mode */
 /* UP_POOL: the service's memory takes the mapping's place; its faults go to the service */
-enum up_verdict {
+enum up_serving_mode {
 	UP_REFUSE = 0,
 	UP_CHECKPOINTS = 1,
 	UP_PAGE_TABLES = 2,
@@ -187,7 +187,7 @@ struct up_touched {
  * need not even be told of; of the others no descriptor need come. leased: the last descriptor that comes
  * with the message is of the description that has the file's lease (csrc/job/lease.c). */
 struct up_file {
-	uint32_t region, verdict, count, settled, leased, reserved;
+	uint32_t region, mode, count, settled, leased, reserved;
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
 };
 

@@ -99,7 +99,7 @@ static void note_settled(struct agent *a, const struct up_region *r, const struc
 	uint64_t mark = up_file_mark(r->device, r->inode, r->size, r->mtime_ns), now = 0;
 
 	if (f->settled)
-		now = mark | (f->verdict == UP_REFUSE ? UP_SETTLED_REFUSED : 0);
+		now = mark | (f->mode == UP_REFUSE ? UP_SETTLED_REFUSED : 0);
 	for (int i = 0; i < UP_SETTLED; i++)
 		if ((atomic_load(&up_job.settled[i]) & ~1ull) == mark) {
 			atomic_store(&up_job.settled[i], now);
@@ -121,19 +121,19 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd, int *leas
 	if (r && *lease >= 0)
 		up_lease_take(a, r, lease);
 	if (!r && (r = asked_by_id(f->region))) {
-		if (r->fd < 0 && f->verdict != UP_REFUSE) {
+		if (r->fd < 0 && f->mode != UP_REFUSE) {
 			r->fd = fd[1];
 			fd[1] = -1;
 		}
 		up_prepare_late(a, r);
 		return;
 	}
-	if (!r || r->verdict)
+	if (!r || r->mode)
 		return;
-	r->verdict = f->verdict + 1;
+	r->mode = f->mode + 1;
 	up_note_waited(a, r);
 	note_settled(a, r, f);
-	if (f->verdict == UP_POOL) {
+	if (f->mode == UP_POOL) {
 		on_pool(a, r, fd);
 		return;
 	}
@@ -142,12 +142,12 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd, int *leas
 		fd[1] = -1;
 	}
 	r->inherited = 0;
-	if (f->verdict == UP_CHECKPOINTS) {
+	if (f->mode == UP_CHECKPOINTS) {
 		on_checkpoints(a, r, f, fd[0]);
 		return;
 	}
 	up_swap_end(r);
-	if (f->verdict == UP_REFUSE)
+	if (f->mode == UP_REFUSE)
 		up_abandon(a, r);
 }
 

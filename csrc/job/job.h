@@ -56,11 +56,11 @@ struct up_region {
 	_Atomic int unleased; /* no lease makes who opens its file for writing wait */
 	_Atomic int written; /* the job has opened its file for writing since */
 	int many; /* nor does this one: the process has waited enough for others (reply.c) */
-	uint64_t waits_since_ns; /* the agent's: whoever mapped it waits for the verdict since then; 0: nobody does */
+	uint64_t waits_since_ns; /* the agent's: whoever mapped it waits for the answer since then; 0: nobody does */
 	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic int wanted; /* the job wants its file for itself: UP_GONE_WANTED */
-	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
+	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's answer */
 	_Atomic int pooled;      /* enum up_pooled */
 	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie
 	 * here and stay, as they were found last. Changed with hands on, or by who has seized the region. */
@@ -70,7 +70,7 @@ struct up_region {
 	_Atomic size_t anchor_bytes;
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
-	uint32_t verdict, sent;
+	uint32_t mode, sent; /* mode: 1 + enum up_serving_mode; 0: the service has not said yet */
 	uint32_t queued; /* counted in the agent's ``pending`` */
 	int refused;     /* errno: why the pool does not lie here, as the service must still be told */
 	struct up_vma mapped; /* what the kernel said right after mmap(2) */

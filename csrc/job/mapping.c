@@ -218,7 +218,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	atomic_store(&r->anchor, 0);
 	atomic_store(&r->wanted, 0);
 	r->fd = r->pool_fd = -1;
-	r->verdict = r->sent = r->queued = 0;
+	r->mode = r->sent = r->queued = 0;
 	r->refused = 0;
 	r->asked = NULL;
 	if (up_attach(r, fd))

@@ -272,7 +272,7 @@ static void after_fork_in_child(void)
 		if (state == UP_LIVE && known && !gone) {
 			r->inherited = 1;
 			r->fd = r->pool_fd = -1;
-			r->verdict = r->sent = r->queued = 0;
+			r->mode = r->sent = r->queued = 0;
 			r->stated = r->settled = r->many = r->refused = 0; /* who made it has told */
 			r->waits_since_ns = 0;
 			atomic_store(&r->replacement, 0);

@@ -38,7 +38,7 @@ from uffdprefetch.predict.order.seen import SeenCursor
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.steps import Steps
 from uffdprefetch.predict.storage import BLOCK_BYTES as BLOCK
-from uffdprefetch.predict.storage import Account, Link, Storage, least_probability, walk_gain
+from uffdprefetch.predict.storage import Account, Link, Storage, least_probability, stream_gain
 from uffdprefetch.predict.streams import Feedback, StreamTable
 from uffdprefetch.predict.survival import Law
 from uffdprefetch.predict.visits import Visits
@@ -176,9 +176,9 @@ def fronts(seed: int) -> Iterator[Decision]:
             moved.add(front)
             died = sorted((one.start, one.position) for one in file.looked(pid, moved))
             density, runs = front.density, front.gaps
-            gain = walk_gain(density, runs, front.direction < 0, link)
+            gain = stream_gain(density, runs, front.direction < 0, link)
             least = least_probability(gain, link, front.plain)
-            window = file.walks.window(max(1, front.length), least, 10_000)
+            window = file.streams.window(max(1, front.length), least, 10_000)
             low = front.position if front.direction > 0 else front.position - window
             low, high = max(0, low), min(blocks, max(0, low) + window)
             if low < high and account.room_bytes(link) >= (high - low) * BLOCK:

@@ -54,7 +54,7 @@ MODULES = [
     )),
     *("readers." + name for name in (
         "advice", "ahead", "arbiter", "file_stream", "fixed_windows", "known_order", "next_shard",
-        "order_sources", "stated", "stride_order", "strides", "walks", "whole_files",
+        "order_sources", "reader_streams", "stated", "stride_order", "strides", "whole_files",
     )),
     *("service." + name for name in (
         "attachments", "coordinator", "known_orders", "mappings", "pool_bridge", "pooled",

@@ -6,7 +6,7 @@ A tape is played (replay.py). A *turn* is what the service does between two wait
 turn in which a request goes out for it. Of each tape: how many source files of ours a trip enters,
 nothing left out, where a touch was told by a checkpoint or by the pool and where page tables were
 read as a timer said; and of one reader, in a turn, how many times its touches are gone through, and
-how many times the window of one of its walks is computed.
+how many times the window of one of its streams is computed.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def found(records: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def place(reader: PlannedReader) -> tuple[int, int]:
-    assert reader.walk is not None
-    return reader.epoch, reader.walk.position
+    assert reader.cursor is not None
+    return reader.epoch, reader.cursor.position
 
 
 class Notes:

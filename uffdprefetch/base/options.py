@@ -185,8 +185,9 @@ OPTIONS = (
            format=format_size_exact),
     Option("distance_bytes", "distance", _unless("auto", parse_size),
            "with --policy fixed: least bytes between the checkpoints of a mapping (default:"
-           f" {format_size_exact(FIXED_DISTANCE_BYTES)}); else the step in which a walk's progress"
-           " is counted (default: measured). Ignored for known orders and by --engine pool",
+           f" {format_size_exact(FIXED_DISTANCE_BYTES)}); else the step in which a stream's"
+           " progress is counted (default: measured). Ignored for known orders and by"
+           " --engine pool",
            "SIZE",
            format=_format_size("auto")),
     Option("threshold", "threshold", _parse_float,

@@ -21,7 +21,7 @@ from uffdprefetch.state.reader import Reader
 
 
 def reader(of: Reader, stream: Stream, ahead_bytes: int, block_bytes: int) -> BlockReader:
-    """A walk in the pool's memory, with its window, in blocks."""
+    """A stream in the pool's memory, with its window, in blocks."""
     assert of.file.pooled is not None
     span = of.span
     return BlockReader(
@@ -36,7 +36,7 @@ def reader(of: Reader, stream: Stream, ahead_bytes: int, block_bytes: int) -> Bl
 
 
 def to_come(file: FileState, ahead_bytes: int, block_bytes: int) -> BlockReader:
-    """A walk that will come to a file from its beginning on, with its window there, in blocks."""
+    """A stream that will come to a file from its beginning on, with its window there, in blocks."""
     assert file.pooled is not None
     return BlockReader(
         file=file.pooled.number, position=0, direction=1, low=0,

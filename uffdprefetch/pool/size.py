@@ -75,15 +75,15 @@ class PoolSize:
         """Whether something has to leave soon."""
         return self.used_bytes() >= NEARLY_FULL * self.budget_bytes
 
-    def window_bytes(self, places: int, walk: bool = False) -> int:
+    def window_bytes(self, places: int, stream: bool = False) -> int:
         """The most that a stream may have prefetched ahead of it, of so many ``places`` at which
-        files are read: a part of what is not kept for other nodes. ``walk``: for one, and not for
+        files are read: a part of what is not kept for other nodes. ``stream``: for one, and not for
         an order that is known: where several nodes walk through the same file, half of what is
         never kept, of which nothing stays for an epoch."""
         kept_bytes = self._pool.kept_bytes() if self.keep_bytes else 0
         room_bytes = max(0, self.budget_bytes - kept_bytes)
         reserve_bytes = 0  # it holds what this node alone will read again
-        if walk and any(map(self._files.others.reads_alike, self._files.by_number)):
+        if stream and any(map(self._files.others.reads_alike, self._files.by_number)):
             reserve_bytes = self.budget_bytes - self.keep_bytes
         return window.pool_bytes(
             room_bytes,

@@ -92,10 +92,10 @@ class Victims:
         unneeded: Iterable[tuple[int, IntervalSet]] = (),
         awaited: Iterable[tuple[FileState, int]] = (),
     ) -> None:
-        """Make the list of victims. ``streams``: (reader, walk, its window in bytes) of readers
+        """Make the list of victims. ``streams``: (reader, stream, its window in bytes) of readers
         whose order is not known, ``planned``: the others; ``unneeded``: (number of a file, ranges
-        of it that go first); ``awaited``: (file, bytes of it) to which a walk in another file will
-        come."""
+        of it that go first); ``awaited``: (file, bytes of it) to which a stream in another file
+        will come."""
         self._size.fit_if_short()
         self._made_ns = self._clock.now_ns()
         self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)

@@ -9,7 +9,7 @@ The second time is what the kernel's second touch is: of the blocks of an unknow
 come back soon by chance, and hardly any of them twice.
 
 A scan makes nothing active: its distances are what it leaves out of the pool in a whole round, and
-misses on a walk are not even asked (service/pool_bridge.py).
+misses on a stream are not even asked (service/pool_bridge.py).
 
 The books are arrays with one entry a chunk (native/pool.Books): ``left``, the number of evictions
 when the chunk was evicted last, and ``refaults``, how often running it came back soon, up to

@@ -13,8 +13,9 @@ ENTRIES_MAX = 4096
 #: than any reply of storage, and shorter than its epochs.
 LATELY_NS = 1_000_000_000
 #: Of what was seen of late so many are remembered (touches that are judged, latencies, names that
-#: were opened, records that are being read), or after so many more one counts half (ends of walks,
-#: blocks of one): a share of them is known to an eighth, and all are of the present way of reading.
+#: were opened, records that are being read), or after so many more one counts half (ends of
+#: streams, blocks of one): a share of them is known to an eighth, and all are of the present way of
+#: reading.
 LATELY_COUNT = 64
 #: Items that are gone over at one time (names of a directory, records of an inferred order): of
 #: more nothing is known. It takes up to a second, and some 40 MB.

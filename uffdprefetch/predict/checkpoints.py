@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the checkpoints of a mapping lie with `--policy fixed`: a few pages, fixed before mmap(2)
-returns; and by how much a walk's progress is counted.
+returns; and by how much a stream's progress is counted.
 
 A checkpoint tells at once that somebody has come to it, and it is where the kernel tells that a
 process changes its address space without our interposers. More of them, also ones that slide with
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
-#: The grid of checkpoints, and the least that a walk's progress is counted by: what one large
+#: The grid of checkpoints, and the least that a stream's progress is counted by: what one large
 #: request brings.
 DISTANCE_MIN_BYTES = CHUNK_MAX_BYTES
 #: The first bytes of any format are a header that every access reads, and what a fault maps with

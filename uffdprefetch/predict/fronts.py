@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a file is being read on, by all processes together.
 
-A *front* is the head of a walk: touches near it bring it on, others begin a new one. Its length is
-what predict/survival.py judges; a front whose reader is seen elsewhere time and again has died. All
-places are in blocks of BLOCK_BYTES. Pure: who reads ahead of fronts is readers/ahead.py.
+A *front* is the head of a stream: touches near it bring it on, others begin a new one. Its length
+is what predict/survival.py judges; a front whose reader is seen elsewhere time and again has died.
+All places are in blocks of BLOCK_BYTES. Pure: who reads ahead of fronts is readers/ahead.py.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FRONTS_MAX, FRONTS_EACH = 24, 2
 #: A front has died when its reader was seen elsewhere in so many looks, or twice as many each time
 #: that it has come back.
 LOOKS_ELSEWHERE = 3
-#: A gap of no more than so many blocks is always part of a walk: pages of a B-tree, headers.
+#: A gap of no more than so many blocks is always part of a stream: pages of a B-tree, headers.
 NEAR_BLOCKS = 2
 #: What a miss brings: the kernel reads half of it before the touch, and half behind it.
 MISS_BLOCKS = MISS_BYTES // BLOCK_BYTES
 #: Touches that lie no further behind a front are its own: of other threads, and of ranks that are a
 #: little behind. Further back it is read once more, and what it has brought may be gone by then.
 BEHIND_BLOCKS = BACK_BYTES // BLOCK_BYTES
-#: A first touch of no more blocks may turn out to be the end of a walk that goes backward.
+#: A first touch of no more blocks may turn out to be the end of a stream that goes backward.
 TURNS_BLOCKS = 8
 
 #: Flags of a block.
@@ -70,7 +70,7 @@ class State(Enum):
 
 @dataclass
 class Rests:
-    """Of a walk: its reader does not come on for longer than what may be under way ahead of it
+    """Of a stream: its reader does not come on for longer than what may be under way ahead of it
     lasts (FREE_SECONDS). Once or twice that is a busy node; who computes in between does so again.
     """
 
@@ -93,8 +93,8 @@ class Rests:
 
 @dataclass
 class _Gap:
-    """Blocks that a walk came over, ``size`` of them, and those that nobody has touched since.
-    ``behind``: how far the walk has come since."""
+    """Blocks that a stream came over, ``size`` of them, and those that nobody has touched since.
+    ``behind``: how far the stream has come since."""
 
     size: int
     left: list[tuple[int, int]]
@@ -117,7 +117,7 @@ class _Gap:
 
 @dataclass
 class Texture:
-    """Of a walk, of late: blocks that it came over, of them touched, and runs of touches, after
+    """Of a stream, of late: blocks that it came over, of them touched, and runs of touches, after
     gaps; ``around``: blocks that the kernel reads beside those runs; ``run``: how long the one is
     that it is in.
 
@@ -159,7 +159,7 @@ class Texture:
 
     @property
     def around_run(self) -> int:
-        """Blocks that it reads beside the one that the walk is in: one that is longer than what a
+        """Blocks that it reads beside the one that the stream is in: one that is longer than what a
         miss brings has made it read ahead as much again."""
         return MISS_BLOCKS // 2 + (MISS_BLOCKS if self.run > MISS_BLOCKS else 0)
 
@@ -187,7 +187,7 @@ class Texture:
         self.run += gone - size
 
     def fills(self, start: int, end: int) -> None:
-        """[start, end) is touched behind the walk's position, or nothing is."""
+        """[start, end) is touched behind the stream's position, or nothing is."""
         if start < end:
             for gap in self.gaps:
                 gap.fill(start, end)
@@ -258,14 +258,14 @@ def _age(front: Front) -> tuple[bool, int, int]:
 
 
 class FileFronts:
-    """Of one file. ``walks``: the law of how far its walks go; ``ending``: called before a front
-    ends: what waits to be read for it is taken back."""
+    """Of one file. ``streams``: the law of how far its streams go; ``ending``: called before a
+    front ends: what waits to be read for it is taken back."""
 
     def __init__(
-        self, blocks: int, walks: Law, account: Account,
+        self, blocks: int, streams: Law, account: Account,
         ending: Callable[[Front], None] = lambda front: None,
     ) -> None:  # fmt: skip
-        self.blocks, self.walks, self._account, self._ending = blocks, walks, account, ending
+        self.blocks, self.streams, self._account, self._ending = blocks, streams, account, ending
         self.flags = bytearray(blocks)
         self.unknown = blocks  # neither touched nor asked for
         self._used = 0  # of what was asked for
@@ -398,7 +398,7 @@ class FileFronts:
         if len(self.fronts) >= FRONTS_MAX:
             self._make_room()
         insort(self.fronts, front, key=_POSITION)
-        self.walks.passed(1, end - start)
+        self.streams.passed(1, end - start)
         return front
 
     def _make_room(self) -> None:
@@ -435,10 +435,10 @@ class FileFronts:
         front.rests.goes_on(before, now_ns)
         front.texture.goes_on(gone, (gap_start, gap_end))
         if front.state is State.DEAD:
-            self.walks.revived(before)
+            self.streams.revived(before)
             front.patience *= 2
             front.wanted = front.position
-        self.walks.passed(max(1, before), front.length)
+        self.streams.passed(max(1, before), front.length)
         front.state, front.elsewhere = State.ALIVE, 0
         front.pid = pid
 
@@ -450,7 +450,7 @@ class FileFronts:
             insort(self.fronts, front, key=_POSITION)
 
     def _pass_over(self, start: int, end: int, left: int) -> None:
-        """A gap of a walk, or what is behind its end: so much of it the kernel would have read as
+        """A gap of a stream, or what is behind its end: so much of it the kernel would have read as
         well."""
         part, at = self.flags[start:end].translate(_OPEN), -1
         while left and (at := part.find(1, at + 1)) >= 0:
@@ -483,7 +483,7 @@ class FileFronts:
         met = 0 <= at < self.blocks and bool(self.flags[at] & TOUCHED) and not beyond
         front.state = State.ENDED if outside or met else State.DEAD
         if front.state is State.DEAD:
-            self.walks.died(max(1, front.length))
+            self.streams.died(max(1, front.length))
         if front.direction > 0:
             self._pass_over(low, high, front.texture.around_run)
         else:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a reader go in order or jump about? From where its touches lie, one after the other.
 
-Streams (predict/streams.py) find walks; in a file of a few hundred MiB any two touches lie within
-the reach of one walk, and a random reader looks like a few fast ones. Here a touch is *in order*
-when it lies next to one of the last touches, or when what was passed over to come there was read,
-too; else it is a *jump*. A reader that jumps may still walk in large steps, forward or backward:
-then its jumps have a trend (the test of Mann and Kendall, [Kendall]), also where several walk at a
-time or begin again. What one look has found at once comes in the order of the file: such touches
-are ties, and two looks are compared.
+Nearness makes streams (predict/streams.py); in a file of a few hundred MiB any two touches lie
+within the reach of one stream, and a random reader looks like a few fast ones. Here a touch is *in
+order* when it lies next to one of the last touches, or when what was passed over to come there was
+read, too; else it is a *jump*. A reader that jumps may still walk in large steps, forward or
+backward: then its jumps have a trend (the test of Mann and Kendall, [Kendall]), also where several
+walk at a time or begin again. What one look has found at once comes in the order of the file: such
+touches are ties, and two looks are compared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from uffdprefetch.predict.bounds import LATELY_COUNT
 #: up to three touches in order. Where of the later half half as many are jumps it goes in order by
 #: now.
 JUMPS_RANDOM = 16
-#: The last touches: next to them is in order, and two thirds of them in order show a walk. No more
-#: are kept of one scan, spread evenly over it.
+#: The last touches: next to them is in order, and two thirds of them in order show a stream. No
+#: more are kept of one scan, spread evenly over it.
 RECENT = 16
 #: Next to: closer than this, and runs of one look so near are one touch. Kernel fault-around and
 #: readahead, pages that a B-tree skips, records that a few ranks skip; ...
@@ -88,7 +88,7 @@ class RandomnessDetector:
 
     def saw(self, start: int, end: int, at_ns: int, passed_over: bool = False) -> None:
         """A touch of [start, end) bytes; those with one ``at_ns`` were seen together.
-        ``passed_over``: what lies between it and the walk's last touch was read, too."""
+        ``passed_over``: what lies between it and the stream's last touch was read, too."""
         near = any(a - self._near_bytes <= start <= b + self._near_bytes for a, b in self._last)
         self.in_order = passed_over or near or not self._last
         if self._last:  # the first one is next to nothing

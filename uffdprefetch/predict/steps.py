@@ -30,7 +30,7 @@ class Steps:
     _next: dict[int, int] = field(default_factory=dict)  # a step: the one after it
 
     def begins(self, at: int) -> bool:
-        """It begins a walk here; whether that is where its last step has told."""
+        """It begins a stream here; whether that is where its last step has told."""
         if self.at is None:
             self.at = at
             return True

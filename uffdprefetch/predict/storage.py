@@ -128,9 +128,9 @@ def least_probability(gain: float, storage: Storage, kernel: float = 0.0) -> flo
     return SHY / (gain + kernel * SHY)
 
 
-def walk_gain(density: float, runs: float, backward: bool, link: Link) -> float:
-    """See least_probability(). ``density``: the touched part of a walk; ``runs``: runs of touches a
-    block of it. Of who goes on in order half the latency is saved, as the kernel reads ahead;
+def stream_gain(density: float, runs: float, backward: bool, link: Link) -> float:
+    """See least_probability(). ``density``: the touched part of a stream; ``runs``: runs of touches
+    a block of it. Of who goes on in order half the latency is saved, as the kernel reads ahead;
     backward it does not, and a miss is 1.5 times the latency."""
     in_order = density * link.in_order_seconds(BLOCK_BYTES) * (3 if backward else 1)
     saved = link.beside_others(in_order + runs * link.miss_seconds)

@@ -30,14 +30,14 @@ CANDIDATE_REACH_BYTES = 5 * MIB
 BACK_BYTES = 8 * MIB
 #: Streams kept per reader; the longest silent one goes first.
 STREAMS_MAX = 128
-#: A walk that is silent (LATELY_NS), and that no other one has taken over, is forgotten after this,
-#: if its reader reads elsewhere, and a reader protects no blocks of the pool any more.
+#: A stream that is silent (LATELY_NS), and that no other one has taken over, is forgotten after
+#: this, if its reader reads elsewhere, and a reader protects no blocks of the pool any more.
 FORGET_NS = 10_000_000_000
 #: Progress that makes a stream sure.
 SETTLED_BYTES = 2 * MIB
 #: A candidate becomes active when it has seen this many bytes, or a second touch further on.
 ACTIVE_BYTES = 256 << 10
-#: A walk that touched less of what it went over (in blocks) leaves something out.
+#: A stream that touched less of what it went over (in blocks) leaves something out.
 DENSITY = 0.8
 #: It is asked of each piece, and not of the whole: one gap as wide as REACH_BYTES, as between a
 #: file's header and its first record, would outweigh what comes after it. What is touched out of
@@ -169,7 +169,7 @@ class Feedback:
 
 @dataclass
 class Passed:
-    """What a walk has gone over, and what of that was touched, as page tables tell."""
+    """What a stream has gone over, and what of that was touched, as page tables tell."""
 
     bytes: int = 0
     touched_bytes: int = 0
@@ -208,7 +208,7 @@ class Passed:
 
 @dataclass(eq=False)
 class Stream:
-    """One walk. Offsets and sizes in bytes, times CLOCK_MONOTONIC ns."""
+    """One stream. Offsets and sizes in bytes, times CLOCK_MONOTONIC ns."""
 
     id: int
     rank: int
@@ -261,8 +261,8 @@ class Stream:
         return self.position_bytes + self.direction * min(int(gone), most_bytes)
 
     def turn(self, start: int, end: int) -> None:
-        """A walk that is not sure yet goes where it is touched further: it may begin backward, and
-        a backward reader of blocks reads each block forward."""
+        """A stream that is not sure yet goes where it is touched further: it may begin backward,
+        and a backward reader of blocks reads each block forward."""
         beyond = self.start_bytes - start if self.direction > 0 else end - self.start_bytes
         if not self.settled and beyond >= abs(self.position_bytes - self.start_bytes):
             self.start_bytes, self.position_bytes = self.position_bytes, self.start_bytes
@@ -301,9 +301,9 @@ class StreamTable:
     def match(self, start: int, end: int) -> Stream | None:
         """The nearest stream to which a touch of [start, end) can belong.
 
-        A place that was touched only once is second to a walk that is nearby, and what lies behind
-        it belongs there if nowhere else: an LMDB's root page stands among the records, and is not
-        where a reader goes that walks up to it.
+        A place that was touched only once is second to a stream that is nearby, and what lies
+        behind it belongs there if nowhere else: an LMDB's root page stands among the records, and
+        is not where a reader goes that walks up to it.
         """
         best, best_rank = None, (3, 0)
         for s in self.streams:
@@ -360,7 +360,7 @@ class StreamTable:
                 self.absorbed.append(other)
 
     def expire(self, now_ns: int) -> None:
-        """Once in a while: end the walks that their reader has left."""
+        """Once in a while: end the streams that their reader has left."""
         latest = max((s.last_ns for s in self.streams), default=0)
         for old in list(self.streams):
             quiet = now_ns - old.last_ns

@@ -6,7 +6,7 @@ in it is its hazard; the product of what the hazards leave is the probability to
 that ends at the end of its file, or where another has been, is *censored*: it came so far, and has
 not died. Each law is drawn to the one above it (a file's to its kind's, that to the run's, that to
 a power law), which counts as one observation; what was seen earlier counts less and less. Lengths
-are counts: blocks of a walk, touches, steps.
+are counts: blocks of a stream, touches, steps.
 """
 
 from __future__ import annotations

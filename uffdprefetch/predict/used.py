@@ -139,8 +139,8 @@ class Used:
 @dataclass
 class Blocks:
     """Of one file; ``used``: what readers were seen to come to, for what was gained;
-    ``tensor_starts``: bytes a touch of which is no walk (readers/tensor_starts.py), None: not asked
-    for."""
+    ``tensor_starts``: bytes a touch of which is no stream (readers/tensor_starts.py), None: not
+    asked for."""
 
     size_bytes: int
     flags: bytearray = field(init=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far ahead of a stream to be: [Haderbache]'s fixed windows, and by its rate.
 
-Pure functions of a walk, the options and what was measured. The executor is warm/scheduler.py.
+Pure functions of a stream, the options and what was measured. The executor is warm/scheduler.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float =
 
 @dataclass(frozen=True)
 class Window:
-    """What a walk has, or is to have, ahead of it: ``size_bytes``, asked for up to the offset
+    """What a stream has, or is to have, ahead of it: ``size_bytes``, asked for up to the offset
     ``frontier_bytes``. ``step_bytes``: how finely its progress is followed."""
 
     size_bytes: int
@@ -49,14 +49,14 @@ class Window:
 def lookahead_bytes(
     rate_bytes_per_second: float, storage: Storage, allowed_bytes: int, boost: float = 1.0
 ) -> int:
-    """How far ahead of a walk what it will need may lie by now: what its checkpoints are apart by,
-    and what of a full pool is kept for it. Reading ahead is readers/ahead.py's."""
+    """How far ahead of a stream what it will need may lie by now: what its checkpoints are apart
+    by, and what of a full pool is kept for it. Reading ahead is readers/ahead.py's."""
     ahead = ahead_at_rate(rate_bytes_per_second, storage, boost)
     return min(ahead, max(allowed_bytes, MIB))
 
 
 def places(at: Iterable[tuple[int, int]]) -> int:
-    """At how many places files are read: (file, offset in bytes) of each walk; those that are
+    """At how many places files are read: (file, offset in bytes) of each stream; those that are
     within the least lookahead of each other want the same, as ranks that slice a tensor do, and
     count as one. At least 1."""
     apart = sum(a[0] != b[0] or b[1] - a[1] > LOOKAHEAD_MIN_BYTES for a, b in pairwise(sorted(at)))

@@ -74,7 +74,7 @@ class Role(IntEnum):
 
 
 class ServingMode(IntEnum):
-    """enum up_verdict: how a mapping is served, or a file that is read by calls."""
+    """enum up_serving_mode: how a mapping is served, or a file that is read by calls."""
 
     REFUSE = C.UP_REFUSE
     CHECKPOINTS = C.UP_CHECKPOINTS

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is read ahead on a guess: walks, chains of steps, and files that are read whole.
+"""Whatever is read ahead on a guess: streams, chains of steps, and files that are read whole.
 
 One account bounds all of it (predict/storage.py), one law per question says how much further a
-walk, a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_order.py) are no
-guess.
+stream, a chain or a visitor goes (predict/survival.py). Exact orders (readers/known_order.py) are
+no guess.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from uffdprefetch.predict.storage import (
     Link,
     least_gain,
     least_probability,
-    walk_gain,
+    stream_gain,
 )
 from uffdprefetch.predict.streams import Feedback, OwnPace, Rate, Stream
 from uffdprefetch.predict.survival import Law
@@ -46,7 +46,7 @@ from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Confidence, Predictor
-from uffdprefetch.readers.walks import come_over
+from uffdprefetch.readers.reader_streams import come_over
 from uffdprefetch.readers.whole_files import (
     FREE_SHARE,
     WHOLE_FREE_BYTES,
@@ -74,8 +74,8 @@ from uffdprefetch.warm.windows import Windows
 
 #: What a disk here or a link of 20 Gb/s brings, bytes/s.
 NEARBY_BYTES_PER_SECOND = 2.5e9
-#: A window grows by no less than this part of it; and of how far a walk has come this part may be
-#: under way at one time, but for MAX_SECONDS at most: where walks have no usual length
+#: A window grows by no less than this part of it; and of how far a stream has come this part may be
+#: under way at one time, but for MAX_SECONDS at most: where streams have no usual length
 #: (predict/survival.py) one ends within it in 1 of 9 cases.
 STEP_PART = 8
 #: By how much the bandwidth is told: that is on the link for longer than a request takes otherwise.
@@ -192,27 +192,27 @@ class _File:
 
 
 class Laws:
-    """How far walks, visits and chains of steps go, of all and by kind of file."""
+    """How far streams, visits and chains of steps go, of all and by kind of file."""
 
     def __init__(self) -> None:
-        self._walks, self._visits, self.steps = Law(), Law(), Law()
+        self._streams, self._visits, self.steps = Law(), Law(), Law()
         self._kinds: dict[tuple[str, str], tuple[Law, Law]] = {}
 
     def of(self, file: FileState) -> tuple[Law, Law]:
-        """Of walks and of visits, of files like this one."""
+        """Of streams and of visits, of files like this one."""
         directory, name = os.path.split(file.path)
         kind = directory, os.path.splitext(name)[1]
         laws = self._kinds.get(kind)
         if laws is None:
             if len(self._kinds) >= ENTRIES_MAX:
                 del self._kinds[next(iter(self._kinds))]
-            laws = self._kinds[kind] = Law(self._walks), Law(self._visits)
+            laws = self._kinds[kind] = Law(self._streams), Law(self._visits)
         return laws
 
 
 @dataclass
 class Traffic:
-    """What goes on in this turn: who has missed, and the length of the longest walk."""
+    """What goes on in this turn: who has missed, and the length of the longest stream."""
 
     turn_ns: int = 0
     longest: int = 0
@@ -526,7 +526,7 @@ class Ahead(Predictor):
         return head
 
     def _show(self, reader: Reader, head: Head) -> None:
-        """What is read ahead of a front, to who looks at the walks of its reader."""
+        """What is read ahead of a front, to who looks at the streams of its reader."""
         for stream in reader.table.streams:
             if abs(stream.position_bytes - head.position_bytes) <= NEAR_BYTES:
                 self._windows.asked(stream, head.front.wanted * BLOCK_BYTES, head.feedback)
@@ -546,7 +546,7 @@ class Ahead(Predictor):
             )
 
     def _depth_bytes(self, reader: Reader, length: int) -> int:
-        """How much may be under way ahead of a walk that has come so far, in blocks: what lasts
+        """How much may be under way ahead of a stream that has come so far, in blocks: what lasts
         until the next is sent, and the more the longer it is."""
         link = self._link(reader)
         most = int(MAX_SECONDS * link.bandwidth_bytes_per_second)
@@ -559,7 +559,7 @@ class Ahead(Predictor):
 
     @staticmethod
     def _lasting_blocks(reader: Reader, link: Link) -> int:
-        """What lasts a walk until it was looked at again and the next was sent."""
+        """What lasts a stream until it was looked at again and the next was sent."""
         # requests of the largest size, one that is used up and one that is asked for meanwhile,
         # and what a link needs that takes long for them
         least = 2 * GUESSED_EXTENT_BYTES + link.busy_bytes()
@@ -569,10 +569,10 @@ class Ahead(Predictor):
 
     def _depth_of_all_bytes(self, reader: Reader, front: Front | None = None) -> int:
         """How much of what is guessed may be under way in all where something of a reader, or a
-        front of it, is to go with it: what is so ahead of the longest walk, of several the one that
-        is nearest goes first. Where somebody else has missed just now, who would wait for it, only
-        what keeps the link busy. Who misses where the walk has been or is to come, a rank beside
-        it, waits for what is read ahead of it."""
+        front of it, is to go with it: what is so ahead of the longest stream, of several the one
+        that is nearest goes first. Where somebody else has missed just now, who would wait for it,
+        only what keeps the link busy. Who misses where the stream has been or is to come, a rank
+        beside it, waits for what is read ahead of it."""
         missed, length = self._traffic.just_missed(), 0
         if front is None:
             others = any(pid != reader.pid for pid, _ in missed)
@@ -592,13 +592,13 @@ class Ahead(Predictor):
         probability of use that pays; and of those in it [start, end) that was not asked for, None:
         too little."""
         fronts, length = of.fronts, max(1, front.length)
-        gain = walk_gain(front.density, front.gaps, front.direction < 0, self._doubted(link))
+        gain = stream_gain(front.density, front.gaps, front.direction < 0, self._doubted(link))
         self._leave_alone(of, front, reader, link)
         least = least_probability(gain, link, front.plain)
         each, together = self._windows.share_bytes(of.file)
         room = min(self._room_of(reader, link), max(0, together - self.account.open))
         most = min(room // BLOCK_BYTES + front.ahead, each // BLOCK_BYTES)
-        window = fronts.walks.window(length, least, most)
+        window = fronts.streams.window(length, least, most)
         if reader.reads_pool and front.direction > 0 and length > 1:
             window = max(window, link.miss_bytes // BLOCK_BYTES)  # as the kernel would
         first = reader.span.start_bytes // BLOCK_BYTES
@@ -631,7 +631,7 @@ class Ahead(Predictor):
 
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
-        alone = walk_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
+        alone = stream_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
         if not reader.reads_pool and alone <= least_gain(link) and front.length >= LATELY_COUNT:
             self._ledger.leave_alone(
                 f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
@@ -715,8 +715,8 @@ class Ahead(Predictor):
         steps, fronts, found = process.steps, of.fronts, list[tuple[int, int]]()
         if not steps.right:
             return found
-        first = least_probability(walk_gain(1.0, 0.0, False, link), link, 1.0)
-        size = 1 + fronts.walks.window(1, first, fronts.blocks)
+        first = least_probability(stream_gain(1.0, 0.0, False, link), link, 1.0)
+        size = 1 + fronts.streams.window(1, first, fronts.blocks)
         ahead = 4 * link.busy_bytes(2 * LOOK_FIRST_NS / 1e9 + RESPONSE_SECONDS)
         for at in steps.places(size, BLOCK_BYTES, ahead, link):
             end = min(fronts.blocks, at + size)
@@ -764,7 +764,7 @@ class Ahead(Predictor):
         link that brings what a disk here does."""
         latency = self._scheduler.meter.of_pages.latency_seconds
         link = Link(NEARBY_BYTES_PER_SECOND, latency, 1.0, self._link(reader).miss_bytes)
-        return latency > 0 and walk_gain(1.0, 0.0, False, link) <= least_gain(link)
+        return latency > 0 and stream_gain(1.0, 0.0, False, link) <= least_gain(link)
 
     # ---- whole files, and what is told ----------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.units import MAX_BYTES
 from uffdprefetch.readers.predictor import Confidence, Predictor, RangeSource
-from uffdprefetch.readers.walks import Step, Walks
+from uffdprefetch.readers.reader_streams import ReaderStreams, Step
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader, Region
@@ -73,10 +73,10 @@ class Arbiter:
     """The predictors of one service. Its thread calls everything here."""
 
     def __init__(
-        self, policy: str, scheduler: Scheduler, layout: CheckpointPlacer, walks: Walks,
+        self, policy: str, scheduler: Scheduler, layout: CheckpointPlacer, streams: ReaderStreams,
         clock: Clock, readers: Callable[[], list[Reader]],
     ) -> None:  # fmt: skip
-        self._scheduler, self._layout, self._walks = scheduler, layout, walks
+        self._scheduler, self._layout, self._streams = scheduler, layout, streams
         self._policy, self._clock, self._readers = policy, clock, readers
         self._predictors: list[Predictor] = []
         self._listeners = _Listeners()
@@ -110,13 +110,13 @@ class Arbiter:
                 source.step(now_ns)
 
     def observe(self, batch: Batch) -> list[Step | None]:
-        """Something was seen of a reader; of each touch the walk that went on by it, if any."""
+        """Something was seen of a reader; of each touch the stream that went on by it, if any."""
         reader, asks = batch.region.reader, bool(batch.touches)
         if self.on_seen is not None:
             self.on_seen(batch)
-        steps = self._walks.touched(batch)
+        steps = self._streams.touched(batch)
         streams = [step.stream if step else None for step in steps]
-        self.end_walks(reader)
+        self.end_streams(reader)
         for seen, step in zip(batch.touches, steps, strict=True):
             if step is not None:
                 for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
@@ -134,18 +134,18 @@ class Arbiter:
         for predictor in self._predictors:
             predictor.take_back(reader, start, end)
 
-    def end_walks(self, reader: Reader) -> None:
-        """Walks that were another's get nothing any more."""
+    def end_streams(self, reader: Reader) -> None:
+        """Streams that were another's get nothing any more."""
         ended, reader.table.absorbed = reader.table.absorbed, []
         if ended:
             for predictor in self._predictors:
                 predictor.ended(ended)
 
     def refresh(self, reader: Reader) -> None:
-        """Once a second: its walks of long ago end, and what has fired long ago is armed again even
-        where nothing moves."""
+        """Once a second: its streams of long ago end, and what has fired long ago is armed again
+        even where nothing moves."""
         reader.table.expire(self._clock.now_ns())
-        self.end_walks(reader)
+        self.end_streams(reader)
         for region in reader.regions.values():
             if not region.agent.detaching:
                 self._layout.refresh(region)

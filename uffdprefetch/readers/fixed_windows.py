@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--policy fixed`: windows of one size ahead of walks, as the user has said ([Haderbache],
+"""`--policy fixed`: windows of one size ahead of streams, as the user has said ([Haderbache],
 predict/window.py)."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from uffdprefetch.warm.scheduler import Scheduler
 from uffdprefetch.warm.windows import Windows
 
 
-class FollowedWalk:
-    """A walk, as the scheduler sees it (see Consumer), and its last window."""
+class FollowedStream:
+    """A stream, as the scheduler sees it (see Consumer), and its last window."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -61,14 +61,14 @@ class FixedWindows(Predictor):
     ) -> None:
         self._config, self._scheduler, self._publisher = config, scheduler, publisher
         self._windows = windows
-        self._followed: WeakKeyDictionary[Stream, FollowedWalk] = WeakKeyDictionary()
+        self._followed: WeakKeyDictionary[Stream, FollowedStream] = WeakKeyDictionary()
 
     def confidence(self, reader: Reader, now_ns: int) -> Confidence:
         """See Predictor."""
         return Confidence.GUESS
 
     def demand(self, reader: Reader, now_ns: int) -> list[tuple[Consumer, PrefetchRange]]:
-        """See Predictor: of each walk the next window."""
+        """See Predictor: of each stream the next window."""
         found = list[tuple[Consumer, PrefetchRange]]()
         if reader.access is Access.JUMPS:
             return found
@@ -76,7 +76,7 @@ class FixedWindows(Predictor):
         active = reader.table.active()
         for stream in reader.pool.followed(active, now_ns) if pooled else active:
             size_bytes = self._windows.of(stream, pooled).size_bytes
-            one = self._followed.get(stream) or FollowedWalk(stream)
+            one = self._followed.get(stream) or FollowedStream(stream)
             wanted = window.fixed(
                 stream, one.window, end_bytes, size_bytes, self._config.fixed.threshold
             )

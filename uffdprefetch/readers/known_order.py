@@ -39,8 +39,8 @@ AT_ONCE_BYTES = LOOKAHEAD_MIN_BYTES
 #: ... or this part of the lookahead, some 50 ms of its reader's rate. The rest of a lookahead that
 #: has grown follows.
 AT_ONCE_PARTS = 8
-#: Of a reader whose order is to become known for at most AWAIT_NS no windows, unless it has a walk
-#: of at least DENSITY: of records in a shuffled order some follow each other by chance.
+#: Of a reader whose order is to become known for at most AWAIT_NS no windows, unless it has a
+#: stream of at least DENSITY: of records in a shuffled order some follow each other by chance.
 AWAIT_NS = 2000 * MS
 
 
@@ -75,10 +75,10 @@ class Trial:
         self.followers: dict[int, Reader] = {}  # by pid: whose order it is
         self._file = file
 
-    def judge(self, walk: SeenCursor, now: int) -> str | None:
+    def judge(self, cursor: SeenCursor, now: int) -> str | None:
         """As far as its followers' page tables tell, or the pool's faults; why it is wrong."""
         wrong = None
-        if 4 * walk.position_bytes <= 3 * walk.total_bytes:  # near its end others may be read
+        if 4 * cursor.position_bytes <= 3 * cursor.total_bytes:  # near its end others may be read
             wrong = self.guard.stands_still
         if not self.guard.has_samples:
             return wrong
@@ -141,19 +141,19 @@ class PlannedReader:
         return self.epochs.number
 
     @property
-    def walk(self) -> SeenCursor | None:
-        """The walk through the present epoch, if its order was there at the last look()."""
+    def cursor(self) -> SeenCursor | None:
+        """The cursor through the present epoch, if its order was there at the last look()."""
         return self.epochs.cursor
 
     def look(self) -> SeenCursor | None:
-        """The walk through the present epoch; None while its order is not there."""
+        """The cursor through the present epoch; None while its order is not there."""
         return self.epochs.look(self._clock.now_ns())
 
     @property
     def rate_bytes_per_second(self) -> float:
         """How fast it reads of this file; its consumer's rate is that of the whole order."""
-        walk = self.walk
-        here = 1.0 if walk is None else walk.here_bytes / max(1, walk.total_bytes)
+        cursor = self.cursor
+        here = 1.0 if cursor is None else cursor.here_bytes / max(1, cursor.total_bytes)
         return self.consumer.rate.bytes_per_second * here
 
     # ---- progress -------------------------------------------------------------------------------
@@ -185,17 +185,17 @@ class PlannedReader:
     def begins(self, early: list[tuple[int, int]], now: int) -> None:
         """It is followed; ``early``: what was found mapped while that was awaited. Some may be of
         the time before, so the order is not judged by it."""
-        walk = self.look()
-        if walk is not None:
-            walk.mapped(early, now, judge=False)
+        cursor = self.look()
+        if cursor is not None:
+            cursor.mapped(early, now, judge=False)
             self._moved(now)
 
     def said(self, items: int, now: int) -> None:
         """So many items of the present epoch have been read."""
-        walk = self.look()
-        if walk is not None:
+        cursor = self.look()
+        if cursor is not None:
             self.heard.said(now)
-            walk.said(items, now)
+            cursor.said(items, now)
             self._moved(now)
 
     def _moved(self, now: int) -> None:
@@ -204,8 +204,8 @@ class PlannedReader:
             self.trial.guard.on_position(self.epochs.position_bytes, now)
 
     def _judge(self) -> None:
-        if self.walk is not None:
-            self.dropped = self.dropped or self.walk.wrong
+        if self.cursor is not None:
+            self.dropped = self.dropped or self.cursor.wrong
 
     def due(self, ahead_bytes: int) -> Iterator[tuple[int, int, int]]:
         """See Epochs.due()."""
@@ -216,21 +216,21 @@ class PlannedReader:
 
     def judge(self, now: int) -> None:
         """Whether what is prefetched for it is read."""
-        if self.trial is not None and self.walk is not None:
-            self.dropped = self.dropped or self.trial.judge(self.walk, now)
+        if self.trial is not None and self.cursor is not None:
+            self.dropped = self.dropped or self.trial.judge(self.cursor, now)
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
-        walk, epochs = self.walk, self.epochs
-        read, items = (0, None) if walk is None else walk.items_here
+        cursor, epochs = self.cursor, self.epochs
+        read, items = (0, None) if cursor is None else cursor.items_here
         return {
             "file": self.file.path,
             "rank": self.rank,
             "how": self.how,
             "epoch": self.epoch,
             "items": items,
-            "read_items": 0 if walk is None else epochs.done_items + read,
-            "sent_bytes": 0 if walk is None else epochs.base_bytes + walk.sent_bytes,
+            "read_items": 0 if cursor is None else epochs.done_items + read,
+            "sent_bytes": 0 if cursor is None else epochs.base_bytes + cursor.sent_bytes,
             "dropped": self.dropped,
         }
 
@@ -330,7 +330,7 @@ class KnownOrders(Predictor):
             reader.order.early = [*reader.order.early, *batch.found][-ENTRIES_MAX:]
         for seen in told:
             order = self.order_of(reader)
-            if order is not None and order.walk is not None:
+            if order is not None and order.cursor is not None:
                 order.saw(seen.start, seen.end, seen.at_ns)
                 if order.trial is not None:
                     order.trial.guard.on_touched(seen.end - seen.start)
@@ -407,8 +407,8 @@ class KnownOrders(Predictor):
         if reader.access is Access.JUMPS:
             return True
         dense = any(
-            walk.settled and (walk.passed.density or 0.0) >= DENSITY
-            for walk in reader.table.active()
+            stream.settled and (stream.passed.density or 0.0) >= DENSITY
+            for stream in reader.table.active()
         )
         return not dense and now_ns - reader.order.pending_since_ns < AWAIT_NS
 
@@ -417,7 +417,7 @@ class KnownOrders(Predictor):
         from uffdprefetch.predict.order.cursor import lookahead_bytes
 
         order = self._followed.get(reader)
-        if order is None or order.walk is None:
+        if order is None or order.cursor is None:
             return
         if not needs_order(order.file, self.clock):
             order.asks_on = None
@@ -427,7 +427,7 @@ class KnownOrders(Predictor):
             return
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         ahead = lookahead_bytes(
-            order.walk, storage, self._allowed_bytes(pooled), boost, order.ahead_items
+            order.cursor, storage, self._allowed_bytes(pooled), boost, order.ahead_items
         )
         more = max(AT_ONCE_BYTES, ahead // AT_ONCE_PARTS)
         now_ahead = min(ahead, order.epochs.handed_out_bytes + more)
@@ -468,10 +468,10 @@ class KnownOrders(Predictor):
         if not file.call.unit_bytes or file.size_bytes > self._room_bytes(file):
             return False
         orders = sum(
-            one.walk.here_bytes for one in self.all if one.file is file and one.walk is not None
+            one.cursor.here_bytes for one in self.all if one.file is file and one.cursor is not None
         )
         return orders >= DENSITY * file.size_bytes
 
     def describe(self) -> list[dict[str, Any]]:
         """For the summary: those that have ended (the last FILES_MAX), and the others."""
-        return self._ended + [r.describe() for r in self.all if r.walk is not None or r.dropped]
+        return self._ended + [r.describe() for r in self.all if r.cursor is not None or r.dropped]

@@ -17,7 +17,7 @@ from uffdprefetch.predict.first_touches import RankOf, RankTouches
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.readers.order_sources import PlanOrders
-from uffdprefetch.readers.walks import come_over
+from uffdprefetch.readers.reader_streams import come_over
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -132,15 +132,15 @@ class LearnedPlans(PlanOrders):
         for key, file, rank, touches in self._book:
             fate, known_bytes = PlanFate.NONE, 0
             order = self._order(key, rank.rank)
-            if order is not None and order.walk is not None:
+            if order is not None and order.cursor is not None:
                 fate = PlanFate.DROPPED if order.dropped else PlanFate.FOLLOWED
-                known_bytes = order.walk.here_bytes
+                known_bytes = order.cursor.here_bytes
             name = name_of(file.path, file.times, rank)
             yield RankRun(name, self._paths.get((key, rank.rank)), file, touches, fate, known_bytes)
 
     def counts(self) -> tuple[int, int]:
         """(orders that were followed, of these: that were dropped)."""
-        known = [order for order in self._readers.values() if order.walk is not None]
+        known = [order for order in self._readers.values() if order.cursor is not None]
         return len(known), sum(order.dropped is not None for order in known)
 
 

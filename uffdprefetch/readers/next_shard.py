@@ -43,7 +43,7 @@ BLOBS, SNAPSHOTS = "blobs", "snapshots"
 INDEX_MAX_BYTES = 64 << 20
 
 
-class Walk(Consumer, Protocol):
+class StreamConsumer(Consumer, Protocol):
     """Of a reader, through its file."""
 
     @property
@@ -64,15 +64,15 @@ class Next:
     opening: bool = False
     frontier_bytes: int = 0  # asked for up to here ...
     asked_ns: int = 0  # ... then, ...
-    consumer: Beyond | None = None  # ... for this walk
+    consumer: Beyond | None = None  # ... for this stream
 
 
 @dataclass
 class Beyond:
-    """A walk seen from the file that follows: it stands before its beginning. What is read for it
-    there is still wanted when its own file is unmapped, and the walk over."""
+    """A stream seen from the file that follows: it stands before its beginning. What is read for it
+    there is still wanted when its own file is unmapped, and the stream over."""
 
-    stream: Walk
+    stream: StreamConsumer
     length_bytes: int  # of the file that it is in
 
     def __post_init__(self) -> None:
@@ -118,10 +118,10 @@ class NextShard:
         self._guesses: dict[int, dict[Key, tuple[Reader, Next]]] = {}
 
     def beyond(
-        self, reader: Reader, stream: Walk, ahead_bytes: int, least: float, now: int
+        self, reader: Reader, stream: StreamConsumer, ahead_bytes: int, least: float, now: int
     ) -> Iterator[tuple[Consumer, PrefetchRange]]:
-        """What of the file that follows lies within ``ahead_bytes`` of a walk, if that goes on into
-        it with the probability ``least``."""
+        """What of the file that follows lies within ``ahead_bytes`` of a stream, if that goes on
+        into it with the probability ``least``."""
         file = reader.file
         most = stream.position_bytes + ahead_bytes - file.size_bytes
         whole = reader.span.end_bytes == file.size_bytes
@@ -169,7 +169,7 @@ class NextShard:
 
     def awaited(self, now: int) -> Iterator[tuple[FileState, int]]:
         """Files of the pool that nobody maps yet, and up to where each was asked for, in bytes: a
-        walk comes to them."""
+        stream comes to them."""
         for found in self._found.values():
             file, consumer = found.file, found.consumer
             if file is None or consumer is None or file.pooled is None or file.mappings.attached:
@@ -178,7 +178,7 @@ class NextShard:
                 yield file, found.frontier_bytes
 
     def dismissed(self, reader: Reader) -> None:
-        """Its walks say nothing any more: nor of what follows."""
+        """Its streams say nothing any more: nor of what follows."""
         found = self._found.get(reader.file.key)
         consumer = found.consumer if found is not None else None
         if found is not None and consumer is not None and consumer.reader == reader.pid:

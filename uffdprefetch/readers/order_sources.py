@@ -83,7 +83,7 @@ class PlanOrders:
     def pending(self, reader: Reader) -> bool:
         """See known_order.OrderSource."""
         order = self._readers.get((reader.file.key, reader.rank))
-        return order is not None and order.walk is None and not order.over
+        return order is not None and order.cursor is None and not order.over
 
     def ask(self, file: FileState, rank: int, epoch: int, done: Callable[[Answer], None]) -> None:
         """Ask for an order."""

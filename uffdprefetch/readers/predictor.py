@@ -23,7 +23,7 @@ class Confidence(IntEnum):
     """How sure a predictor is of a reader; whoever is surest is in charge."""
 
     NONE = 0
-    GUESS = 1  # by walks: something is always known
+    GUESS = 1  # by streams: something is always known
     SEEKS = 2  # records of which a sequence will soon be known
     AWAITS = 3  # an order that is to become known
     KNOWS = 4  # an order
@@ -62,10 +62,10 @@ class Predictor(RangeSource, ABC):
     every_ns: int = 0
 
     def observe(self, batch: Batch, streams: Sequence[Stream | None]) -> bool:
-        """What was seen of a reader since the last turn, and of each of its touches the walk that
-        it brought on (None where its order is known, and walks would say no more); whether what was
-        found is a reason to ask of the reader, as a touch always is. Cheap: it is called of every
-        reader, once a turn in which it was seen."""
+        """What was seen of a reader since the last turn, and of each of its touches the stream that
+        it brought on (None where its order is known, and streams would say no more); whether what
+        was found is a reason to ask of the reader, as a touch always is. Cheap: it is called of
+        every reader, once a turn in which it was seen."""
         return False
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Predictor(RangeSource, ABC):
         read: should it go on there, it is asked for again."""
 
     def ended(self, streams: Sequence[Stream]) -> None:
-        """These walks were another's, or none: nothing is read for them any more."""
+        """These streams were another's, or none: nothing is read for them any more."""
 
     def dismissed(self, reader: Reader) -> None:
         """Another predictor is in charge from now on: what waits to be read for this one's reader

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.predict.stride import Seen
     from uffdprefetch.readers.stride_order import StridedReader
 
-#: --policy auto: how far a walk must have skipped. To ask for an index starts the helper
+#: --policy auto: how far a stream must have skipped. To ask for an index starts the helper
 #: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
 #: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
 SURE_BYTES = PIECES * PIECE_BYTES
@@ -255,7 +255,7 @@ class Strides(Predictor):
         order.compare(seen, now)
 
     def _streams(self, watch: _Watch, since: int = 0) -> list[tuple[Reader, Stream]]:
-        """The present walk of each process of the rank, the one that moved last first; of those
+        """The present stream of each process of the rank, the one that moved last first; of those
         that have moved since then."""
         found = []
         for reader in self._all():

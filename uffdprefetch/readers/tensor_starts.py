@@ -5,8 +5,8 @@ each, and small ones whole, are read when it is mapped, before all else.
 A loader looks at each tensor before it reads any: safetensors' load_file, and transformers with it,
 touch the first page of each, torch.load reads the header before it. One after the other, and behind
 the window that reads the file in order, those take as long as the whole file does; all at once they
-take a few milliseconds. So a touch of one is no walk. Who has touched some, and nothing behind
-them, is about to read from the first of them on: that begins then, up to where its walk will be
+take a few milliseconds. So a touch of one is no stream. Who has touched some, and nothing behind
+them, is about to read from the first of them on: that begins then, up to where its stream will be
 known, and its window goes on (readers/ahead.py); no more than that may lose at this time.
 """
 
@@ -26,7 +26,7 @@ from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers.file_stream import Want
 from uffdprefetch.readers.predictor import RangeSource
-from uffdprefetch.readers.walks import Walks
+from uffdprefetch.readers.reader_streams import ReaderStreams
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.reader import Region
@@ -35,7 +35,7 @@ from uffdprefetch.warm.windows import Windows
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
-#: So many of them without what follows them are no walk that was seen where it waits.
+#: So many of them without what follows them are no stream that was seen where it waits.
 LOOKED_AT = 3
 Range = tuple[int, int]
 
@@ -53,12 +53,12 @@ class TensorStarts(RangeSource):
     """Of all files of a service, whose thread calls everything here."""
 
     def __init__(
-        self, policy: str, want: Want, walks: Walks, windows: Windows,
+        self, policy: str, want: Want, streams: ReaderStreams, windows: Windows,
         opener: Opener, room_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         """``room_bytes``: how much may be read on a guess now."""
         self._room_bytes = room_bytes
-        self._policy, self._want, self._walks = policy, want, walks
+        self._policy, self._want, self._streams = policy, want, streams
         self._windows, self._opener = windows, opener
         self._files: dict[Key, _FileStarts] = {}
         self._place = 0
@@ -118,10 +118,10 @@ class TensorStarts(RangeSource):
 
     def _begin(self, region: Region, known: _FileStarts) -> None:
         """Its reader is about to read what it has looked at. What it has touched before the starts
-        were known is no walk either."""
+        were known is no stream either."""
         file, reader, mapped = region.file, region.reader, region.scan.mapped
         assert file.blocks.tensor_starts is not None
-        self._walks.forget(reader)
+        self._streams.forget(reader)
         touched = [
             *known.touched,
             *(one for one in file.blocks.tensor_starts if mapped.contains(one[0])),

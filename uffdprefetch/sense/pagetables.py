@@ -33,18 +33,18 @@ LOOK_SLOWEST_NS = 250 * MS
 #: One looks so many times while something takes its time: a reader that begins late is seen late by
 #: one part in so many of how long it has waited.
 LOOKS = 16
-#: How recent a touch keeps scans frequent while no walk is settled, and how rare those of one that
-#: stands are: a storage's reply takes that long at most, where prefetching pays.
+#: How recent a touch keeps scans frequent while no stream is settled, and how rare those of one
+#: that stands are: a storage's reply takes that long at most, where prefetching pays.
 RECENT_NS = 100 * MS
 #: A look over a large file is spread over several turns: 10 GiB that are mapped take 13 ms. In so
 #: much there are seven periods of the longest skip that a Stream follows (REACH_BYTES), four times.
 LOOK_AT_ONCE_BYTES = 1 << 30
-#: Looking may take CPU_PART of a core; what a few hundred looks take at once, as where a walk
+#: Looking may take CPU_PART of a core; what a few hundred looks take at once, as where a stream
 #: begins, before it has rested for it.
 LOOK_CREDIT_NS = 10 * MS
-#: Progress of a walk that is sure: as often as the window demands, but no more often than this.
+#: Progress of a stream that is sure: as often as the window demands, but no more often than this.
 POLL_FASTEST_NS = 4 * MS
-#: A walk of --policy fixed is looked at so many times while its reader comes over its window, so
+#: A stream of --policy fixed is looked at so many times while its reader comes over its window, so
 #: that the next one is asked for in time.
 POLLS_PER_WINDOW = 8
 #: A reader of the pool whose faults tell nothing is looked at this often.
@@ -149,7 +149,7 @@ def note_found(
             if tell is not None:
                 tell(a, b)
             if starts and not starts.missing(a, b):
-                continue  # of tensors that a loader looks at: no walk (readers/tensor_starts.py)
+                continue  # of tensors that a loader looks at: no stream (readers/tensor_starts.py)
             if clusters and a - clusters[-1][1] <= NEAR_BYTES:
                 clusters[-1] = (clusters[-1][0], b)
             else:
@@ -167,7 +167,7 @@ def _going(region: Region, active: list[Stream]) -> list[Stream]:
 
 
 def _at_the_end(stream: Stream, region: Region) -> bool:
-    """Whether a walk cannot go on in a mapping: where its reader goes next is not known."""
+    """Whether a stream cannot go on in a mapping: where its reader goes next is not known."""
     if stream.direction < 0:
         return stream.position_bytes <= region.span.start_bytes + NEXT_TO_BYTES
     return stream.position_bytes >= region.span.end_bytes - NEXT_TO_BYTES
@@ -233,7 +233,7 @@ class PagetableScanner:
         region.scan.due_ns = now + max(due, rest)
 
     def _look_beyond(self, batch: Batch, active: list[Stream], everywhere: bool) -> None:
-        """Look where no stream is: at all of it often until a walk is sure, and the reader does
+        """Look where no stream is: at all of it often until a stream is sure, and the reader does
         walk; then now and then, for walks yet to begin."""
         scan, now = batch.region.scan, batch.at_ns
         settled = bool(_going(batch.region, active))
@@ -324,7 +324,7 @@ class PagetableScanner:
         return min(LOOK_SLOWEST_NS, max(LOOK_FIRST_NS, quiet // LOOKS))
 
     def _poll_ns(self, stream: Stream, now: int) -> int:
-        """In how long a walk may have come so far that its window is to go on: a part of the
+        """In how long a stream may have come so far that its window is to go on: a part of the
         window, or half of what has been asked for, where that is less."""
         moves = now - stream.last_ns < RECENT_NS
         window = self._windows.of(stream)

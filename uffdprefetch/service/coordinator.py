@@ -20,9 +20,9 @@ from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.file_stream import Room
 from uffdprefetch.readers.fixed_windows import FixedWindows
 from uffdprefetch.readers.next_shard import NextShard
+from uffdprefetch.readers.reader_streams import ReaderStreams
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.tensor_starts import TensorStarts
-from uffdprefetch.readers.walks import Walks
 from uffdprefetch.sense.checkpoint_events import CheckpointEvents
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetables import PagetableScanner
@@ -75,9 +75,9 @@ class Coordinator:
             config, scheduler, ledger, clock, pool.files if pool is not None else None
         )
         layout = CheckpointPlacer(self.windows, ledger, clock)
-        walks = Walks(config.policy, ledger, self.windows)
+        streams = ReaderStreams(config.policy, ledger, self.windows)
         self.arbiter = Arbiter(
-            config.policy, scheduler, layout, walks, clock,
+            config.policy, scheduler, layout, streams, clock,
             lambda: readers_of(self.mappings.clients),
         )  # fmt: skip
         want, room = self.arbiter.want, Room(config, self.windows, limits)
@@ -90,7 +90,7 @@ class Coordinator:
             config, scheduler, want, ledger, room, clock, ahead.said if config.guesses else None
         )
         tensor_starts = TensorStarts(
-            config.policy, want, walks, self.windows, opener, ahead.room_bytes
+            config.policy, want, streams, self.windows, opener, ahead.room_bytes
         )
         self.arbiter.listen(stated)
         self.arbiter.listen(tensor_starts)

@@ -53,7 +53,7 @@ SENSORS = {
 }
 POOL_SENSORS = SENSORS | {
     "hit.misses": f"exact: {POOL_MISS_SENSOR}",
-    "hit.blocks": "blocks of 64 KiB between two touches of a walk, as the pool's faults tell",
+    "hit.blocks": "blocks of 64 KiB between two touches of a stream, as the pool's faults tell",
 }
 
 

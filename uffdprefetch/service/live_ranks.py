@@ -18,8 +18,8 @@ from uffdprefetch.warm.windows import Windows
 
 STREAMS_MAX = 8
 PIDS_MAX = 64
-#: A walk moves as long as it is silent for no more than this; a sure one, than GAPS times what its
-#: reader takes from one checkpoint to the next.
+#: A stream moves as long as it is silent for no more than this; a sure one, than GAPS times what
+#: its reader takes from one checkpoint to the next.
 MOVING_SECONDS = 2.0
 MOVING_GAPS = 3.0
 MOVING_SECONDS_MAX = 30.0
@@ -118,12 +118,12 @@ class LiveRanks:
         )
 
     def _leads(self, stream: Stream, now: int) -> tuple[bool, int, int]:
-        """For sorting: a sure walk first, then the fastest, then the latest. A B-tree's root and a
-        file's header are walks too, short ones."""
+        """For sorting: a sure stream first, then the fastest, then the latest. A B-tree's root and
+        a file's header are streams too, short ones."""
         return not stream.settled, -round(self._rate(stream, now)), -stream.last_ns
 
     def _moves(self, stream: Stream, now: int) -> bool:
-        """Whether its reader is still on this walk, as far as one can know."""
+        """Whether its reader is still on this stream, as far as one can know."""
         patience = MOVING_SECONDS
         if stream.settled and stream.rate_bytes_per_second > 0:
             gap = self._windows.of(stream).step_bytes / stream.rate_bytes_per_second
@@ -161,7 +161,7 @@ def _pattern(told: Reader | None, stream: Stream | None, random: Reader | None) 
 
 
 def _with_leading(rank: doc.Rank, stream: Stream, now: int) -> doc.Rank:
-    """With the place of its leading walk, the first of those that it tells of."""
+    """With the place of its leading stream, the first of those that it tells of."""
     leading = rank.streams[0]
     return replace(
         rank,
@@ -186,7 +186,7 @@ def _hit(track: RankTrack | None, random: bool) -> doc.Hit:
     share: float | None = None
     why: str | None = None
     if random:
-        why = "it jumps about: what it reads between two walks is not counted"
+        why = "it jumps about: what it reads between two streams is not counted"
     elif blocks < BLOCKS_MIN:
         why = f"less than {BLOCKS_MIN} blocks read in the last {RANK_TICKS} s"
     else:

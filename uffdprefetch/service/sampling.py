@@ -38,7 +38,7 @@ TICK_LEAST_NS = 500 * MS
 #: Ticks over which counts of a rank or the pool are compared: a batch must not look like a phase.
 RANK_TICKS = 10
 RANKS_MAX = 256
-#: Separate stretches that are remembered of one rank in one file: a walk has one.
+#: Separate stretches that are remembered of one rank in one file: a stream has one.
 STRETCHES_MAX = 1024
 #: The slow pass: cachestat counts a GiB in 2.4 ms, mincore in 12 ms (docs/facts.md) ...
 RESIDENT_PIECE_BYTES = 256 << 20

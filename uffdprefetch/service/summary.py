@@ -43,7 +43,7 @@ POOL_MISS_SENSOR = (
     f"{MISS_SENSOR}; and every touch that the pool had to read for (exact; before Linux 6.6 the "
     "kernel counts a touch that the pool answers as a major fault, too)"
 )
-POOL_USED_SENSOR = "the pool's faults: what lies between two touches of one walk counts as used"
+POOL_USED_SENSOR = "the pool's faults: what lies between two touches of one stream counts as used"
 READ_SENSOR = (
     "/proc/PID/io rchar of wrap, to which the kernel adds that of each process of the job that was "
     "waited for, from its start: read(2) and the like of any file, pipe or socket"

@@ -11,7 +11,7 @@ from uffdprefetch.warm.windows import Windows
 
 #: Interval at which the time line is added to.
 NOTE_NS = 10 * MS
-#: Walks that have gone on since then are shown, if any has.
+#: Streams that have gone on since then are shown, if any has.
 MOVING_NS = 1000 * MS
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FileAccount:
-    """Of one file. ``streamed``: some of it was read for no walk (readers/file_stream.py);
+    """Of one file. ``streamed``: some of it was read for no stream (readers/file_stream.py);
     ``pool``: as the pool counts, when it was asked last."""
 
     prefetched_bytes: int = 0
@@ -41,7 +41,7 @@ class FileAccount:
         self.late_bytes += brought
 
     def stream(self) -> None:
-        """Some of it is read for no walk from now on."""
+        """Some of it is read for no stream from now on."""
         self.streamed = True
 
     def note_pool(self, counts: FileCounts) -> None:

@@ -22,9 +22,9 @@ class PoolRoom(Protocol):
     def used_bytes(self) -> int:
         """What it holds."""
 
-    def window_bytes(self, places: int, walk: bool = False) -> int:
-        """What a reader may have ahead of it, of so many places at which files are read; ``walk``:
-        at one of them."""
+    def window_bytes(self, places: int, stream: bool = False) -> int:
+        """What a reader may have ahead of it, of so many places at which files are read;
+        ``stream``: at one of them."""
 
 
 class FilePool(Protocol):

@@ -260,7 +260,7 @@ class Ledger:
         had_order = order.followed or order.pending_since_ns or order.last_progress_ns
         if reader.access is Access.JUMPS and not had_order and not is_served:
             self.degrade(
-                f"rank {reader.rank} jumps about (no walk found): not "
+                f"rank {reader.rank} jumps about (no stream found): not "
                 "prefetched; a known order needs a plan",
                 reader.file.path,
             )

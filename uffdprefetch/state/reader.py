@@ -28,8 +28,8 @@ from uffdprefetch.state.region_state import AgentState, CheckpointState, ScanSta
 #: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
 #: (csrc/job/mapping.c, claim_region).
 FIRST_OBSERVED = 1 << 32
-#: How far from a mapping the position of a walk in it may be: that is the end of a page, or of what
-#: one fault maps.
+#: How far from a mapping the position of a stream in it may be: that is the end of a page, or of
+#: what one fault maps.
 NEXT_TO_BYTES = 64 << 10
 #: Readers of files that are not mapped now, kept for each process; the oldest goes first.
 UNMAPPED_MAX = 256
@@ -43,7 +43,7 @@ class Trait(Enum):
     """What was seen of a reader, once seen for good: whether a predictor may know something of it
     (readers/predictor.py)."""
 
-    SKIPS = "one of its walks leaves something out"
+    SKIPS = "one of its streams leaves something out"
     JUMPS = "it has jumped about"
 
 
@@ -71,20 +71,20 @@ class PoolTouches:
 
     last_mode: ServingMode | None = None  # of the mapping that was touched last, the pool's or not
     planned: int = 0  # while its order was known
-    #: thread -> (whose walk it is on, whose it touched last)
+    #: thread -> (whose stream it is on, whose it touched last)
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 
     def follow(self, tid: int, stream: Stream) -> None:
-        """A thread is on the walk of its last two touches: a single one may be a tree's page."""
+        """A thread is on the stream of its last two touches: a single one may be a tree's page."""
         on, last = self.walkers.pop(tid, (stream, stream))
         self.walkers[tid] = (stream if stream is last else on), stream
         if len(self.walkers) > STREAMS_MAX:  # there are no more to follow
             del self.walkers[next(iter(self.walkers))]
 
     def followed(self, streams: Iterable[Stream], now: int) -> list[Stream]:
-        """Those that threads are on: they predict the next uses of blocks. A walk that ended where
-        another began, and a reader's few steps through a tree, do not count: each would protect
-        blocks and be prefetched for."""
+        """Those that threads are on: they predict the next uses of blocks. A stream that ended
+        where another began, and a reader's few steps through a tree, do not count: each would
+        protect blocks and be prefetched for."""
         since = now - FORGET_NS  # idle for longer it protects no blocks from eviction
         on = {id(stream) for stream, _ in self.walkers.values()}
         return [stream for stream in streams if id(stream) in on and stream.last_ns > since]
@@ -141,7 +141,7 @@ class Region:
 
     @property
     def streams(self) -> list[Stream]:
-        """Of its reader's walks those that are in it."""
+        """Of its reader's streams those that are in it."""
         low, high = self.offset_bytes - NEXT_TO_BYTES, self.offset_bytes + self.length_bytes
         return [
             s for s in self.reader.table.streams if low <= s.position_bytes <= high + NEXT_TO_BYTES
@@ -228,7 +228,7 @@ class FirstLooks:
 
 
 class Reader:
-    """``table``: the walks of its touches; ``jumps``: whether they go in order; ``order``: the
+    """``table``: the streams of its touches; ``jumps``: whether they go in order; ``order``: the
     known order that it follows. Regions by their numbers."""
 
     def __init__(self, client: Process, file: FileState) -> None:

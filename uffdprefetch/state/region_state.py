@@ -37,7 +37,7 @@ class ScanState:
     mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges present at the last scan
     resume_at: int = 0  # where a scan of the whole mapping continues; 0: none
     whole_ns: int = 0  # end of the last scan of the whole mapping
-    elsewhere_ns: int = 0  # of the last touch that was not ahead of a walk
+    elsewhere_ns: int = 0  # of the last touch that was not ahead of a stream
     began_ns: int = 0  # begin of the present one, or of the last
     known_ns: int = 0  # touches before are in ``mapped``, as far as their pages are still mapped
     last_end_ns: int = 0  # end of the last scan

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead of a walk to be: one Window of each in a turn, for all who ask; and of what memory
-leaves for all of them the share of each."""
+"""How far ahead of a stream to be: one Window of each in a turn, for all who ask; and of what
+memory leaves for all of them the share of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from uffdprefetch.warm.scheduler import Scheduler
 
 @dataclass
 class _Asked:
-    """Of a walk: up to where, as whoever reads ahead of it tells, and what came of it."""
+    """Of a stream: up to where, as whoever reads ahead of it tells, and what came of it."""
 
     frontier_bytes: int
     feedback: Feedback = field(default_factory=Feedback)
@@ -54,7 +54,7 @@ def _places(streams: Iterable[tuple[Reader, Stream]]) -> int:
 
 
 class Windows:
-    """Of the walks of one service, whose thread calls everything here."""
+    """Of the streams of one service, whose thread calls everything here."""
 
     def __init__(
         self, config: Config, scheduler: Scheduler, limits: Limits | None = None,
@@ -100,7 +100,7 @@ class Windows:
         together."""
         room = self.room_bytes(file)
         if self.pool is not None and file.pooled is not None:
-            return self.pool.window_bytes(self.places.in_pool, walk=True), room
+            return self.pool.window_bytes(self.places.in_pool, stream=True), room
         return room // max(1, self.places.all), room
 
     def reader_bytes(self, pooled: bool, processes: int) -> int:
@@ -109,14 +109,14 @@ class Windows:
             return self.pool.window_bytes(self.places.in_pool)
         return self.allowed_bytes // max(1, processes)
 
-    # -------------------------------------------------------------- of one walk
+    # -------------------------------------------------------------- of one stream
 
     def begin_turn(self) -> None:
         """What has been seen, and measured, since the last one counts from now on."""
         self._made.clear()
 
     def of(self, stream: Stream, pooled: bool = False) -> Window:
-        """A walk's window in this turn; ``pooled``: in the pool's memory."""
+        """A stream's window in this turn; ``pooled``: in the pool's memory."""
         found = self._made.get((stream, pooled))
         if found is None:
             found = self._made[stream, pooled] = self._make(stream, pooled)
@@ -125,7 +125,7 @@ class Windows:
     def _make(self, stream: Stream, pooled: bool) -> Window:
         share = self.allowed_bytes // self.places.all
         if self.pool and pooled:
-            share = self.pool.window_bytes(self.places.in_pool, walk=True)
+            share = self.pool.window_bytes(self.places.in_pool, stream=True)
         asked = self._asked.get(stream)
         if self._config.policy == "fixed":
             size_bytes = min(self._config.fixed.size_bytes, max(share, window.MIB))
@@ -140,7 +140,7 @@ class Windows:
         return Window(size_bytes, frontier_bytes, step_bytes)
 
     def asked(self, stream: Stream, frontier_bytes: int, feedback: Feedback) -> None:
-        """Something is asked for ahead of a walk, up to there; what comes of it is told there."""
+        """Something is asked for ahead of a stream, up to there; what comes of it is told there."""
         self._asked[stream] = _Asked(frontier_bytes, feedback)
         for key in ((stream, False), (stream, True)):
             made = self._made.get(key)

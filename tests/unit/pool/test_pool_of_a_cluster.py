@@ -42,7 +42,7 @@ def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict
     assert pool.size.window_bytes(1) < MIB // 2, "what only this node reads stays there"
     pool.files.others = Alike()
     assert pool.size.window_bytes(1) < MIB // 2, "nor what an order that is known comes to again"
-    assert pool.size.window_bytes(1, walk=True) == MIB // 2, "half of what is never kept"
+    assert pool.size.window_bytes(1, stream=True) == MIB // 2, "half of what is never kept"
 
 
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])

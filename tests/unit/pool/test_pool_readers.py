@@ -9,7 +9,7 @@ from typing import Any
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.predict.randomness import Access, RandomnessDetector
 from uffdprefetch.predict.streams import FORGET_NS, STREAMS_MAX, Stream, StreamTable
-from uffdprefetch.readers.walks import goes_on
+from uffdprefetch.readers.reader_streams import goes_on
 from uffdprefetch.state.reader import PoolTouches
 
 MIB = 1 << 20

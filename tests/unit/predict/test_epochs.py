@@ -108,7 +108,7 @@ def test_a_better_order_goes_on_where_the_guess_was() -> None:
     source.come[0] = order([*range(100, 110), *range(500, 600)])
     assert reader.look() is not None and place(reader) == (0, 10)
     reads(reader, range(500, 503))
-    assert reader.walk is not None and reader.walk.items == 110
+    assert reader.cursor is not None and reader.cursor.items == 110
     assert place(reader) == (0, 13)
 
 

@@ -16,7 +16,7 @@ from uffdprefetch.predict.storage import (
     Storage,
     least_gain,
     least_probability,
-    walk_gain,
+    stream_gain,
 )
 
 BLOCK = 64 << 10
@@ -42,19 +42,19 @@ def test_what_plain_reads_as_well_costs_nothing() -> None:
 
 
 def test_the_longer_the_latency_the_more_is_gained() -> None:
-    gains = [walk_gain(1.0, 0.1, False, Link(300e6, ms * 1e-3)) for ms in (0.1, 1, 5)]
+    gains = [stream_gain(1.0, 0.1, False, Link(300e6, ms * 1e-3)) for ms in (0.1, 1, 5)]
     assert gains == sorted(gains)
-    assert walk_gain(1.0, 0.1, True, LINK) > walk_gain(1.0, 0.1, False, LINK)
+    assert stream_gain(1.0, 0.1, True, LINK) > stream_gain(1.0, 0.1, False, LINK)
 
 
 def test_a_miss_that_brings_a_page_alone_makes_every_block_worth_more() -> None:
     alone = Link(300e6, 1e-3, miss_bytes=4096)
-    assert walk_gain(1.0, 0.1, False, alone) > 10 * walk_gain(1.0, 0.1, False, LINK)
+    assert stream_gain(1.0, 0.1, False, alone) > 10 * stream_gain(1.0, 0.1, False, LINK)
 
 
 def test_readers_that_wait_side_by_side_gain_less() -> None:
     four = Link(300e6, 1e-3, waiting=4)
-    assert walk_gain(1.0, 0.1, False, four) < walk_gain(1.0, 0.1, False, LINK)
+    assert stream_gain(1.0, 0.1, False, four) < stream_gain(1.0, 0.1, False, LINK)
 
 
 def test_a_run_may_lose_what_is_free_and_a_part_of_what_it_has_saved() -> None:

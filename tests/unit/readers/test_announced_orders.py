@@ -143,7 +143,7 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
     assert heard.readers(worker.regions[1].reader) == [valid]
     assert heard.readers(only(stranger)) == []
     assert (train.live, train.rank, train.how) == (True, 4, "loader: records")
-    assert train.walk.items == 100 and not heard.pending(only(own)) and job.came == 1
+    assert train.cursor.items == 100 and not heard.pending(only(own)) and job.came == 1
 
 
 def test_what_a_process_reads_by_calls_is_not_asked_of(job: Job, heard: Announcements) -> None:
@@ -269,7 +269,7 @@ def test_a_new_order_of_the_same_reader_takes_the_place_of_the_last(
     assert not (job.directory / "10-1.json").exists() and (job.directory / "10-2.json").exists()
     job.helper.answer(orders=[part("more")])
     (second,) = job.known_orders.all
-    assert second.live and second.walk.items == 20
+    assert second.live and second.cursor.items == 20
     written(job, 3, slot=3, reader="another")
     heard.announced(10, 10, 3)
     assert job.known_orders.all == [second], "of another reader: both hold"

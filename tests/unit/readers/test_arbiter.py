@@ -185,7 +185,7 @@ def test_a_predictor_is_not_asked_under_another_policy() -> None:
     node = Node(policy="fixed")
     node.oracle.sure = Confidence.KNOWS
     node.reads(8)
-    assert node.by() == {"FollowedWalk"} and len(node.oracle.seen) == 8
+    assert node.by() == {"FollowedStream"} and len(node.oracle.seen) == 8
     none = Node(policy="none")
     none.reads(8)
     assert none.notes.wanted == []
@@ -290,7 +290,7 @@ def test_nor_where_the_user_has_chosen_windows() -> None:
     node = Node(policy="fixed", size_bytes=8 * MIB)
     near(node, 8 * MIB)
     node.reads(64)
-    assert node.by() == {"FollowedWalk"}
+    assert node.by() == {"FollowedStream"}
 
 
 def test_nor_of_a_job_that_says_that_it_reads_at_random() -> None:

@@ -19,7 +19,7 @@ from uffdprefetch.predict.storage import MISS_BYTES, Storage
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream as module
 from uffdprefetch.readers.file_stream import FileStream, missing_bytes
-from uffdprefetch.readers.fixed_windows import FollowedWalk
+from uffdprefetch.readers.fixed_windows import FollowedStream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, EXTENTS
@@ -188,7 +188,7 @@ def test_no_more_is_under_way_than_keeps_the_storage_busy(
     bed.scheduler.pump(bed.now)
     assert least <= bed.scheduler.under_way_bytes <= most
     walk = Stream(1, 0, 7, SIZE // 2, SIZE // 2, bed.now, bed.now, active=True)
-    reader = FollowedWalk(walk)
+    reader = FollowedStream(walk)
     bed.scheduler.want(reader, PrefetchRange(file, SIZE // 2, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.scheduler.under_way_bytes >= 64 * MIB

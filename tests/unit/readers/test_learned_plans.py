@@ -82,7 +82,7 @@ def test_an_order_of_that_rank_and_file_is_asked_for_and_followed(
     assert (question["do"], question["plan"], question["rank"]) == ("learned", "/there.json", 3)
     job.helper.answer(order="some")
     assert job.known_orders.order_of(reader) is order
-    assert (order.how, order.walk.items) == ("--learn", 100)
+    assert (order.how, order.cursor.items) == ("--learn", 100)
     assert job.helper.orders["some"].in_blocks  # type: ignore[union-attr]
     assert learned.counts() == (1, 0)
 
@@ -183,7 +183,8 @@ def test_an_order_that_was_learned_is_no_reason_to_learn_nothing(
     sees(learned, reader, 9)
     (run,) = learned.end()
     assert (run.fate, run.plan, run.touches.blocks) == (PlanFate.FOLLOWED, "/there.json", 1)
-    assert run.known_bytes == learned.readers(reader)[0].walk.total_bytes  # type: ignore[union-attr]
+    cursor = learned.readers(reader)[0].cursor
+    assert cursor is not None and run.known_bytes == cursor.total_bytes
 
 
 def test_a_wrong_order_is_told_as_that(job: Job, learned: LearnedPlans) -> None:

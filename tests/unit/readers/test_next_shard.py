@@ -18,7 +18,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.file_systems import FILE_SYSTEMS, TMPFS, FileSystem
 from uffdprefetch.pool.eviction import BlockReader as Block
 from uffdprefetch.pool.residents import to_come
-from uffdprefetch.predict.storage import UNKNOWN, Link, least_probability, walk_gain
+from uffdprefetch.predict.storage import UNKNOWN, Link, least_probability, stream_gain
 from uffdprefetch.predict.streams import Feedback, Stream
 from uffdprefetch.readers import next_shard as module
 from uffdprefetch.readers.next_shard import NextShard, path_after
@@ -33,7 +33,7 @@ SIZE, PID = 64 * MIB, 7
 
 def least(link: Link) -> float:
     """So sure must be what is read ahead of a walk."""
-    return least_probability(walk_gain(1.0, 0.0, False, link), link, 1.0)
+    return least_probability(stream_gain(1.0, 0.0, False, link), link, 1.0)
 
 
 LEAST = least(Link(300e6, 1e-3))

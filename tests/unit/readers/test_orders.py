@@ -108,10 +108,10 @@ def test_an_estimated_order_is_followed_until_the_right_one_comes(job: Job, plan
     (reader,) = plan.readers(only(client))
     assert not reader.live
     job.helper.answer(order="some", early=True)
-    assert reader.live and reader.how == "--plan, estimated" and reader.walk.items == 100
+    assert reader.live and reader.how == "--plan, estimated" and reader.cursor.items == 100
     reads(reader, range(100, 103))
     job.helper.answer(order="more")
-    assert reader.live and reader.how == "--plan" and reader.walk.items == 20
+    assert reader.live and reader.how == "--plan" and reader.cursor.items == 20
     assert place(reader) == (0, 3)
 
 
@@ -121,7 +121,7 @@ def test_of_two_answers_the_later_one_is_followed(job: Job, plan: PlanFile) -> N
     assert not reader.live
     job.helper.answer(order="some", early=True)
     job.helper.answer(order="more")
-    assert reader.live and reader.walk.items == 20
+    assert reader.live and reader.cursor.items == 20
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("short")])

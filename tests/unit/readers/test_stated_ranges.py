@@ -19,7 +19,7 @@ from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import stated as module
-from uffdprefetch.readers.fixed_windows import FollowedWalk
+from uffdprefetch.readers.fixed_windows import FollowedStream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.scheduler import EXTENT_BYTES
@@ -112,7 +112,7 @@ def test_windows_come_first(bed: Bed, file: FileState) -> None:
     bed.stated.needed(bed.region(file), 0, SIZE)
     bed.stated.step(bed.now)
     assert bed.scheduler.queued_bytes > 8 * MIB, "else there is nothing to come before"
-    far = FollowedWalk(Stream(1, 0, 7, 0, 0, 1, bed.now, active=True))
+    far = FollowedStream(Stream(1, 0, 7, 0, 0, 1, bed.now, active=True))
     bed.scheduler.want(far, PrefetchRange(file, SIZE - 4 * MIB, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.sent[0][0] == SIZE - 4 * MIB

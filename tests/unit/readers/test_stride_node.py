@@ -147,7 +147,7 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     node.reads(0, range(67, 100, 8))
     reader = node.reader()
     assert reader.how == "skipping, record 3 of each 8" and not node.holds()
-    assert (reader.walk.items, reader.walk.position) == (100, 13)
+    assert (reader.cursor.items, reader.cursor.position) == (100, 13)
     node.known_orders._followed[node.of()] = reader
     node.scheduler.meter = Meter()
     for consumer, wanted in node.known_orders.demand(node.of(), 0):
@@ -166,7 +166,7 @@ def test_it_is_followed_by_page_tables_where_no_checkpoint_tells(make: Any) -> N
     reader = node.reader()
     before = reader.consumer.position_bytes
     node.reads(0, range(107, 300, 8))
-    assert reader.walk.position == 38
+    assert reader.cursor.position == 38
     assert reader.consumer.position_bytes - before == 25 * 192 * KIB
 
 
@@ -264,12 +264,12 @@ def test_the_next_epoch_begins_at_the_beginning(make: Any) -> None:
     node.reads(0, range(3, 100, 8))
     reader = node.reader()
     node.reads(0, range(107, 400, 8))
-    assert (reader.epoch, reader.walk.position) == (0, 50)
+    assert (reader.epoch, reader.cursor.position) == (0, 50)
     for record in range(3, 60, 8):
         node.now += MS
         node.touches(record)
     assert (reader.epoch, reader.wrong) == (1, None)
-    assert 0 < reader.walk.position < 10
+    assert 0 < reader.cursor.position < 10
 
 
 def test_what_is_read_again_does_not_begin_an_epoch(make: Any) -> None:
@@ -279,7 +279,7 @@ def test_what_is_read_again_does_not_begin_an_epoch(make: Any) -> None:
     node.reads(0, range(3, 150, 8))
     for record in range(3, 100, 8):
         node.touches(record)
-    assert (node.reader().epoch, node.reader().walk.position) == (0, 19)
+    assert (node.reader().epoch, node.reader().cursor.position) == (0, 19)
 
 
 # ---- --policy auto ------------------------------------------------------------------------------

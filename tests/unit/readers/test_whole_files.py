@@ -20,7 +20,7 @@ from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers import whole_files as module
-from uffdprefetch.readers.fixed_windows import FollowedWalk
+from uffdprefetch.readers.fixed_windows import FollowedStream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Region
 from uffdprefetch.warm.consumer import PrefetchRange, Priority
@@ -326,7 +326,7 @@ def in_the_pool(
         budget_bytes=budget_bytes,
         limited_by=None,
         used_bytes=lambda: 0,
-        window_bytes=lambda places, walk=False: budget_bytes // 2,
+        window_bytes=lambda places, stream=False: budget_bytes // 2,
     )
     file.pooled = part
     monkeypatch.setattr(bed.windows, "pool", room)
@@ -372,7 +372,7 @@ def test_it_yields_to_misses_and_whatever_else_is_wanted_comes_first(
     assert bed.scheduler.queued_bytes, "else there is nothing to come before"
     bed.scheduler.reap()
     before = len(bed.sent)
-    far = FollowedWalk(Stream(1, 0, 7, 0, 0, 1, bed.now, active=True))
+    far = FollowedStream(Stream(1, 0, 7, 0, 0, 1, bed.now, active=True))
     bed.scheduler.want(far, PrefetchRange(file, SIZE - 4 * MIB, SIZE, priority=Priority.NEEDED))
     bed.scheduler.pump(bed.now)
     assert bed.sent[before][0] >= SIZE - 4 * MIB

@@ -98,7 +98,7 @@ def test_its_reader_hears_what_a_look_has_found(node: Node) -> None:
 
 @pytest.mark.parametrize("walks", [True, False])
 def test_a_walk_narrows_the_look(node: Node, walks: bool) -> None:
-    """A reader that jumps about has none (readers/walks.py)."""
+    """A reader that jumps about has none (readers/reader_streams.py)."""
     if walks:
         node.walk()
     due = node.look()

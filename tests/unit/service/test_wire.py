@@ -20,7 +20,7 @@ from uffdprefetch.protocol import wire
 ENUMS: dict[str, type[IntEnum]] = {
     "up_type": wire.Type,
     "up_role": wire.Role,
-    "up_verdict": wire.ServingMode,
+    "up_serving_mode": wire.ServingMode,
     "up_bypass_reason": wire.Bypass,
 }
 

@@ -16,7 +16,7 @@ from uffdprefetch.base.cache_call import choose
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.readers.fixed_windows import FollowedWalk
+from uffdprefetch.readers.fixed_windows import FollowedStream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
@@ -90,10 +90,10 @@ def file(tmp_path: Path) -> Iterator[FileState]:
     state.close()
 
 
-def reader(number: int, position: int, rate: float) -> FollowedWalk:
+def reader(number: int, position: int, rate: float) -> FollowedStream:
     stream = Stream(number, number, 1, position - 64 * MIB, position, 1, NOW, active=True)
     stream.rate.bytes_per_second = rate
-    return FollowedWalk(stream)
+    return FollowedStream(stream)
 
 
 def test_a_rank_that_has_waited_is_not_served_less_for_it(file: FileState) -> None:

@@ -154,20 +154,20 @@ class OrderCursor(OrderProgress):
 
 
 def lookahead_bytes(
-    walk: OrderCursor, storage: Storage, allowed_bytes: int, boost: float = 1.0,
+    cursor: OrderCursor, storage: Storage, allowed_bytes: int, boost: float = 1.0,
     ahead_items: int = 0,
 ) -> int:  # fmt: skip
-    """How far ahead of a walk to warm, in plan bytes: window.lookahead_bytes() for a known order,
+    """How far ahead of a cursor to warm, in plan bytes: window.lookahead_bytes() for a known order,
     ``boost`` as of a stream. ``ahead_items``: so far beyond the position its reader may be. While
     the rate is not known, a reader whose order is exact may be as fast as the storage.
 
     The rate counts in pages of the file (small records need more of them than their bytes), its
     bounds and ``allowed_bytes`` too.
     """
-    pages_for_a_byte = max(walk.amplification, 1.0)
-    rate = walk.rate_bytes_per_second * pages_for_a_byte
-    if not rate and walk.exact:
+    pages_for_a_byte = max(cursor.amplification, 1.0)
+    rate = cursor.rate_bytes_per_second * pages_for_a_byte
+    if not rate and cursor.exact:
         rate = storage.bandwidth_bytes_per_second
-    reach = walk.reach_bytes(ahead_items) * pages_for_a_byte if ahead_items else 0.0
+    reach = cursor.reach_bytes(ahead_items) * pages_for_a_byte if ahead_items else 0.0
     ahead = window.ahead_at_rate(rate, storage, boost) + reach
     return int(min(ahead, max(allowed_bytes, window.MIB)) / pages_for_a_byte)

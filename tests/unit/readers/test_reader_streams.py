@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""readers/walks.py: of what is touched, what tells that a reader goes in order."""
+"""readers/reader_streams.py: of what is touched, what tells that a reader goes in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def jumps_about(
         active=list,
     )  # fmt: skip
     region.reader.table = table
-    bed.arbiter._walks._passed = lambda *_: passed_bytes  # type: ignore[method-assign]
+    bed.arbiter._streams._passed = lambda *_: passed_bytes  # type: ignore[method-assign]
     for _ in range(64):
         bed.now += 2 * MS
         at = source.randrange(8 * MIB // BLOCK, SIZE // BLOCK) * BLOCK

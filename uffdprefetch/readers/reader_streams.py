@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a touch says of its reader: which walk it brought on (predict/streams.py), and whether the
+"""What a touch says of its reader: which stream it brought on (predict/streams.py), and whether the
 reader goes in order at all (predict/randomness.py). Every predictor builds on these."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, Region, Trait
 from uffdprefetch.warm.windows import Windows
 
-#: In the pool one in this many touches of a reader whose order is known goes to its walks, too:
+#: In the pool one in this many touches of a reader whose order is known goes to its streams, too:
 #: they show it, and go on when the order is dropped.
 PLANNED_EVERY = 16
 
@@ -37,21 +37,21 @@ def come_over(seen: Observation) -> tuple[int, int]:
 
 
 def goes_on(reader: Reader, stream: Stream) -> bool:
-    """Whether the reader's last touch, which is in this stream, goes on with a walk. In a file that
+    """Whether the reader's last touch, which is in this stream, goes on with it. In a file that
     is no larger than a stream's reach, that of a random reader is in one, too."""
     return stream.settled and reader.jumps.in_order and reader.access is not Access.JUMPS
 
 
-class Walks:
-    """The walks of all readers. The service's thread calls everything here."""
+class ReaderStreams:
+    """The streams of all readers. The service's thread calls everything here."""
 
     def __init__(self, policy: str, ledger: Ledger, windows: Windows) -> None:
         self._policy, self._ledger, self._windows = policy, ledger, windows
 
     def touched(self, batch: Batch) -> list[Step | None]:
-        """What each touch was of a walk; None for a reader whose order is known: its walks would
-        say nothing more. What walks have come over in the pool that was not known to be mapped is
-        found with it."""
+        """What each touch was of a stream; None for a reader whose order is known: its streams
+        would say nothing more. What streams have come over in the pool that was not known to be
+        mapped is found with it."""
         return [self._touch(batch, seen) for seen in batch.touches]
 
     def _touch(self, batch: Batch, seen: Observation) -> Step | None:
@@ -104,8 +104,8 @@ class Walks:
     def _passed(
         self, batch: Batch, stream: Stream, seen: Observation, forward: int, low: int, high: int
     ) -> tuple[int, int]:
-        """Of what a walk has gone over with this touch: how much is mapped that was not before, and
-        how much tells of a walk."""
+        """Of what a stream has gone over with this touch: how much is mapped that was not before,
+        and how much tells of a stream."""
         region, news = batch.region, seen.end - seen.start
         if not forward:
             return news, news
@@ -125,7 +125,7 @@ class Walks:
         return news, seen.end - seen.start + max(0, end - start)
 
     def _judge(self, region: Region, seen: Observation, passed_over: bool) -> None:
-        """Whether the reader goes in order: what looks like walks of one that jumps about is
+        """Whether the reader goes in order: what looks like streams of one that jumps about is
         none."""
         reader = region.reader
         # one scan of the whole page table, in several pieces, has one time
