@@ -45,6 +45,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "plan": ("uffdprefetch.cli.plan", "check a plan: who reads which records in which order"),
     "profile": ("uffdprefetch.cli.profile", "what programs read when they start: see and keep it"),
     "warm": ("uffdprefetch.cli.warm", "read ahead what a program reads when it starts"),
+    "pack": ("uffdprefetch.cli.pack", "many small files, or tars, into one LMDB"),
+    "unpack": ("uffdprefetch.cli.unpack", "the files of a packed LMDB again"),
     "simulate": ("uffdprefetch.cli.simulate", "what data-loading policies would take on a cluster"),
     "calibrate": ("uffdprefetch.cli.calibrate", "measure the bandwidths that simulate needs"),
     "demo": ("uffdprefetch.cli.demo", "a slow file system, a training-like job, before and after"),

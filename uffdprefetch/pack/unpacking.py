@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the files of a packed database into a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.data.layout import DamagedError, Entry, shown
+from uffdprefetch.pack.in_order import Admit, in_order
+from uffdprefetch.pack.stored import Stored
+from uffdprefetch.pack.verifying import Compared, Unmatched
+
+#: Errors after which no other file can be written either.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def unpack(path: str, directory: str, say: Callable[[str], None]) -> tuple[int, int]:
+    """How many files were written, and how many not, each of which ``say`` is told of. A value that
+    is not what was packed is not written.
+
+    Raises UffdPrefetchError: 1 when it cannot be read or written, 2 when the database is damaged,
+    or ``directory`` has something in it.
+    """
+    written = wrong = 0
+    with Stored(path) as stored:
+        if not stored.description.complete:
+            say(f"{path}: packing has not come to its end: what is in it is unpacked")
+        try:
+            os.makedirs(directory, exist_ok=True)
+            if os.listdir(directory):
+                raise usage_error(f"{directory}: there is something in it: name another directory")
+        except OSError as error:
+            raise _cannot(directory, error) from None
+        root = os.fsencode(directory)
+
+        def write(given: Unmatched, admit: Admit) -> Compared:
+            admit(given.entry.size_bytes)
+            return Compared(given.entry.path, _written(stored, given.entry, root))
+
+        for each in in_order(_entries(stored), write):
+            if each.why:
+                say(f"not written: {shown(each.path)}: {each.why}")
+                wrong += 1
+            else:
+                written += 1
+    return written, wrong
+
+
+def _entries(stored: Stored) -> Iterator[Unmatched]:
+    return (Unmatched(entry) for entry in stored.in_order())
+
+
+def _written(stored: Stored, entry: Entry, root: bytes) -> str:
+    """Why it was not; "" where it was."""
+    if any(part in (b"", b".", b"..") for part in entry.path.split(b"/")) or b"\0" in entry.path:
+        return "its path leads out of the directory"
+    file = os.path.join(root, entry.path)
+    try:
+        value = stored.value(entry)
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        with open(file, "xb") as out:
+            out.write(value)
+        os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
+    except DamagedError as error:
+        return f"damaged in the database: {error.message}"
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _cannot(os.fsdecode(root), error) from None
+        return f"it cannot be written: {error.strerror}"
+    return ""
+
+
+def _cannot(directory: str, error: OSError) -> UffdPrefetchError:
+    return UffdPrefetchError(f"cannot write {directory}: {error.strerror}", EXIT_CANNOT)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a packed database with what it was packed of, every byte of both."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from uffdprefetch.data.layout import DamagedError, Entry, shown
+from uffdprefetch.pack.found import Found, LeftOut
+from uffdprefetch.pack.in_order import Admit, in_order
+from uffdprefetch.pack.packing import Sources
+from uffdprefetch.pack.reading import ChangedError, read_whole
+from uffdprefetch.pack.stored import Stored
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of a file: ``why`` it is not as it was packed, "" where it is."""
+
+    path: bytes
+    why: str
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """An entry whose file is in no source."""
+
+    entry: Entry
+    held_bytes: int = 0
+
+
+def verify(path: str, roots: Sequence[str], say: Callable[[str], None]) -> tuple[int, int]:
+    """How many files are the same in both, and how many are not, each of which ``say`` is told of.
+    ``roots``: the sources, (): those that it was packed of.
+
+    Raises UffdPrefetchError: 1 when something cannot be read, 2 when the database is damaged.
+    """
+    with Stored(path) as stored:
+        quiet = LeftOut(lambda text: None)
+        sources = Sources(roots or stored.description.roots, quiet)
+        by_path = {entry.path: entry for entry in stored.entries.values()}
+        of_path: dict[bytes, str] = {}
+
+        def compare(found: Found, admit: Admit) -> Compared:
+            return _compared(stored, by_path.get(found.path), found, admit)
+
+        for each in in_order(sources.files(), compare):
+            of_path[each.path] = each.why  # of a path that a tar has twice the last one counts
+
+        def value_alone(given: Unmatched, admit: Admit) -> Compared:
+            admit(given.entry.size_bytes)
+            why = _wrong(stored, given.entry) or "the source does not have it any more"
+            return Compared(given.entry.path, why)
+
+        left = (Unmatched(entry) for entry in stored.in_order() if entry.path not in of_path)
+        of_path.update((each.path, each.why) for each in in_order(left, value_alone))
+        of_path.update((key, "the database has a value that it has not packed")
+                       for key in stored.unknown())  # fmt: skip
+        wrong = {key: why for key, why in of_path.items() if why}
+        for key, why in wrong.items():
+            say(f"{shown(key)}: {why}")
+        if not stored.description.complete:
+            say(f"{path}: packing has not come to its end: --resume goes on")
+        incomplete = not stored.description.complete
+        return len(of_path) - len(wrong), len(wrong) + incomplete
+
+
+def _compared(stored: Stored, entry: Entry | None, found: Found, admit: Admit) -> Compared:
+    if entry is None:
+        return Compared(found.path, "it is not in the database")
+    if entry.source != found.source:
+        return Compared(found.path, "")  # a second one of its path, which was named when packed
+    try:
+        if found.data is None:
+            data = read_whole(found.file, lambda size: admit(size + entry.size_bytes))[0]
+        else:
+            admit(entry.size_bytes)
+            data = found.data
+    except OSError as error:
+        return Compared(found.path, f"it cannot be read: {error.strerror}")
+    except ChangedError:
+        return Compared(found.path, "it changed while it was read")
+    same = hashlib.sha256(data).digest() == entry.sha256
+    del data
+    return Compared(
+        found.path, _wrong(stored, entry) or ("" if same else "the source has other bytes by now")
+    )
+
+
+def _wrong(stored: Stored, entry: Entry) -> str:
+    try:
+        stored.value(entry)
+    except DamagedError as error:
+        return f"damaged in the database: {error.message}"
+    return ""
