@@ -46,11 +46,7 @@ def environment(path: str) -> tuple[Any, Any]:
     Raises UffdPrefetchError: 1 when it cannot be opened, 2 when it is no packed database.
     """
     lmdb = library()
-    try:
-        status = os.stat(os.path.join(path, "data.mdb"))
-    except OSError as error:
-        raise UffdPrefetchError(f"cannot read {path}: {error.strerror}") from None
-    key = status.st_dev, status.st_ino
+    key = _key(path)
     with _lock:
         pid, env, meta = _open.get(key, (0, None, None))
         if pid == os.getpid():
@@ -73,3 +69,20 @@ def environment(path: str) -> tuple[Any, Any]:
             ) from None
         _open[key] = os.getpid(), env, meta
         return env, meta
+
+
+def close(path: str) -> None:
+    """Close this process's environment of a database, if it has one: whoever reads opens it anew.
+    No other thread may be reading."""
+    with _lock:
+        _, env, _ = _open.pop(_key(path), (0, None, None))
+        if env is not None:
+            env.close()
+
+
+def _key(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(os.path.join(path, "data.mdb"))
+    except OSError as error:
+        raise UffdPrefetchError(f"cannot read {path}: {error.strerror}") from None
+    return status.st_dev, status.st_ino

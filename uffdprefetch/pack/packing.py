@@ -174,6 +174,7 @@ def _before(
                 raise usage_error(
                     f"{what} {_told(asked)}: {options.output} was packed with {_told(found)}"
                 )
+        stored.check_lookups()
         return description, stored.dictionary, stored.entries
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.data import layout
 from uffdprefetch.data.codec import Codec
+from uffdprefetch.data.environment import close, environment
 from uffdprefetch.data.layout import DamagedError, Description, Entry
 from uffdprefetch.formats import lmdb
 from uffdprefetch.formats.reader import FileReader, FormatError
@@ -92,6 +93,20 @@ class Stored:
     def unknown(self) -> list[bytes]:
         """Paths of values that no entry is of."""
         return sorted(self._record.keys() - {entry.path for entry in self.entries.values()})
+
+    def check_lookups(self) -> None:
+        """Look each path up as a program does, by liblmdb, whose way to a leaf is told by keys that
+        nothing else depends on. Raises DamagedError."""
+        env, _ = environment(self.path)
+        try:
+            with env.begin(buffers=True) as transaction:
+                for key, record in self._record.items():
+                    value = transaction.get(key)
+                    if value is None or len(value) != self._index.length[record]:
+                        what = f"{layout.shown(key)} is not found"
+                        raise DamagedError(f"{self.path}: damaged: {what}")
+        finally:
+            close(self.path)
 
     def stored_bytes(self, entry: Entry) -> int:
         """Of its value as it is stored; 0 where there is none."""

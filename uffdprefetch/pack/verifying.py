@@ -59,6 +59,8 @@ def verify(path: str, roots: Sequence[str], say: Callable[[str], None]) -> tuple
         of_path.update((each.path, each.why) for each in in_order(left, value_alone))
         of_path.update((key, "the database has a value that it has not packed")
                        for key in stored.unknown())  # fmt: skip
+        if not any(of_path.values()):
+            stored.check_lookups()
         wrong = {key: why for key, why in of_path.items() if why}
         for key, why in wrong.items():
             say(f"{shown(key)}: {why}")
