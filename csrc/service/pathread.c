@@ -175,6 +175,8 @@ static int read_ranges(const struct up_path_request *q, int fd, struct up_path_r
 	uint32_t count = q->ranges ? q->ranges : 1;
 	int err = 0;
 
+	/* A request is twice as large as the file system's readahead then (mm/fadvise.c); with FADV_RANDOM, too. */
+	posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
 	/* Nothing beside what was asked for: no readahead of the kernel's own. */
 	if (q->ranges || left < r->size_bytes)
 		posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);

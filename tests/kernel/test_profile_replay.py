@@ -20,7 +20,7 @@ import pytest
 from cgroups import entering, kills, memory_group, pids_group
 from conftest import HANG_SECONDS, process_gone, require, wait_until
 from nobody import Nobody
-from start_profiles import Replays, directory_entry, file_entry, name_entry
+from start_profiles import Opens, Replays, directory_entry, file_entry, name_entry
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes, why_no_bed
 from uffdprefetch.launch.replay import PROGRAM, why_not
@@ -171,6 +171,86 @@ def test_what_is_left_out_takes_no_part_of_the_budget(bed: SlowBed, replays: Rep
     replays.of(*changed, *files[30:40])
     told = replays.run(budget_bytes=10 * FILE_BYTES)
     assert (told["files"], told["skipped"]) == (10, {"changed": 30})
+
+
+def test_large_parts_are_read_by_requests_of_twice_the_kernels_own(
+    bed: SlowBed, replays: Replays
+) -> None:
+    """FADV_SEQUENTIAL doubles read_ahead_kb, and FADV_RANDOM leaves it so (mm/fadvise.c)."""
+    path = bed.path("large")
+    entry = file_entry(path, ((0, 16), (32, 16)))
+    drop_cache(path)
+    bed.reset()
+    replays.of(entry).run()
+    asked = bed.counters()
+    assert asked["largest_request_bytes"] == 2 * bed.read_ahead_kb * KIB
+    assert (asked["bytes"], asked["requests"]) == (2 * MIB, 2 * MIB // (256 * KIB))
+
+
+# ---- beside a job -------------------------------------------------------------------------------
+
+#: AHEAD_FILES of csrc/replay/replay.c.
+AHEAD = 24
+
+
+@pytest.fixture
+def opens() -> Iterator[Opens]:
+    made = Opens()
+    yield made
+    os.close(made.fd)
+
+
+@pytest.fixture
+def following(bed: SlowBed, replays: Replays) -> Iterator[subprocess.Popen[bytes]]:
+    """A replay of small files, which is told of none that its job has opened."""
+    replays.of(*map(file_entry, small(bed)), file_entry(bed.path("large"), ((0, 1),)))
+    with replays.start(follows=True) as running:
+        wait_until(lambda: count(replays) == AHEAD, "all that may be ahead of the job is read")
+        yield running
+        running.kill()
+
+
+def count(replays: Replays) -> int:
+    """Files that were read so far."""
+    try:
+        return int(replays.told()["files"])
+    except (KeyError, ValueError, UnicodeDecodeError):  # it tells just now, or not yet
+        return -1
+
+
+def test_no_more_is_read_than_the_job_uses(
+    bed: SlowBed, replays: Replays, opens: Opens, following: subprocess.Popen[bytes]
+) -> None:
+    """Nor what is wanted in parts behind them. What was not there when it was opened, and what is
+    not read ahead yet, shows no use."""
+    replays.follow(opens.path)
+    for path in (bed.path("missing"), *small(bed)[-3:]):
+        opens.note(path)
+    opens.note(small(bed)[0], missing=True)
+    for path in small(bed)[:5]:
+        opens.note(path)
+    wait_until(lambda: count(replays) == AHEAD + 5, "so many more are read as were opened")
+    for path in small(bed)[5:]:
+        opens.note(path)
+    assert following.wait(HANG_SECONDS) == 0
+    told = replays.told()
+    assert (told["state"], told["files"]) == ("done", FILES + 1)
+
+
+def test_a_log_in_which_anything_may_lie_harms_nobody(
+    bed: SlowBed, replays: Replays, opens: Opens, following: subprocess.Popen[bytes]
+) -> None:
+    """It is the job's memory. So is what lies under the log's name."""
+    for other in ("/dev/zero", str(bed.path("large")), "/nowhere"):
+        replays.follow(f"{other}\0")
+    replays.follow(f"{opens.path}\0")
+    for word in (2**32 - 1, 3403776 // 8, 3403776 // 8 + 1, 3403776 // 8 - 1, 5):
+        opens.slot(word)
+    opens.note(small(bed)[0], size=2**16 - 1)
+    for path in small(bed):
+        opens.note(path)
+    assert following.wait(HANG_SECONDS) == 0
+    assert replays.told()["state"] == "done"
 
 
 @pytest.fixture

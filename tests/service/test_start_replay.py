@@ -19,6 +19,7 @@ import pytest
 from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
 from start_profiles import directory_entry, file_entry, left_behind, name_entry
 
+from uffdprefetch.base.config import LearnOptions
 from uffdprefetch.base.start_key import start_key, started
 from uffdprefetch.base.units import format_size
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
@@ -171,6 +172,32 @@ def test_the_budget_and_the_rate_are_kept(home: Home) -> None:
     home.keep()
     learn = home.wrap(f"--learn={KEY}", "--learn-budget", "100000", "--learn-depth=1")["learn"]
     assert (learn["state"], learn["bytes"]) == ("budget", 100_000)
+
+
+def test_what_a_job_uses_is_read_on_and_no_more_than_that(home: Home) -> None:
+    """More files than are read ahead of a job that opens none."""
+    home.files = [home.directory / f"more{number}" for number in range(50)]
+    for path in home.files:
+        path.write_bytes(b"x" * FILE_BYTES)
+    home.keep()
+    idle = home.wrap(f"--learn={KEY}")["learn"]
+    assert (idle["state"], idle["bytes"]) == ("cut short", 24 * FILE_BYTES)
+    home.keep()
+    reads = f"sleep 0.3; cat {' '.join(map(str, home.files))} >/dev/null; sleep 0.3"
+    used = home.wrap(f"--learn={KEY}", "--strict", job=("sh", "-c", reads))["learn"]
+    assert (used["state"], used["bytes"]) == ("done", 50 * FILE_BYTES)
+
+
+def test_it_is_started_without_a_copy_of_its_launcher(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fork(2) copies, and each page that is written after it, the job would wait for."""
+    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", home.env["UFFDPREFETCH_RUNDIR"])
+    monkeypatch.setattr(os, "fork", None)
+    replay = replays.Replay(KEY, "")
+    replay.begin([str(home.keep())], LearnOptions(KEY), None)
+    replay.wait()
+    assert replay.end()["state"] == "done"
 
 
 LOOK = """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,12 @@ from uffdprefetch.launch.replay import PROGRAM, told_by
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+from uffdprefetch.protocol import start_log
+
+#: Of what a replay tells; behind that it is told where the start log is.
+RESULT_BYTES = 1024
+#: In a start log.
+_SLOTS_AT, _TEXT_AT = 4096, 4096 + 4 * 65536 + 4 * 131072
 
 
 def left_behind(rundir: str) -> list[str]:
@@ -43,6 +50,33 @@ def name_entry(path: Path) -> StartEntry:
     return StartEntry(EntryKind.STAT, str(path))
 
 
+class Opens:
+    """A start log (csrc/common/startlog.h) in which a job's processes have noted what they open."""
+
+    def __init__(self) -> None:
+        self.fd = start_log.make()
+        self._slots = self._at = 0
+
+    @property
+    def path(self) -> str:
+        """By which another process finds it."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def note(self, path: Path, *, missing: bool = False, size: int | None = None) -> None:
+        """One more; ``size``: what is said of the path's."""
+        name = os.fsencode(path)
+        entry = struct.pack("<iiIHBB", 1, -100, 0, len(name) if size is None else size, 1, missing)
+        self.slot(self._at // 8 + 1, entry + name)
+
+    def slot(self, word: int, text: bytes = b"") -> None:
+        """One more, which says that it lies there."""
+        os.pwrite(self.fd, text, _TEXT_AT + self._at)
+        self._at += -(-len(text) // 8) * 8
+        os.pwrite(self.fd, struct.pack("<I", word), _SLOTS_AT + 4 * self._slots)
+        self._slots += 1
+        os.pwrite(self.fd, struct.pack("<Q", self._slots << 32 | self._at), 0)
+
+
 class Replays:
     """Replays of one profile, in a directory of the test's own."""
 
@@ -59,17 +93,18 @@ class Replays:
     def words(
         self, seconds: int = 30, depth: int = 0, budget_bytes: int = 1 << 30, rate: int = 0,
         parent: int | None = None, profiles: Iterable[Path] | None = None,
-        program: str = "",
+        program: str = "", follows: bool = False,
     ) -> list[str]:  # fmt: skip
-        """The command line; of a child of this process, if no ``parent`` is given."""
+        """The command line; of a child of this process, if no ``parent`` is given; ``follows``: no
+        more is read than a job opens."""
         numbers = (os.getpid() if parent is None else parent, seconds, depth, budget_bytes, rate)
         paths = [self.profile] if profiles is None else profiles
-        told = ("0", str(self.lock))  # its standard input: see start()
+        told = ("0", str(self.lock), str(int(follows)))  # its standard input: see start()
         return [PROGRAM, *map(str, numbers), *told, program, *map(str, paths)]
 
     def start(self, words: Sequence[str] | None = None, **how: Any) -> subprocess.Popen[bytes]:
         """One; or ``words``, which start one. It tells into a new file."""
-        with open(self.result, "wb") as told:
+        with open(self.result, "w+b") as told:
             return subprocess.Popen(self.words(**how) if words is None else words, stdin=told)
 
     def run(self, **how: Any) -> dict[str, Any]:
@@ -77,7 +112,12 @@ class Replays:
         assert self.start(**how).wait(HANG_SECONDS) == 0
         return self.told()
 
+    def follow(self, path: str) -> None:
+        """A replay that runs is told where its job's start log lies."""
+        with open(self.result, "r+b") as told:
+            os.pwrite(told.fileno(), os.fsencode(path), RESULT_BYTES)
+
     def told(self) -> dict[str, Any]:
         """With nothing in ``skipped`` of which there was none."""
-        told = told_by(self.result.read_text())
+        told = told_by(self.result.read_bytes()[:RESULT_BYTES].decode())
         return told | {"skipped": {why: n for why, n in told["skipped"].items() if n}}

@@ -55,6 +55,8 @@ def run(
     setup = _Setup(config, environ)
     setup.prepare(is_recorded=recording is not None or config.wrap.trace is not None)
     config, node, address = setup.config, setup.node, setup.address
+    if replay is not None and node is not None:
+        replay.follow(node.address.socket)
     if node is not None and node.started is not None and not only_record:
         job_report.say_if_unwritable(config, environ, node.address)
     if config.wrap.trace is not None:

@@ -13,7 +13,7 @@ import time
 
 import uffdprefetch
 from uffdprefetch.base import rundir
-from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 from uffdprefetch.base.messages import say
 from uffdprefetch.base.start_key import (
@@ -25,6 +25,7 @@ from uffdprefetch.base.start_key import (
     started,
 )
 from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol.start_log import SUFFIX as STARTS
 from uffdprefetch.protocol.summary import learned
 
 TYPE_CHECKING = False
@@ -43,6 +44,8 @@ _GROUP = "start"
 MOST_SECONDS = 30
 #: Between two looks whether it has ended, of who waits for that.
 WAIT_SECONDS = 0.02
+#: Its standard input, which it needs for nothing else.
+_RESULT_FD = 0
 #: Its exit statuses (csrc/replay/replay.c).
 _BUSY, _NO_LOCK = 3, 4
 
@@ -86,7 +89,7 @@ def key_in(path: str) -> str:
     return os.path.basename(path).removesuffix(SUFFIX)
 
 
-#: Of csrc/replay/replay.c: all of what it tells.
+#: Of csrc/replay/replay.c: all of what it tells, behind which it is told.
 _RESULT_BYTES = 1024
 
 
@@ -104,26 +107,29 @@ class Replay:
         self._told: dict[str, Any] = {}
         self.read: JobRead | None = None  # what it has read, which counts for us from then on
 
-    def begin(self, paths: Sequence[str], learn: LearnOptions, rate: int | None) -> None:
-        """Start it, with profiles of which the first sound one counts; ``rate``: bytes a second.
-        Raises UffdPrefetchError where there is no runtime directory, OSError."""
+    def begin(
+        self, paths: Sequence[str], learn: LearnOptions, rate: int | None, *, has_job: bool = False
+    ) -> None:
+        """Start it, with profiles of which the first sound one counts; ``rate``: bytes a second;
+        ``has_job``: it goes on as a job uses what it reads, of which it is told by follow(). Raises
+        UffdPrefetchError where there is no runtime directory, OSError."""
         directory = rundir.runtime_directory()
         name = rundir.lock_path(directory, file_name_safe(self.key), _GROUP)
         self._lock = name + leftovers.REPLAY
         self._result = os.memfd_create("uffdprefetch-replay")
         words = [
             PROGRAM, str(os.getpid()), str(MOST_SECONDS), str(learn.depth or 0),
-            str(learn.budget_bytes), str(rate or 0), str(self._result), self._lock, self.program,
-            *paths,
+            str(learn.budget_bytes), str(rate or 0), str(_RESULT_FD), self._lock, str(int(has_job)),
+            self.program, *paths,
         ]  # fmt: skip
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.set_inheritable(self._result, True)
-                os.execve(PROGRAM, words, {})  # LD_PRELOAD is the job's
-            finally:
-                os._exit(EXIT_CANNOT_EXECUTE)
-        self._pid = pid
+        result = (os.POSIX_SPAWN_DUP2, self._result, _RESULT_FD)
+        # No fork(2): what we write meanwhile would be copied. LD_PRELOAD is the job's.
+        self._pid = os.posix_spawn(PROGRAM, words, {}, file_actions=[result])
+
+    def follow(self, socket: str) -> None:
+        """Of the job's service, beside which the job notes what it opens."""
+        if self._result >= 0:
+            os.pwrite(self._result, os.fsencode(socket + STARTS), _RESULT_BYTES)
 
     def child_changed(self) -> None:
         """A child of ours has ended, perhaps this one."""
@@ -213,7 +219,7 @@ def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) ->
         say(f"--learn: {why}")
         return Replay(key, "not built", begins)
     try:
-        replay.begin(paths, learn, config.max_rate_bytes_per_second)
+        replay.begin(paths, learn, config.max_rate_bytes_per_second, has_job=True)
     except (OSError, UffdPrefetchError):  # of the runtime directory the service's start tells
         return Replay(key, "not started", begins)
     return replay

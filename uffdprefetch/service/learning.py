@@ -130,7 +130,7 @@ class KeptStart:
         if directory is None:
             raise OSError("neither XDG_CACHE_HOME nor HOME names a place for it")
         path = profile_path(directory, name)
-        run = [*run, *self._program(run)]
+        run = self._from_the_program_on(run)
         with profile_store.only_writer(directory):
             own = known = _loaded(path)
             if known is None and self._options.directory is not None:
@@ -140,17 +140,18 @@ class KeptStart:
             # A job's nodes start together: who has written meanwhile has been one of them, or has
             # run beside it, which is no run after it either.
             is_joined = _version(path) != self._began_with
-            profile_store.store(
-                path, learned(own, run, is_joined=is_joined), self._options.of
-            )
+            profile_store.store(path, learned(own, run, is_joined=is_joined), self._options.of)
 
-    def _program(self, run: Sequence[StartEntry]) -> list[StartEntry]:
-        """By which the replay knows whose profile it is: what starts may lie on no storage, or end
-        (env, nice) before anybody has seen it."""
+    def _from_the_program_on(self, run: Sequence[StartEntry]) -> list[StartEntry]:
+        """Nothing is opened before the program itself is read, which is seen only when it runs. By
+        it the replay knows whose profile it is: one that lies on no storage, or has ended (env,
+        nice) before anybody has seen it, is there as a name."""
         program = self._options.program
-        if not program or any(entry.path == program for entry in run):
-            return []
-        return [StartEntry(EntryKind.STAT, program)]
+        if not program:
+            return [*run]
+        first = [entry for entry in run if entry.path == program]
+        others = [entry for entry in run if entry.path != program]
+        return [*(first or [StartEntry(EntryKind.STAT, program)]), *others]
 
 
 def _version(path: str) -> tuple[int, int] | None:

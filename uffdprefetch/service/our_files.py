@@ -11,13 +11,15 @@ from pathlib import Path
 
 import uffdprefetch
 from uffdprefetch.service import program_pages
-from uffdprefetch.service.started_files import StartedFiles
+from uffdprefetch.service.started_files import WHOLE_MOST_BYTES, StartedFiles
 
 
 def note(files: StartedFiles) -> None:
-    """Have it in the profile, too."""
+    """Have it in the profile, too: in parts, all of them, since the job need not open it before
+    it is read (csrc/replay/replay.c, may_go_on())."""
     for path in (*_modules(), *_launcher_s()):
         files.opened(path)
+        files.mapped(path, [(0, WHOLE_MOST_BYTES)])
     seen = program_pages.look(os.getpid())
     if seen is not None:
         for path, runs in seen[1].items():

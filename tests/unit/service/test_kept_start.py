@@ -71,7 +71,7 @@ def test_of_two_runs_that_end_together_both_are_kept(
     monkeypatch.setattr(fcntl, "flock", locked)
     keep("first")
     second.join(HANG_SECONDS)
-    assert kept(profile) == (1, {"first", "second"}), "no run comes after one that it has run beside"
+    assert kept(profile) == (1, {"first", "second"}), "neither has come after the other"
 
 
 def test_a_run_of_several_nodes_counts_once(profile: Path) -> None:
@@ -82,6 +82,15 @@ def test_a_run_of_several_nodes_counts_once(profile: Path) -> None:
             keep("first alone" if node == 0 else "all", start)
         assert kept(profile) == (run, {"first alone", "all"})
         assert {entry.seen for entry in profile_store.load(str(profile)).entries} == {2**run - 1}
+
+
+def test_the_program_comes_first(profile: Path) -> None:
+    """Nothing of its start is opened before that, and it is seen when it runs."""
+    for path in ("/data/run", "/data/unseen"):
+        start = KeptStart(LearnOptions("mine", program=path))
+        start.begin()
+        start.keep([name_entry(Path("/data", name)) for name in ("library", "run")])
+        assert profile_store.load(str(profile)).entries[0].path == path
 
 
 HOLDS = """

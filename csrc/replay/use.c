@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * use.c - how much of what a replay has read its job has opened, by the log in which the job's processes note that
+ * (csrc/job/startlog.c). The log is the job's: each word of it is bounded before it is used.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "replay/use.h"
+
+/* A power of two: twice as many as a profile and a log have. */
+#define PLACES 262144u
+#define IS_READ 1u
+#define IS_OPENED 2u
+#define STATES (IS_READ | IS_OPENED)
+
+int use_create(struct use *u)
+{
+	*u = (struct use){ .known = calloc(PLACES, sizeof(*u->known)) }; /* its pages come as they are used */
+	return u->known ? 0 : -ENOMEM;
+}
+
+void use_destroy(struct use *u)
+{
+	if (u->log)
+		munmap((void *)u->log, UP_START_LOG_BYTES);
+	free(u->known);
+}
+
+/* FNV-1a, without the bits that are taken; never 0. */
+static uint64_t hash_of(const char *path, size_t bytes)
+{
+	uint64_t hash = 0xcbf29ce484222325;
+
+	while (bytes--)
+		hash = (hash ^ (unsigned char)*path++) * 0x100000001b3;
+	return hash << 2 ? hash << 2 : 4;
+}
+
+static void note(struct use *u, const char *path, size_t bytes, uint64_t state)
+{
+	uint64_t hash = hash_of(path, bytes), at = hash >> 2;
+	uint64_t *place;
+
+	while (*(place = &u->known[at % PLACES]) && (*place & ~(uint64_t)STATES) != hash)
+		at++;
+	if (!*place && u->paths == PLACES / 2)
+		return;
+	u->paths += !*place;
+	if (*place & state)
+		return;
+	*place = hash | (*place & STATES) | state;
+	u->read += state == IS_READ;
+	u->used += (*place & STATES) == STATES;
+}
+
+void use_read(struct use *u, const char *path)
+{
+	note(u, path, strlen(path), IS_READ);
+}
+
+int use_find(struct use *u, int fd, uint64_t at)
+{
+	char path[PATH_MAX];
+	ssize_t n = u->log ? 0 : pread(fd, path, sizeof(path) - 1, (off_t)at);
+	int seals, log;
+	void *map;
+
+	if (n <= 0)
+		return u->log != NULL;
+	path[n] = 0;
+	log = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	if (log < 0)
+		return 0;
+	/* Nobody can make it shorter, or what reads it could die of that. */
+	seals = fcntl(log, F_GET_SEALS);
+	if (seals >= 0 && seals & F_SEAL_SHRINK && lseek(log, 0, SEEK_END) == UP_START_LOG_BYTES) {
+		map = mmap(NULL, UP_START_LOG_BYTES, PROT_READ, MAP_SHARED, log, 0);
+		u->log = map == MAP_FAILED ? NULL : map;
+	}
+	close(log);
+	return u->log != NULL;
+}
+
+/* Whether the slot was filled. */
+static int look_at(struct use *u, uint32_t slot)
+{
+	uint32_t words = __atomic_load_n(&u->log->slot[slot], __ATOMIC_ACQUIRE);
+	uint64_t at = ((uint64_t)words - 1) * sizeof(uint64_t);
+	struct up_start_entry e;
+
+	if (!words)
+		return 0;
+	if (at > UP_START_TEXT_BYTES - sizeof(e))
+		return 1;
+	memcpy(&e, u->log->text + at, sizeof(e));
+	if (e.kind == UP_START_OPEN && !e.missing && e.bytes <= UP_START_TEXT_BYTES - sizeof(e) - at)
+		note(u, (const char *)u->log->text + at + sizeof(e), e.bytes, IS_OPENED);
+	return 1;
+}
+
+void use_look(struct use *u)
+{
+	uint64_t taken = u->log ? __atomic_load_n(&u->log->taken, __ATOMIC_RELAXED) >> 32 : 0;
+
+	/* Who was stopped over a slot holds those behind it up, for which the job waits no more than for a plain start. */
+	while (u->slots_seen < taken && u->slots_seen < UP_START_SLOTS && look_at(u, u->slots_seen))
+		u->slots_seen++;
+}
