@@ -4,7 +4,9 @@
 A thread is seen now and then, where it waits, with its offset and the bytes that it has read so far
 by system calls, of whatever file (rchar of proc(5)). Where the offset has grown by just as much as
 rchar, all that the thread has read between is this file, in order: the stream is proven, and until
-the thread is seen again its position is the offset and what rchar has grown by. Where it reads
+the thread is seen again its position is the offset and what rchar has grown by. It may skip less
+than a page, as who reads what is aligned in its file does (the tensors of torch.save): pages are
+what is read. Where it reads
 something else in between (pipes, an index), the offset grows by less than rchar: three sightings in
 order do.
 """
@@ -16,6 +18,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 
 
@@ -61,9 +64,10 @@ class _ReadStream:
         grown, read = offset - self.offset, rchar - self.rchar
         if grown == 0:
             return True  # the same call, or other files in between
-        if not 0 < grown <= read:
+        skipped = grown - read
+        if grown < 0 or skipped >= PAGE_BYTES:
             return False
-        self.exact = grown == read
+        self.exact = skipped >= 0
         self.proven = self.proven or self.exact or self.in_order
         self.in_order = True
         return True

@@ -114,6 +114,18 @@ def test_gaps_are_not_proven() -> None:
         reader.at += 64 * KIB
 
 
+def test_who_skips_less_than_a_page_reads_all_of_them() -> None:
+    """torch.load: a header, then the tensor, which begins at a multiple of 64."""
+    reader = Reader()
+    for number in range(20):
+        seen = reader.waits()
+        assert seen.proven == (number > 0)
+        reader.reads(4 * KIB)
+        reader.reads(4 * MIB)
+        reader.at += 48
+    assert reader.goes_on() is not None
+
+
 def test_the_same_call_seen_again_changes_nothing() -> None:
     reader = Reader()
     first = reader.waits()
