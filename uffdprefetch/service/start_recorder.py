@@ -137,7 +137,7 @@ class StartRecorder:
         ``write``: is handed what was read, once, in the thread; raises OSError. ``ours``: has it
         know what we have read ourselves; ``begin`` is called before anything is recorded; in the
         thread, too."""
-        self._ours, self._begin = ours, begin
+        self._ours = ours
         self._log, self._write = start_log, write
         self._files = StartedFiles(time.time_ns())
         self._names = _Names()
@@ -146,7 +146,7 @@ class StartRecorder:
         self._jobs: tuple[int, ...] = ()
         self._state, self._lost = StartState.RECORDING, 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(begin,), name="learn", daemon=True)
         self._thread.start()
 
     def runs(self, jobs: Iterable[int]) -> None:
@@ -185,9 +185,9 @@ class StartRecorder:
 
     # -------------------------------------------------------------- the thread's
 
-    def _run(self) -> None:
+    def _run(self, begin: Callable[[], None]) -> None:
         try:
-            self._begin()
+            begin()
             self._record()
             self._state = self._written()
         except Exception:  # of the run nothing is lost but this
