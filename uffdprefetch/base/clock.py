@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MS = 1_000_000
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(NamedTuple):
     """``now_ns``: CLOCK_MONOTONIC, as all times in the service and in the agents' events;
     ``cpu_ns``: CPU time of the calling thread, by which sensors limit their overhead."""
 

@@ -6,16 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 PROCESSES_MAX = 1024
 #: Name of a checkpoint's mapping in /proc/PID/maps (csrc/uffd_helper.c).
 CHECKPOINT_NAME = "/memfd:uffdprefetch-checkpoints"
 
 
-@dataclass(frozen=True)
-class Mapping:
+class Mapping(NamedTuple):
     """A mapping that may be prefetched for. Addresses and sizes in bytes."""
 
     start: int
@@ -63,7 +62,7 @@ def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
             and (fields[1][3] == "s", fields[1][1] == "w") == (last.shared, last.copies)
             and offset - last.offset == start - last.start
         ):
-            found[-1] = replace(last, end=end)
+            found[-1] = last._replace(end=end)
         else:
             shared, copies = fields[1][3] == "s", fields[1][1] == "w"
             found.append(Mapping(start, end, offset, inode, shared, path, copies))
@@ -104,8 +103,7 @@ def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
 POSITION_MOST = 1 << 46
 
 
-@dataclass(frozen=True)
-class _OpenFile:
+class _OpenFile(NamedTuple):
     fd: str
     path: str
     position: int

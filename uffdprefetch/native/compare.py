@@ -7,8 +7,7 @@ Which pages and when: service/freshness.py.
 from __future__ import annotations
 
 import array
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
@@ -39,8 +38,7 @@ class Watch:
             self.pointer = _ffi.NULL
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """Result of a round (csrc/service/helper.h, struct up_compare_result)."""
 
     id: int
@@ -95,7 +93,7 @@ class Checker:
     def reap(self) -> list[Result]:
         """The rounds that have finished since the last call."""
         n = _lib.up_checker_reap(self._pointer, self._out, RESULTS_AT_ONCE)
-        names = Result.__dataclass_fields__
+        names = Result._fields
         return [Result(*(int(getattr(self._out[i], k)) for k in names)) for i in range(n)]
 
     def cpu_seconds(self) -> float:

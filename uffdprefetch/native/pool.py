@@ -8,7 +8,6 @@ Victims are chosen by pool/eviction.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.native import uffd
@@ -68,8 +67,7 @@ class Books(NamedTuple):
     left: npt.NDArray[np.uint32]
 
 
-@dataclass(frozen=True)
-class PoolCounts:
+class PoolCounts(NamedTuple):
     """Totals since the pool began (csrc/service/helper.h, struct up_pool_counts)."""
 
     resident_bytes: int
@@ -307,7 +305,7 @@ class Pool:
         values: dict[str, Any] = {
             name: [int(x) for x in getattr(c, name)] if name.endswith("_bin") else
             int(getattr(c, name))
-            for name in PoolCounts.__dataclass_fields__
+            for name in PoolCounts._fields
         }  # fmt: skip
         return PoolCounts(**values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from uffdprefetch.base.clock import MS, Clock
 from uffdprefetch.native import uffd
@@ -25,8 +25,7 @@ CHECKPOINTS_NS = 20 * MS
 _PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
 
 
-@dataclass(frozen=True)
-class _Offer:
+class _Offer(NamedTuple):
     """A job that waits in mmap(2), until its checkpoints have been read or ``until_ns``."""
 
     client: Client

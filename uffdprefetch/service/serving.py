@@ -5,7 +5,7 @@ the pool's answer is its own (pool_bridge.py)."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
@@ -15,8 +15,7 @@ from uffdprefetch.state.reader import FIRST_OBSERVED
 from uffdprefetch.state.unserved import Coarse, Reason, Refusal
 
 
-@dataclass(frozen=True)
-class Serving:
+class Serving(NamedTuple):
     """``reason``: for people. ``coarse``: why it is followed less closely than others of the run;
     ``refusal``: why not at all. CHECKPOINTS: something of ours may lie there, or the pool's."""
 

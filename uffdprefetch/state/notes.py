@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 DEGRADATIONS_MAX = 32
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What works less well than it could. ``path``: of what file, or none; ``is_mendable``: else
     nothing better is to be had; ``is_asked``: the user has asked for it, by an option."""
 

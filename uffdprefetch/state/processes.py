@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 #: Generations of ancestors that are followed.
 ANCESTORS_MAX = 32
@@ -74,8 +75,7 @@ def read(pid: int | str) -> Counters | None:
     return Counters(faults, rchar, storage)
 
 
-@dataclass(frozen=True)
-class Rights:
+class Rights(NamedTuple):
     """Privileges of a process's main thread, as shown by /proc."""
 
     ids: tuple[str, ...]  # of users, then of groups: real, effective, saved, file system
