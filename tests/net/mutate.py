@@ -22,14 +22,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.net import drawn, seams, tape
+from tests.net import drawn, mutant, seams, tape
 from tests.net.replay import compare, replay
 from tools import house
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "constants.md"
-#: For a run of unit tests: which number is another, MODULE.NAME=FACTOR.
-MUTANT = "UFFDPREFETCH_TEST_MUTANT"
 FACTORS = (2, 0.5)
 NOTHING = "nothing"
 
@@ -45,7 +43,8 @@ def constants() -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def mutated(module_name: str, constant: str, factor: float) -> Iterator[None]:
-    """The constant has another value, also where it was imported, by whatever name."""
+    """The constant has another value, also where it was imported, by whatever name; not what was
+    worked out of it when its module was imported, defaults included: see mutant.py."""
     full = f"uffdprefetch.{module_name}"
     before = getattr(importlib.import_module(full), constant)
     value = type(before)(before * factor)
@@ -68,13 +67,6 @@ def imported(module_name: str, constant: str) -> frozenset[tuple[str, str]]:
         for alias in node.names
         if alias.name == constant
     )
-
-
-def pytest_configure() -> None:
-    """As a plugin of pytest: one number is another before anybody imports it."""
-    where, _, factor = os.environ[MUTANT].partition("=")
-    module_name, _, constant = where.rpartition(".")
-    mutated(module_name, constant, float(factor)).__enter__()
 
 
 def scenarios(module_name: str) -> list[str]:
@@ -102,11 +94,11 @@ def caught(module_name: str, constant: str, names: list[str]) -> str | None:
 def failed(module_name: str, constant: str) -> str | None:
     """The first unit test of its package that fails; None: none does."""
     where = f"tests/unit/{module_name.partition('.')[0]}"
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", __spec__.name, where]
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", mutant.__name__, where]
     for factor in FACTORS:
-        mutant = {MUTANT: f"{module_name}.{constant}={factor}"}
+        told = {mutant.MUTANT: f"{module_name}.{constant}={factor}"}
         done = subprocess.run(
-            words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **mutant}
+            words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **told}
         )
         if done.returncode:
             found = re.search(r"^(?:FAILED|ERROR) \S*/(\S+)", done.stdout, re.MULTILINE)
