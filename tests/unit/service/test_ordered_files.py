@@ -113,6 +113,18 @@ def test_no_more_are_held_open_than_are_opened_before_that_ends(
     assert len(bed.reader.asked) - 1 - order.position == pytest.approx(ahead, abs=1)
 
 
+def test_a_batch_of_each_of_two_workers_tells_how_fast_a_reader_is(bed: Following) -> None:
+    bed.reader.file_system = FileSystem("held", opens_held=True)
+    bed.order(range(FILES))
+    bed.begin()
+    bed.reader.end()
+    opens = iter(bed.opens(i)._replace(at_ns=i * 1_000_000_000) for i in range(FILES))
+    for _ in range(2 * THREADS - 1):
+        assert len(bed.step(next(opens))) == 1, "as many are held as where nothing is known"
+        bed.reader.end()
+    assert bed.step(next(opens)) == [], "it is slow: there are more than it will come to"
+
+
 def test_who_opens_a_batch_at_once_and_then_computes_is_as_slow_as_that(bed: Following) -> None:
     bed.reader.file_system = FileSystem("held", opens_held=True)
     order, batch, seconds = bed.order(range(FILES)), HELD_FILES, HOLD_SECONDS
