@@ -27,6 +27,7 @@ ffi.set_source(
     '#include "service/helper.h"\n#include "common/startlog.h"',
     sources=["csrc/uffd_helper.c", *sorted(glob("csrc/service/**/*.c", recursive=True))],
     include_dirs=["csrc"],
+    depends=sorted(glob("csrc/**/*.h", recursive=True)),
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     # now: csrc/service/pool/guardian.c gives back the memory in which the linker would look
     extra_link_args=["-Wl,-z,now"],

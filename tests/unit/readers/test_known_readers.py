@@ -17,7 +17,7 @@ from uffdprefetch.predict.bounds import DECIDE_NS
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.known_order import AWAIT_NS, KnownOrders, LastHeard
+from uffdprefetch.readers.known_order import KnownOrders, LastHeard
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetables import LOOK_SLOWEST_NS, SILENT_NS
@@ -31,6 +31,8 @@ from uffdprefetch.warm.scheduler import Device
 pytestmark = warnings_fail
 
 SIZE = 1 << 30
+#: For so long an order is waited for (docs/plans.md).
+AWAIT_NS = 2_000_000_000
 BLOCK = 1 << 16
 
 

@@ -309,6 +309,19 @@ def test_an_index_beside_it_tells(tmp_path: Path) -> None:
             path_after(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(("mib", "is_read"), [(60, True), (68, False)])
+def test_what_is_larger_than_64_mib_is_no_index(tmp_path: Path, mib: int, is_read: bool) -> None:
+    for name in ("x.safetensors", "y.safetensors"):
+        made(tmp_path / name, 1)
+    text = json.dumps({"weight_map": {"w0": "y.safetensors", "w1": "x.safetensors"}})
+    (tmp_path / "model.index.json").write_text(text.ljust(mib * MIB))
+    if is_read:
+        assert path_after(str(tmp_path / "x.safetensors")) == str(tmp_path / "y.safetensors")
+    else:
+        with pytest.raises(FileNotFoundError):
+            path_after(str(tmp_path / "x.safetensors"))
+
+
 def test_in_the_hubs_cache_a_file_has_its_name_in_a_snapshot(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "a1b2"
     blobs.mkdir()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many threads fill the pool, how large the blocks are that leave it, and how many are chosen
+at a time. The figures are those of docs/pool.md and of the constants' comments."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.native.memory_limits import Limit
+from uffdprefetch.pool.node_pool import NodePool
+from uffdprefetch.state.ledger import Ledger
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Native:
+    """A pool of no memory, of which so many victims are left."""
+
+    def __init__(self) -> None:
+        self.left, self.threads = 0, 0
+
+    def make(self, budget: int, chunk: int, threads: int, *_: Any, **__: Any) -> Any:
+        self.threads = threads
+        return self
+
+    def set_victims(self, rows: Any) -> None:
+        list(rows)
+
+    def victims_left(self) -> int:
+        return self.left
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: 0
+
+
+def pool_of(native: Native, allowed: int, limit: Limit, budget: int = GIB) -> NodePool:
+    limits: Any = SimpleNamespace(pool_bytes=lambda held: (allowed, limit))
+    settings = Config.of(engine="pool", budget_bytes=budget)
+    return NodePool(settings, -1, Ledger(), limits=limits, make=native.make)
+
+
+@pytest.mark.parametrize(
+    ("allowed_mib", "limit", "threads"),
+    [
+        (1024, Limit.BUDGET, 16),
+        (480, Limit.MEMORY, 10),  # of an eighth, 6 MiB each
+        (4096, Limit.MEMORY, 16),
+        (48, Limit.MEMORY, 4),
+    ],
+)
+def test_so_many_threads_fill_it_as_an_eighth_of_it_has_room_for_their_buffers(
+    allowed_mib: int, limit: Limit, threads: int
+) -> None:
+    native = Native()
+    pool_of(native, allowed_mib * MIB, limit)
+    assert native.threads == threads
+
+
+@pytest.mark.parametrize(
+    ("planned", "block_kib"), [(False, 2048), (True, 32)], ids=["unknown", "planned"]
+)
+def test_of_known_orders_smaller_blocks_leave(planned: bool, block_kib: int) -> None:
+    native = Native()
+    pool = pool_of(native, GIB, Limit.BUDGET)
+    order: Any = SimpleNamespace(file=SimpleNamespace(pooled=None), rate_bytes_per_second=0.0)
+    pool.victims._chunk_bytes = 4 * KIB  # so that none is bounded by the size of a chunk
+    pool.victims.plan([], [order] if planned else [])
+    assert pool.victims.block_bytes == block_kib * KIB
+
+
+def test_a_list_of_a_small_pool_has_eight_blocks() -> None:
+    native = Native()
+    pool = pool_of(native, MIB, Limit.BUDGET, MIB)
+    pool.victims.plan([])
+    pool.size.used_bytes = lambda: MIB  # type: ignore[method-assign]
+    native.left = 5
+    assert not pool.victims.wants_list()
+    native.left = 4
+    assert pool.victims.wants_list(), "half of it is used"
