@@ -105,11 +105,15 @@ def in_order(
     source = enumerate(given)
     waiting: deque[tuple[_Task[Given, Result], Future[Result]]] = deque()
     brought_bytes, more = 0, True
+    failed: Exception | None = None
     threads = ThreadPoolExecutor(workers, "uffdprefetch-pack")
     try:
         while True:
             while more and len(waiting) < HELD and (not waiting or brought_bytes < most_bytes):
-                number, item = next(source, (-1, None))
+                try:
+                    number, item = next(source, (-1, None))
+                except Exception as error:
+                    item, failed = None, error  # once what came before it is done
                 if item is None:
                     more = False
                     break
@@ -117,6 +121,8 @@ def in_order(
                 brought_bytes += item.held_bytes
                 waiting.append((task, threads.submit(task.run, work)))
             if not waiting:
+                if failed is not None:
+                    raise failed
                 return
             task, future = waiting.popleft()
             result = future.result()
