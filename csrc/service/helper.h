@@ -416,6 +416,29 @@ struct up_pool_counts {
 
 struct up_pool_file_counts {
 	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes, others_bytes, given_bytes;
+	uint64_t disk_bytes, disk_read_bytes; /* copies of it lie in the disk tier; came from there */
+};
+
+/* Whether a chunk has a copy in the disk tier (pool/spill.h). */
+enum up_spill_state { UP_SPILL_NONE = 0, UP_SPILL_THERE = 1, UP_SPILL_COMES = 2 };
+
+struct up_spill_options {
+	uint64_t size_bytes;
+	int32_t fd; /* without a name, open past the page cache; the pool's own if it takes it */
+	uint32_t errors_most; /* in a minute: with so many it ends */
+};
+
+#define UP_SPILL_ERRORS 8
+
+struct up_spill_counts {
+	uint64_t size_bytes, used_bytes, written_bytes, read_bytes;
+	uint64_t dropped_bytes; /* left memory before it was written */
+	uint64_t refused_bytes; /* left memory while there was no room */
+	uint64_t write_busy_ns, read_busy_ns;
+	uint64_t late_reads; /* not waited for to their end */
+	uint64_t errors[UP_SPILL_ERRORS]; /* so many of each */
+	int32_t error[UP_SPILL_ERRORS];
+	int32_t full, ended; /* errno after which nothing was written any more; after which it ended */
 };
 
 /* Blocks to punch when room is needed, best first. */
@@ -453,6 +476,7 @@ int up_pool_unpark(struct up_pool *pool, int file, int fd, const struct up_file_
 struct up_pool_books {
 	uint8_t *state; /* up_chunk_state */
 	uint8_t *kept;  /* other nodes ask for it here */
+	const uint8_t *spilled; /* up_spill_state; NULL: there is no disk tier */
 	/* Written by the main thread (pool/workingset.py): from UP_ACTIVE on, it goes after all others. */
 	uint8_t *refaults;
 	uint32_t *touched_ms; /* since the pool began, never 0; 0: not touched since it was read */
@@ -498,6 +522,11 @@ uint64_t up_pool_used(struct up_pool *pool);
 int up_pool_drain(struct up_pool *pool, struct up_pool_event *out, int max);
 void up_pool_counts(struct up_pool *pool, struct up_pool_counts *out);
 int64_t up_pool_cpu_ns(struct up_pool *pool);
+/* A disk tier, before the first file: 0 or -errno. */
+int up_pool_spill(struct up_pool *pool, const struct up_spill_options *options);
+/* It may be so large. */
+void up_pool_spill_fit(struct up_pool *pool, uint64_t bytes);
+void up_pool_spill_counts(struct up_pool *pool, struct up_spill_counts *out);
 
 /* --- memory that is left (memory.c, pressure.c, canary.c) --- */
 struct up_memory;

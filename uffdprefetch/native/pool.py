@@ -33,6 +33,9 @@ MISS: int = _lib.UP_POOL_MISS
 EVICTED: int = _lib.UP_POOL_EVICTED
 FAILED: int = _lib.UP_POOL_FAILED
 STUCK: int = _lib.UP_POOL_STUCK
+SPILLED: int = _lib.UP_SPILL_THERE
+#: Errors of a disk within a minute after which it is not used any more.
+SPILL_ERRORS_MOST = 3
 
 
 def _status(was: FileStatus | None) -> Any:
@@ -65,6 +68,8 @@ class Books(NamedTuple):
     kept: npt.NDArray[np.uint8]
     refaults: npt.NDArray[np.uint8]
     left: npt.NDArray[np.uint32]
+    #: SPILLED: it has a copy in the disk tier; None: there is no such tier.
+    spilled: npt.NDArray[np.uint8] | None = None
 
 
 class PoolCounts(NamedTuple):
@@ -111,6 +116,27 @@ class FileCounts(NamedTuple):
     evicted_bytes: int
     others_bytes: int  # of unique_bytes, what came from other nodes
     given_bytes: int  # to other nodes
+    disk_bytes: int = 0  # copies of it in the disk tier
+    disk_read_bytes: int = 0  # came from there
+
+
+@dataclass(frozen=True)
+class SpillCounts:
+    """Totals of the disk tier (csrc/service/helper.h, struct up_spill_counts)."""
+
+    size_bytes: int
+    used_bytes: int
+    written_bytes: int
+    read_bytes: int
+    dropped_bytes: int
+    refused_bytes: int
+    write_busy_ns: int
+    read_busy_ns: int
+    late_reads: int
+    full: int
+    ended: int
+    errors: list[int]
+    error: list[int]
 
 
 class Pool:
@@ -211,7 +237,8 @@ class Pool:
         touched_ms, left = (
             np.frombuffer(_ffi.buffer(at, 4 * n), np.uint32) for at in (b.touched_ms, b.left)
         )
-        return Books(state, touched_ms, kept, refaults, left)
+        spilled = None if b.spilled == _ffi.NULL else np.frombuffer(_ffi.buffer(b.spilled, n), np.uint8)
+        return Books(state, touched_ms, kept, refaults, left, spilled)
 
     def evictions(self) -> int:
         """Chunks that have been evicted: the clock of Books.left, modulo 2**32."""
@@ -308,6 +335,30 @@ class Pool:
             for name in PoolCounts._fields
         }  # fmt: skip
         return PoolCounts(**values)
+
+    # -------------------------------------------------------------- the disk tier
+
+    def spill(self, fd: int, size_bytes: int, errors_most: int = SPILL_ERRORS_MOST) -> None:
+        """What leaves memory goes into this file, which has no name and is open past the page
+        cache; the pool's own from now on. Before the first file. ``errors_most``: of the disk within
+        a minute; then it ends. Raises OSError."""
+        options = _ffi.new("struct up_spill_options *")
+        options.fd, options.size_bytes, options.errors_most = fd, size_bytes, errors_most
+        _checked(_lib.up_pool_spill(self._pointer, options), "disk tier")
+
+    def fit_spill(self, size_bytes: int) -> None:
+        """The file may be so large from now on; what lies beyond goes."""
+        _lib.up_pool_spill_fit(self._pointer, size_bytes)
+
+    def spill_counts(self) -> SpillCounts:
+        """The tier's present totals."""
+        c = _ffi.new("struct up_spill_counts *")
+        _lib.up_pool_spill_counts(self._pointer, c)
+        values: dict[str, Any] = {
+            name: list(getattr(c, name)) if name.startswith("error") else int(getattr(c, name))
+            for name in SpillCounts.__dataclass_fields__
+        }
+        return SpillCounts(**values)
 
     def cpu_seconds(self) -> float:
         """CPU time of the pool's threads, including the reads' copies."""

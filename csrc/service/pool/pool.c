@@ -97,6 +97,15 @@ void pool_tell_room(struct up_pool *p)
 	p->signals++;
 }
 
+int pool_all_fit(const struct up_pool *p)
+{
+	uint64_t sum = 0;
+
+	for (int i = 0; i < POOL_FILES; i++)
+		sum += p->file[i].used ? p->file[i].size : 0;
+	return sum <= p->budget;
+}
+
 uint64_t pool_run_most(const struct up_pool *p)
 {
 	uint64_t n = RUN_MAX_BYTES / pool_chunk_bytes(p);

@@ -4,7 +4,8 @@
  * thread asks; start and end), pool_files.c (files), pool_clients.c (processes), pool_faults.c (the thread
  * that answers), pool_map.c (page tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that
  * read), pool_others.c (what is done for other nodes), pool_room.c (what goes when room is needed),
- * pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be read for in the usual way).
+ * pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be read for in the usual way), pool_spill.c
+ * (what goes to the disk, spill.c).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -25,6 +26,7 @@
 #include "service/helper.h"
 #include "service/pool/guardian.h"
 #include "service/pool/source.h"
+#include "service/pool/spill.h"
 #include "common/vma.h"
 
 #define POOL_FILES 256
@@ -183,6 +185,8 @@ struct up_pool {
 	const struct pool_calls *calls; /* for a network: fixed from the start */
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
+	struct spill *spill; /* the disk tier, or NULL; fixed before the first file */
+	uint32_t spilling;   /* fills from there, under way */
 	uint64_t kept_bytes, keep_most_bytes;
 	int take_any; /* also what is kept, or active: nothing else may go */
 	uint32_t evictions; /* see up_pool_evictions() */
@@ -250,6 +254,8 @@ void pool_wait(struct up_pool *p, struct up_cond *what);
 void pool_wait_a_moment(struct up_pool *p);
 /* Whoever waits for room looks again. */
 void pool_tell_room(struct up_pool *p);
+/* Whether all files fit: then what is read too early is not read twice, and nothing leaves. */
+int pool_all_fit(const struct up_pool *p);
 /* Chunks of one fill at the most: 64 KiB to 4 MiB, as it goes. */
 uint64_t pool_run_most(const struct up_pool *p);
 /* *at leaves the list of those who wait. */

@@ -73,6 +73,8 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 			guardian_has_file(p, (uint32_t)i);
 		}
 	pool_unlock(p);
+	if (number >= 0 && p->spill) /* without books nothing of it goes to the disk */
+		spill_add_file(p->spill, number, f.chunks);
 	if (number >= 0)
 		return number;
 	up_source_close(&f.source);
@@ -120,6 +122,8 @@ int up_pool_forget(struct up_pool *p, int file)
 	p->used_bytes -= f->count.resident_bytes;
 	p->count.resident_bytes -= f->count.resident_bytes;
 	memset(f, 0, sizeof(*f));
+	if (p->spill)
+		spill_forget_file(p->spill, file);
 	p->files--;
 	pool_tell_room(p);
 	pool_unlock(p);
@@ -183,6 +187,8 @@ void up_pool_drop(struct up_pool *p, int file)
 	for (uint64_t c = 0; f->used && c < f->chunks; c++)
 		if (f->state[c] == UP_PRESENT || f->state[c] == UP_FILLING)
 			f->stale[c] = f->dropping = p->dropping = 1;
+	if (p->spill)
+		spill_drop_file(p->spill, file);
 	p->signals++;
 	pool_tell_room(p);
 	pool_unlock(p);
@@ -209,21 +215,45 @@ int up_pool_read(struct up_pool *p, int file, uint64_t offset, uint64_t length, 
 	return ret;
 }
 
+/* As up_pool_copy(), from the disk tier. */
+static int copy_spilled(struct up_pool *p, int file, uint64_t offset, uint64_t length, char *out)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+	char *buffer = spill_buffer(bytes);
+	int there = buffer && spill_read(p->spill, file, offset / bytes, 1, 0, &buffer, bytes);
+
+	if (there)
+		memcpy(out, buffer + offset % bytes, length);
+	if (buffer)
+		munmap(buffer, bytes);
+	return there;
+}
+
 int up_pool_copy(struct up_pool *p, int file, uint64_t offset, uint64_t length, char *out)
 {
 	struct pool_file *f = &p->file[file];
 	uint64_t chunk = offset / pool_chunk_bytes(p);
-	int there;
+	int there, spilled;
 
 	pthread_mutex_lock(&p->lock);
 	there = f->used && chunk < f->chunks && f->state[chunk] == UP_PRESENT &&
 		!f->stale[chunk] && f->pins[chunk] < 255;
+	spilled = !there && f->used && chunk < f->chunks && p->spill && spill_run(p->spill, file, chunk, 1, &there) && there;
 	if (!there) {
 		pool_unlock(p);
 		return 0;
 	}
-	f->pins[chunk]++; /* it is not punched meanwhile */
 	f->busy++;
+	if (spilled) {
+		pool_unlock(p);
+		there = copy_spilled(p, file, offset, length, out);
+		pthread_mutex_lock(&p->lock);
+		f->busy--;
+		up_cond_broadcast(&p->idle);
+		pool_unlock(p);
+		return there;
+	}
+	f->pins[chunk]++; /* it is not punched meanwhile */
 	pool_unlock(p);
 	there = pread(f->memfd, out, length, (off_t)offset) == (ssize_t)length;
 	pthread_mutex_lock(&p->lock);
@@ -242,6 +272,7 @@ uint64_t up_pool_books(struct up_pool *p, int file, struct up_pool_books *out)
 	*out = (struct up_pool_books){
 		.state = f->state,
 		.kept = f->kept,
+		.spilled = p->spill ? spill_books(p->spill, file) : NULL,
 		.refaults = f->refaults,
 		.touched_ms = f->touched_ms,
 		.left = f->left,
@@ -253,5 +284,6 @@ void up_pool_file_counts(struct up_pool *p, int file, struct up_pool_file_counts
 {
 	pthread_mutex_lock(&p->lock);
 	*out = p->file[file].count;
+	out->disk_bytes = p->spill ? spill_file_bytes(p->spill, file) : 0;
 	pool_unlock(p);
 }

@@ -25,6 +25,9 @@
 /* Requests that storage has at once of what is expected (bench/pool.py fill). */
 #define PIECES 8u
 #define HUGE_ALIGN (2u << 20)
+/* Of a thread's buffer. */
+#define BUFFER_ROOM(p) \
+	((size_t)(RUN_MAX_BYTES > (p)->options.chunk_bytes ? RUN_MAX_BYTES : (p)->options.chunk_bytes) + HUGE_ALIGN)
 /* A run grows no further while somebody waits for a chunk in order. */
 #define WAITED_MAX_BYTES (512u << 10)
 /* A thread that has had nothing to read for so long gives back its buffer's memory: 6 MiB each are the job's. */
@@ -41,17 +44,8 @@ struct fill {
 	struct pool_job *job; /* NULL: on demand */
 	int for_others;       /* another node waits for it: it comes from storage */
 	int in_place;         /* read into the memfd's pages, which are zeros before */
+	int spilled;          /* it comes from the disk tier */
 };
-
-/* Whether all files fit: then what is read too early is not read twice. */
-static int all_fit(const struct up_pool *p)
-{
-	uint64_t sum = 0;
-
-	for (int i = 0; i < POOL_FILES; i++)
-		sum += p->file[i].used ? p->file[i].size : 0;
-	return sum <= p->budget;
-}
 
 /* Absent chunks from `first` on, `most` at the most. */
 static uint64_t absent_run(const struct pool_file *f, uint64_t first, uint64_t most)
@@ -87,8 +81,12 @@ static int begin(struct up_pool *p, struct fill *out)
 		return 0;
 	for (uint64_t c = out->first; c < out->first + out->count; c++)
 		f->state[c] = UP_FILLING;
-	p->idle_ns = idle_ns(p, pool_now_ns());
-	p->fills++;
+	if (out->spilled) {
+		p->spilling++;
+	} else { /* the clock of `idle_ns` is storage's */
+		p->idle_ns = idle_ns(p, pool_now_ns());
+		p->fills++;
+	}
 	f->busy++;
 	f->filling++;
 	/* An agent's UFFDIO_CONTINUE that is late would map the zeros. One that begins from now on writes
@@ -110,6 +108,13 @@ static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks
 	if (p->net && chunks > net_block_chunks(p->net) - first % net_block_chunks(p->net))
 		chunks = net_block_chunks(p->net) - first % net_block_chunks(p->net);
 	return chunks <= most ? chunks : most ? most : 1;
+}
+
+/* Of a run, what comes from one source. What another node waits for comes from storage. */
+static void from_one_source(const struct up_pool *p, struct fill *o)
+{
+	if (p->spill && !o->for_others)
+		o->count = spill_run(p->spill, o->file, o->first, o->count, &o->spilled);
 }
 
 /* What is passed over is moved up: it is no more than its file's waiting threads. */
@@ -137,7 +142,7 @@ static int take_demand(struct up_pool *p, struct fill *out)
 			continue; /* which look here again when they have read */
 		/* Where a request costs the same whatever it brings, a miss brings all of that, as long as no more than
 		 * free_bytes beyond what readers were given was read so: who reads here and there uses little of it. */
-		whole = f->unit && all_fit(p) && f->by_unit <= f->mapped + p->options.free_bytes / pool_chunk_bytes(p);
+		whole = f->unit && pool_all_fit(p) && f->by_unit <= f->mapped + p->options.free_bytes / pool_chunk_bytes(p);
 		if (whole) { /* on its own grid */
 			most = f->unit;
 			low -= low % most;
@@ -149,6 +154,11 @@ static int take_demand(struct up_pool *p, struct fill *out)
 			first = d->chunk;
 		*out = (struct fill){ .file = d->file, .first = first,
 				      .count = absent_run(f, first, most) };
+		from_one_source(p, out);
+		if (first + out->count <= d->chunk) { /* what lies before it comes from elsewhere */
+			*out = (struct fill){ .file = d->file, .first = d->chunk, .count = 1 };
+			from_one_source(p, out);
+		}
 		if (begin(p, out)) {
 			f->by_unit += whole ? out->count : 0;
 			leave_demand(p, i);
@@ -200,6 +210,12 @@ static void leave_queue(struct up_pool *p, uint32_t place)
 	p->queue_tail++;
 }
 
+/* Of the threads, how many prefetch from the disk at the most: the others have other sources. */
+static uint32_t spill_threads(const struct up_pool *p)
+{
+	return p->threads / 2;
+}
+
 /* The next piece of the first job that has one. As take_demand(). */
 static int take_prefetch(struct up_pool *p, struct fill *out)
 {
@@ -237,6 +253,11 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			.count = absent_run(f, j->chunk, left),
 			.job = j,
 		};
+		from_one_source(p, out);
+		if (out->spilled && p->spilling >= spill_threads(p)) {
+			at++;
+			continue;
+		}
 		if (begin(p, out)) {
 			j->chunk += out->count;
 			j->running++;
@@ -258,6 +279,13 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 	return 0;
 }
 
+/* What came of it: how, how much of it from other nodes, and whether they will ask for it here. */
+struct brought {
+	enum up_source_way way;
+	uint64_t others_bytes;
+	int keep;
+};
+
 static uint64_t from_others(struct up_net *net, const struct fill *o, char *into, uint64_t length, int *keep)
 {
 	struct up_net_range r = {
@@ -272,15 +300,40 @@ static uint64_t from_others(struct up_net *net, const struct fill *o, char *into
 	return net_fetch(net, o->file, &r, into, keep);
 }
 
-/* The bytes into the memfd: 0, -errno, or GIVES_ALL. *came: how many are other nodes'. */
-static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o,
-		 char *buffer, enum up_source_way *way, uint64_t *came, int *keep)
+/* The bytes from another node or from storage: 0 or -errno. */
+static int fetch(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o, char *into,
+		 uint64_t length, struct brought *b)
 {
-	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes;
-	uint64_t at = 0, began_ns;
-	char *into = buffer;
-	int ret = 0;
+	uint64_t offset = o->first * pool_chunk_bytes(p), began_ns;
+	int ret;
 
+	if (net && o->for_others)
+		b->keep = net_is_kept_for_others(net, o->file, o->first);
+	else if (net)
+		b->others_bytes = from_others(net, o, into, length, &b->keep);
+	if (b->others_bytes == length)
+		return 0;
+	began_ns = pool_now_ns();
+	ret = up_source_read(&f->source, into + b->others_bytes, length - b->others_bytes, offset + b->others_bytes,
+			     &b->way);
+	if (net && !ret)
+		net_was_read(net, o->file, f->source.given, b->way == UP_CACHED ? 0 : length - b->others_bytes,
+			     pool_now_ns() - began_ns);
+	if (p->spill && !ret && b->way != UP_CACHED)
+		spill_was_read(p->spill, o->file, length - b->others_bytes, pool_now_ns() - began_ns);
+	return ret;
+}
+
+/* The bytes into the memfd: 0, -errno, or GIVES_ALL. *buffer may be another one then. */
+static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o,
+		 char **own, struct brought *b)
+{
+	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes, at = 0;
+	char *into, *buffer;
+	int ret = 0, came = o->spilled && spill_read(p->spill, o->file, o->first, o->count, !o->job, own,
+						     BUFFER_ROOM(p));
+
+	buffer = into = *own;
 	if (offset + length > f->size)
 		length = f->size - offset;
 	/* Huge pages come by a fault in a mapping that asks for them (shmem_enabled=advise). The
@@ -288,17 +341,12 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	if (o->in_place && length == o->count * bytes &&
 	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
 		into = f->map + offset;
-	if (net && o->for_others)
-		*keep = net_is_kept_for_others(net, o->file, o->first);
-	else if (net)
-		*came = from_others(net, o, into, length, keep);
-	if (*came < length) {
-		began_ns = pool_now_ns();
-		ret = up_source_read(&f->source, into + *came, length - *came, offset + *came, way);
-		if (net && !ret)
-			net_was_read(net, o->file, f->source.given,
-				     *way == UP_CACHED ? 0 : length - *came, pool_now_ns() - began_ns);
-	}
+	if (!came)
+		ret = fetch(p, net, f, o, into, length, b);
+	else if (into != buffer)
+		memcpy(into, buffer, length);
+	if (came)
+		b->way = UP_SPILLED;
 	if (into != buffer) {
 		/* our own page tables need not know them */
 		madvise(f->map + offset, length, MADV_DONTNEED);
@@ -388,21 +436,39 @@ static void keep_chunks(struct up_pool *p, int file, uint64_t first, uint64_t co
 		}
 }
 
-static void fill(struct up_pool *p, const struct fill *o, char *buffer)
+/* `real` bytes have come. */
+static void count_source(struct up_pool *p, struct pool_file *f, const struct fill *o, const struct brought *b,
+			 uint64_t real)
+{
+	if (b->way == UP_SPILLED) {
+		f->count.disk_read_bytes += real;
+		return;
+	}
+	f->count.others_bytes += b->others_bytes;
+	p->count.others_bytes += b->others_bytes;
+	f->count.read_bytes += real - b->others_bytes;
+	p->count.read_bytes += real - b->others_bytes;
+	p->count.demand_read_bytes += o->job || o->for_others ? 0 : real - b->others_bytes;
+	*(b->way == UP_DIRECT   ? &p->count.direct_bytes
+	  : b->way == UP_CACHED ? &p->count.cached_bytes
+				: &p->count.buffered_bytes) += real - b->others_bytes;
+}
+
+static void fill(struct up_pool *p, const struct fill *o, char **buffer)
 {
 	struct pool_file *f = &p->file[o->file];
-	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns(), came = 0;
-	enum up_source_way way = UP_BUFFERED;
+	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns();
+	struct brought b = { .way = UP_BUFFERED };
 	struct up_net *net;
 	uint64_t most;
-	int ret, keep = 0;
+	int ret;
 
 	pthread_mutex_lock(&p->lock);
 	net = p->net;
 	if (net)
 		net_hold(net);
 	pool_unlock(p);
-	ret = bring(p, net, f, o, buffer, &way, &came, &keep);
+	ret = bring(p, net, f, o, buffer, &b);
 	if (net)
 		net_put(net);
 	pthread_mutex_lock(&p->lock);
@@ -423,18 +489,11 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 			}
 			f->ever[c] = 1;
 		}
-		if (keep)
+		if (b.keep)
 			keep_chunks(p, o->file, o->first, o->count);
 		f->count.resident_bytes += length;
 		p->count.resident_bytes += length;
-		f->count.others_bytes += came;
-		p->count.others_bytes += came;
-		f->count.read_bytes += real - came;
-		p->count.read_bytes += real - came;
-		p->count.demand_read_bytes += o->job || o->for_others ? 0 : real - came;
-		*(way == UP_DIRECT   ? &p->count.direct_bytes
-		  : way == UP_CACHED ? &p->count.cached_bytes
-				     : &p->count.buffered_bytes) += real - came;
+		count_source(p, f, o, &b, real);
 		p->count.fills++;
 		pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
 			 pool_now_ns() - began);
@@ -450,14 +509,17 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 	}
 	f->busy--;
 	f->filling--;
-	if (!--p->fills)
+	if (o->spilled)
+		p->spilling--;
+	else if (!--p->fills)
 		p->idle_since_ns = pool_now_ns();
 	if (o->job) {
 		o->job->running--;
 		p->prefetching--;
 		if (ret)
 			o->job->result.error = ret == GIVES_ALL ? -ENOMEM : ret;
-		else if (way == UP_CACHED && !came) /* in memory before, and prefetched if that was our doing */
+		else if ((b.way == UP_CACHED && !b.others_bytes) || b.way == UP_SPILLED)
+			/* in memory before, and prefetched if that was our doing; or on the disk, which tells nothing of storage */
 			o->job->result.resident_bytes += length;
 		else
 			o->job->result.bytes += length;
@@ -483,7 +545,7 @@ int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t 
 		return 1;
 	}
 	pool_unlock(p);
-	fill(p, &o, buffer); /* comes back with the lock */
+	fill(p, &o, &buffer); /* comes back with the lock */
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
 
@@ -506,19 +568,17 @@ static void wait_for_work(struct up_pool *p, char *buffer, size_t bytes, int *di
 void *pool_fill_loop(void *arg)
 {
 	struct up_pool *p = arg;
-	size_t room = RUN_MAX_BYTES > p->options.chunk_bytes ? RUN_MAX_BYTES : p->options.chunk_bytes;
+	size_t room = BUFFER_ROOM(p);
 	struct fill o;
 	int dirty = 0;
 	char *buffer;
 
 	/* Not one thread less: when it is the last, readers wait for ever. */
-	while ((buffer = mmap(NULL, room + HUGE_ALIGN, PROT_READ | PROT_WRITE,
-			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) {
+	while (!(buffer = spill_buffer(room))) {
 		if (__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE))
 			return NULL;
 		usleep(1000);
 	}
-	madvise(buffer, room + HUGE_ALIGN, MADV_HUGEPAGE);
 	pthread_mutex_lock(&p->lock);
 	while (!p->stop) {
 		int what;
@@ -541,16 +601,16 @@ void *pool_fill_loop(void *arg)
 			if (p->used_bytes > p->budget || p->retry || p->dropping)
 				pool_wait_a_moment(p);
 			else
-				wait_for_work(p, buffer, room + HUGE_ALIGN, &dirty);
+				wait_for_work(p, buffer, room, &dirty);
 			if (p->retry)
 				pool_want_again(p);
 			continue;
 		}
 		pool_unlock(p);
 		dirty = 1;
-		fill(p, &o, buffer); /* comes back with the lock */
+		fill(p, &o, &buffer); /* comes back with the lock */
 	}
 	pool_unlock(p);
-	munmap(buffer, room + HUGE_ALIGN);
+	munmap(buffer, room);
 	return NULL;
 }

@@ -105,6 +105,8 @@ void up_pool_victims(struct up_pool *p, const struct up_pool_victim *victim, int
 	p->answered_ns = pool_now_ns();
 	pool_tell_room(p);
 	pool_unlock(p);
+	if (p->spill)
+		spill_poke(p->spill);
 	free(old);
 }
 
@@ -174,7 +176,7 @@ int64_t up_pool_cpu_ns(struct up_pool *p)
 		if (!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &ts))
 			total += (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 	}
-	return total;
+	return total + (p->spill ? spill_cpu_ns(p->spill) : 0);
 }
 
 /* ------------------------------------------------------------------ start and end */
@@ -280,6 +282,8 @@ void up_pool_destroy(struct up_pool *p)
 
 	if (!p)
 		return;
+	if (p->spill)
+		spill_stop(p->spill);
 	end_threads(p, 1);
 	pthread_mutex_lock(&p->lock);
 	while (p->nets) /* a thread that serves another node, and reads */
@@ -295,5 +299,7 @@ void up_pool_destroy(struct up_pool *p)
 	for (int i = 0; i < POOL_FILES; i++)
 		if (p->file[i].used)
 			up_pool_forget(p, i);
+	if (p->spill)
+		spill_end(p->spill);
 	free_pool(p);
 }

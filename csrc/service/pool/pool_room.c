@@ -88,7 +88,7 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 	uint64_t bytes = pool_chunk_bytes(p), at = first * bytes;
 	struct up_pool_event e = { .kind = UP_POOL_EVICTED, .file = (uint32_t)number,
 				   .offset = at, .length = count * bytes };
-	int ret, known = was == UP_PRESENT;
+	int ret, known = was == UP_PRESENT, changed = f->stale[first];
 
 	for (uint64_t c = first; c < first + count; c++)
 		f->state[c] = UP_EVICTING;
@@ -116,6 +116,8 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 		f->count.resident_bytes -= count * bytes;
 		p->count.resident_bytes -= count * bytes;
 		f->count.evicted_bytes += count * bytes;
+		if (p->spill && !changed)
+			spill_chunks_left(p->spill, number, first, count);
 		p->count.evicted_bytes += count * bytes;
 		e.time_ns = pool_now_ns();
 		pool_post(p, &e);

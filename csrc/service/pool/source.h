@@ -9,7 +9,8 @@
 
 #include "service/helper.h"
 
-enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED };
+/* UP_SPILLED: from the disk tier. */
+enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED, UP_SPILLED };
 
 struct up_source {
 	int given; /* a duplicate of the caller's: not read, its flags and advice are his */
