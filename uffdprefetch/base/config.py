@@ -92,6 +92,7 @@ class PoolOptions:
 
     evict: str = "cyclic"
     huge_pages: str = "auto"
+    spill: str | None = None  # DIR[:SIZE] (base/spill_place.py)
 
 
 @record(frozen=True)
@@ -160,6 +161,7 @@ _WHERE = {
     "engine": "engine",
     "evict": "pool.evict",
     "huge_pages": "pool.huge_pages",
+    "spill": "pool.spill",
     "policy": "policy",
     "size_bytes": "fixed.size_bytes",
     "distance_bytes": "fixed.distance_bytes",

@@ -88,6 +88,16 @@ def _parse_path(text: str) -> str:
         raise usage_error(f"{text}: the working directory has been removed") from None
 
 
+def _parse_spill(text: str) -> str | None:
+    """None: nowhere."""
+    if text.strip().lower() == "off":
+        return None
+    from uffdprefetch.base import spill_place
+
+    directory, size_bytes = spill_place.parse(text)
+    return spill_place.written(_parse_path(directory), size_bytes)
+
+
 def _parse_learn(text: str) -> str | None:
     """ "": the program's own profile."""
     if text.strip().lower() in ("off", "auto"):
@@ -174,6 +184,10 @@ OPTIONS = (
     Option("huge_pages", "huge-pages", _one_of(HUGE_PAGES),
            "the pool's memory in huge pages where the kernel gives them to shared memory (auto,"
            " default) or never (off)", "|".join(HUGE_PAGES), choices=HUGE_PAGES),
+    Option("spill", "spill", _parse_spill,
+           "what leaves the pool's memory goes into a file without a name in this directory, on a"
+           " disk of this node, and comes back from there (default: off; SIZE: half of what is"
+           " free; docs/pool.md)", "DIR[:SIZE]", format=lambda value: value or "off"),
     Option("policy", "policy", _one_of(POLICIES),
            "auto: read ahead what pays, by what a wrong guess costs (default); fixed: --size at"
            " once, by checkpoints that are laid over mappings --distance apart;"
@@ -274,7 +288,7 @@ GROUPS = (
     (
         "how",
         (
-            *("engine", "policy", "budget", "max-rate", "evict", "huge-pages"),
+            *("engine", "policy", "budget", "max-rate", "evict", "huge-pages", "spill"),
             *("size", "distance", "threshold"),
         ),
     ),
@@ -422,7 +436,7 @@ def parse_plain(words: Sequence[str]) -> dict[str, Any] | None:
 #: Options that only do something beside another one, and whether it is there.
 _NEED: tuple[tuple[tuple[str, ...], str, Callable[[Config], bool]], ...] = (
     (("size", "threshold"), "--policy fixed", lambda config: config.policy == "fixed"),
-    (("evict", "huge-pages"), "--engine pool", lambda config: config.engine == "pool"),
+    (("evict", "huge-pages", "spill"), "--engine pool", lambda config: config.engine == "pool"),
     (
         ("meet", "share", "launcher", "serve-cpu"),
         "--cluster",

@@ -10,7 +10,7 @@ numbered per file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +54,8 @@ class Residents:
     block: np.ndarray  # int64, below 2^31 (128 TiB of 64 KiB)
     touched: np.ndarray  # uint32, ms since the pool began (from 1 on), 0 never
     pinned: np.ndarray  # bool: may not be evicted
+    #: bool: all of it has a copy in the disk tier; None: there is none.
+    copied: np.ndarray | None = None
 
 
 class Policy(Protocol):
@@ -94,6 +96,23 @@ def smallest(residents: Residents, keys: np.ndarray, count: int) -> np.ndarray:
         ties = ties[np.argpartition(_place(residents, ties), room - 1)[:room]]
     rows = np.concatenate((rows, ties))
     return rows[np.lexsort((_place(residents, rows), keys[rows]))]
+
+
+def copied_first(
+    residents: Residents, count: int, choose: Callable[[Residents], np.ndarray]
+) -> np.ndarray:
+    """The rows that ``choose`` would evict, of a pool whose disk tier is full: those first that have
+    a copy there, which costs no read of storage when they come back. One that nobody has touched
+    since it came is on its way to a reader: it has no such preference, or it would leave first and
+    come again, round and round."""
+    if residents.copied is None:
+        return choose(residents)
+    first = residents.copied & (residents.touched != 0)
+    rows = choose(replace(residents, pinned=residents.pinned | ~first))
+    if len(rows) >= count:
+        return rows
+    others = choose(replace(residents, pinned=residents.pinned | first))
+    return np.concatenate((rows, others))[:count]
 
 
 def oldest_first(residents: Residents, among: np.ndarray) -> np.ndarray:

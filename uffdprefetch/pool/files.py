@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import numpy.typing as npt
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.native import pool as uffd_pool
@@ -25,6 +26,8 @@ class PooledFiles:
     def __init__(self, pool: uffd_pool.Pool, chunk_bytes: int) -> None:
         self._pool, self._chunk_bytes = pool, chunk_bytes
         self.by_number: dict[int, FileState] = {}
+        #: By the same numbers, of each chunk: uffd_pool.SPILLED where it has a copy on the disk.
+        self.spilled: dict[int, npt.NDArray[np.uint8]] = {}
         self.others: OtherNodes = NoOthers()
         self._random = np.random.default_rng()
 
@@ -34,10 +37,11 @@ class PooledFiles:
             number, memfd = self._pool.add_file(
                 file.opened.fd, file.size_bytes, file.call.unit_bytes, file.opened.was
             )
-            file.pooled = PoolFile(
-                self._pool, number, memfd, self._chunk_bytes, *self._pool.books(number)
-            )
+            *books, spilled = self._pool.books(number)
+            file.pooled = PoolFile(self._pool, number, memfd, self._chunk_bytes, *books)
             self.by_number[number] = file
+            if spilled is not None:
+                self.spilled[number] = spilled
             self.others.opened(file, number)
         return file.pooled
 
@@ -52,6 +56,7 @@ class PooledFiles:
         self.others.closed(pooled.number)
         os.close(pooled.memfd)
         del self.by_number[pooled.number]
+        self.spilled.pop(pooled.number, None)
         file.pooled = None
         return True
 
@@ -77,7 +82,8 @@ class PooledFiles:
         ascending."""
         if file.pooled is None:
             return []
-        return sampled_pages(file.pooled, file.size_bytes, most, self._random)
+        spilled = self.spilled.get(file.pooled.number)
+        return sampled_pages(file.pooled, file.size_bytes, most, self._random, spilled)
 
     def hush(self, file: FileState) -> None:
         """Begin no further read ahead of it: it is to leave."""
@@ -109,11 +115,16 @@ class PooledFiles:
 
 
 def sampled_pages(
-    pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator
-) -> list[int]:
-    """A random page of each SAMPLED_BYTES with resident chunks (service/freshness.py)."""
+    pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator,
+    spilled: npt.NDArray[np.uint8] | None = None,
+) -> list[int]:  # fmt: skip
+    """A random page of each SAMPLED_BYTES with chunks that are resident, or lie in the disk tier
+    (service/freshness.py)."""
     page_bytes = uffd.PAGE_BYTES
-    chunks = random.permutation(np.flatnonzero(pooled.state == uffd_pool.PRESENT))
+    there = pooled.state == uffd_pool.PRESENT
+    if spilled is not None:
+        there |= spilled == uffd_pool.SPILLED
+    chunks = random.permutation(np.flatnonzero(there))
     cells = chunks * pooled.chunk_bytes // SAMPLED_BYTES
     _, first = np.unique(cells, return_index=True)
     chosen = chunks[random.permutation(first)[:most]]

@@ -15,6 +15,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.units import HUGE_BYTES, MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
+from uffdprefetch.pool import disk_tier
 from uffdprefetch.pool.files import PooledFiles
 from uffdprefetch.pool.other_nodes import OtherNodes
 from uffdprefetch.pool.processes import PoolProcesses
@@ -73,6 +74,9 @@ class NodePool:
             config.budget_bytes, self.chunk_bytes, threads, event_fd,
             huge=self.huge, guardian=True, free_bytes=FREE_BYTES,
         )  # fmt: skip
+        self.disk: disk_tier.DiskTier | None = None
+        if config.pool.spill is not None:
+            self.disk = disk_tier.begin(self.pool, config.pool.spill, ledger)
         self.files = PooledFiles(self.pool, self.chunk_bytes)
         self.size = PoolSize(
             self.pool, self.files, limits, ledger, clock,
@@ -83,13 +87,15 @@ class NodePool:
         self.processes = PoolProcesses(self.pool, self.files, self.size, clock)
         self.victims = Victims(
             self.pool, self.files, self.size, clock, wanted_bytes=config.budget_bytes,
-            chunk_bytes=self.chunk_bytes, evict=config.pool.evict,
+            chunk_bytes=self.chunk_bytes, evict=config.pool.evict, disk=self.disk,
         )  # fmt: skip
 
     def housekeep(self) -> None:
         """Once a second: free changed files, fit the size to memory, release orphans."""
         self.files.forget_changed()
         self.size.fit()
+        if self.disk is not None:
+            self.disk.fit()
         self.processes.look_for_orphans()
 
     def share_with(self, others: OtherNodes) -> None:
@@ -154,9 +160,12 @@ class NodePool:
             missing_faults=c.missing_faults,
             demand_wait_ns=waits.quantiles(total=True),
             fill_ns=fills.quantiles(total=True),
+            spill=self.disk.state() if self.disk is not None else None,
         )
 
     def close(self) -> None:
         """End the threads."""
         self.pool.close()
+        if self.disk is not None:
+            self.disk.close()
         self.files.close()

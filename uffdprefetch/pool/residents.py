@@ -48,13 +48,15 @@ def resident_blocks(
     pooled: Mapping[int, FileState],
     chunks: int,
     spared: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({}),
+    spilled: Mapping[int, npt.NDArray[np.uint8]] = MappingProxyType({}),
 ) -> Residents:
     """The blocks of ``chunks`` chunks with any resident chunk that is not kept for other nodes, nor
-    ``spared`` (masks of chunks), of all files by their numbers, in the order of files and blocks; a
+    ``spared`` (masks of chunks; ``spilled``: which have a copy on the disk), of all files by their numbers, in the order of files and blocks; a
     block's touch is the latest of its chunks'."""
     files: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
     blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     touched: list[npt.NDArray[np.uint32]] = [np.empty(0, np.uint32)]
+    copied: list[npt.NDArray[np.bool_]] = [np.empty(0, bool)]
     for number, file in pooled.items():
         assert file.pooled is not None
         there = (file.pooled.state == uffd_pool.PRESENT) & (file.pooled.kept == 0)
@@ -66,6 +68,13 @@ def resident_blocks(
         files.append(np.full(len(found), number, np.int32))
         blocks.append(found.astype(np.int64))
         touched.append(times[found])
+        if number in spilled:
+            lacks = there & (spilled[number] != uffd_pool.SPILLED)
+            copied.append(~np.pad(lacks, (0, missing)).reshape(-1, chunks).any(axis=1)[found])
     block = np.concatenate(blocks)
     pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # pinned chunks are skipped in C
-    return Residents(np.concatenate(files), block, np.concatenate(touched), pinned)
+    copies = np.concatenate(copied)
+    return Residents(
+        np.concatenate(files), block, np.concatenate(touched), pinned,
+        copies if len(copies) == len(block) else None,
+    )  # fmt: skip

@@ -21,6 +21,7 @@ from uffdprefetch.pool.eviction import (
     Cyclic,
     Policy,
     Residents,
+    copied_first,
     evictable,
     smallest,
 )
@@ -46,6 +47,14 @@ VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
 
 
+class Disk(Protocol):
+    """The tier below the pool's memory (pool/disk_tier.py)."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what leaves memory now can be written."""
+
+
 class KnownOrder(Protocol):
     """An order that a reader of a file follows (readers/known_order.py)."""
 
@@ -62,9 +71,10 @@ class Victims:
 
     def __init__(
         self, pool: uffd_pool.Pool, files: PooledFiles, size: PoolSize, clock: Clock, *,
-        wanted_bytes: int, chunk_bytes: int, evict: str,
+        wanted_bytes: int, chunk_bytes: int, evict: str, disk: Disk | None = None,
     ) -> None:  # fmt: skip
-        """``wanted_bytes``: --budget; ``evict``: --evict."""
+        """``wanted_bytes``: --budget; ``evict``: --evict; ``disk``: to which what leaves goes."""
+        self._disk = disk
         self._pool, self._files, self._size, self._clock = pool, files, size, clock
         self._wanted_bytes, self._chunk_bytes = wanted_bytes, chunk_bytes
         self._policy: Policy = LRU() if evict == "lru" else Cyclic()
@@ -105,7 +115,7 @@ class Victims:
         unneeded = list(unneeded)
         ordered = {one.file.pooled.number for one in planned if one.file.pooled is not None}
         active = self._active_chunks(ordered, unneeded)
-        residents = resident_blocks(self._files.by_number, per, active)
+        residents = resident_blocks(self._files.by_number, per, active, self._files.spilled)
         self._planned = bool(planned)
         first = unneeded_blocks(residents, unneeded, self.block_bytes)
         rows = np.empty(0, np.intp)
@@ -172,6 +182,15 @@ class Victims:
         return rows
 
     def _best(
+        self, residents: Residents, readers: list[BlockReader], planned: Sequence[KnownOrder]
+    ) -> npt.NDArray[np.intp]:
+        if self._disk is None or self._disk.has_room:
+            return self._farthest(residents, readers, planned)
+        return copied_first(
+            residents, self._count(), lambda rows: self._farthest(rows, readers, planned)
+        )
+
+    def _farthest(
         self, residents: Residents, readers: list[BlockReader], planned: Sequence[KnownOrder]
     ) -> npt.NDArray[np.intp]:
         if planned:

@@ -219,6 +219,24 @@ class IoPressure:
 
 
 @dataclass(frozen=True)
+class SpillState:
+    """The pool's disk tier, `--spill`."""
+
+    directory: str
+    size_bytes: int  # it may hold
+    used_bytes: int
+    written_bytes: int
+    read_bytes: int
+    dropped_bytes: int  # left memory before it was written
+    refused_bytes: int  # left memory while there was no room
+    late_reads: int  # took too long: the bytes came from elsewhere
+    errors: dict[str, int]  # by errno's name
+    read_bytes_per_second: float | None  # of one thread
+    write_bytes_per_second: float | None
+    ended: str | None  # why it is not used any more, or not written
+
+
+@dataclass(frozen=True)
 class PoolState:
     """The node's page pool, as the summary tells of it, too."""
 
@@ -239,6 +257,7 @@ class PoolState:
     missing_faults: int
     demand_wait_ns: Quantiles
     fill_ns: Quantiles
+    spill: SpillState | None  # without a disk tier
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,8 @@ def describe_file(file: FileState, modes: dict[str, str]) -> dict[str, Any]:
         "pool_others_bytes": pool.others_bytes if pool else None,
         "pool_given_bytes": pool.given_bytes if pool else None,
         "pool_resident_bytes": pool.resident_bytes if pool else None,
+        "pool_disk_bytes": pool.disk_bytes if pool else None,
+        "pool_disk_read_bytes": pool.disk_read_bytes if pool else None,
     }
 
 
