@@ -98,6 +98,7 @@ def pool(**changes: Any) -> dict[str, Any]:
                            "sum": 2_051_000_000},
         "fill_ns": {"count": 9258, "p50": 720895, "p99": 6815743, "max": 83834288,
                     "sum": 9_100_000_000},
+        "spill": None,
     }  # fmt: skip
     made.update(copy.deepcopy(changes))
     return made

@@ -44,7 +44,7 @@ def why_not(directory: str) -> str | None:
     try:
         kind = file_systems.at(directory)
         if kind.name == OVERLAY:
-            kind = _below(directory)
+            kind = _below(directory, kind)
         stat = os.statvfs(directory)
     except OSError as error:
         return f"{error.strerror}"
@@ -63,8 +63,9 @@ def _what(kind: FileSystem) -> str:
     }.get(kind.medium, f"{kind.name} may be no disk of this node")
 
 
-def _below(directory: str) -> FileSystem:
-    """The file system that an overlay writes to. Raises OSError."""
+def _below(directory: str, overlay: FileSystem) -> FileSystem:
+    """The file system that an overlay writes to; itself where that is not to be seen. Raises
+    OSError."""
     device = os.stat(directory).st_dev
     want = f" {os.major(device)}:{os.minor(device)} "
     with open("/proc/self/mountinfo", errors="surrogateescape") as file:
@@ -73,7 +74,7 @@ def _below(directory: str) -> FileSystem:
             if want in line and upper is not None:
                 with contextlib.suppress(OSError):  # from within a container it is not to be seen
                     return file_systems.at(upper[1].replace("\\040", " "))
-    return file_systems.known(file_systems.type_of(directory))
+    return overlay
 
 
 def open_file(directory: str) -> int:

@@ -81,6 +81,7 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         (pool.NAME, partial(pool.mechanism, config.engine == "pool")),
         ("pool memory", partial(pool.memory, config, _size_bytes(path))),
         ("pool huge pages", pool.huge_pages),
+        ("pool disk", pool.disk),
         ("eBPF (bcc)", machine.bpf),
     ]
     if path is not None:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from uffdprefetch.base import cgroup
+from uffdprefetch.base import cgroup, spill_place
 from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
 from uffdprefetch.base.units import format_size
 from uffdprefetch.doctor import faults, site
@@ -201,6 +201,37 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
         name, OK, f"room for --budget {format_size(budget)}",
         "taken as it fills, given back when the job ends", values=values,
     )  # fmt: skip
+
+
+#: Where batch systems say that a node's own disk is.
+DISKS = ("TMPDIR", "SLURM_TMPDIR", "PBS_JOBFS")
+
+
+def disk(directory: str | None = None) -> Check:
+    """Whether `--spill` may be in a directory, or in those that a batch system names; tried with a
+    file."""
+    name, follows = "pool disk", "what leaves the pool's memory is read again"
+    named = [os.environ[one] for one in DISKS if os.environ.get(one)]
+    refused = []
+    for one in [directory] if directory else named or ["/tmp"]:
+        found = spill_place.why_not(one)
+        if found is None:
+            try:
+                fd = spill_place.open_file(one)
+            except OSError as error:
+                found = why(error)
+            else:
+                free, total, used = spill_place.room_of(fd)
+                os.close(fd)
+                size = format_size(
+                    spill_place.default_bytes(free, spill_place.allowed_bytes(free, total, used))
+                )
+                return Check(
+                    name, OK, f"{one} is a disk of this node with {format_size(free)} free",
+                    f"--spill {one} would take {size}",
+                )  # fmt: skip
+        refused.append(f"{one}: {found}")
+    return Check(name, NOTE, "; ".join(refused), follows, "--spill DIR, on a disk of this node")
 
 
 def huge_pages() -> Check:

@@ -34,6 +34,7 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
     figures are. One that is null is shown as 'n/a (reason)', never as 0."""
     more = [_with_what(summary), _what_came_of_it(summary), pool_line(summary), order_line(summary)]
     more += [
+        spill_line(summary),
         start_line(summary),
         learned_line(summary),
         *cluster_lines(summary),
@@ -191,6 +192,29 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
     elif pool["faults"]:
         parts.append(f"nobody waited in {count(pool['faults'], 'fault')}")
     return "pool: " + "; ".join(part for part in parts if part)
+
+
+def spill_line(summary: Mapping[str, Any]) -> str | None:
+    """What the pool's disk tier held and brought; None for a run without one."""
+    spill = (summary.get("pool") or {}).get("spill")
+    if not spill:
+        return None
+    where = f"disk: {format_size(spill['used_bytes'])} on {spill['directory']}"
+    parts = [where if spill["written_bytes"] else f"{where}: nothing was written"]
+    if spill["read_bytes"]:
+        rate = spill.get("read_bytes_per_second")
+        at = f" at {format_rate(rate)} a thread" if rate else ""
+        parts[0] += f": read {format_size(spill['read_bytes'])} of it{at}"
+    if spill["written_bytes"]:
+        parts.append(f"wrote {format_size(spill['written_bytes'])}")
+    for name, what in (
+        ("dropped_bytes", "left memory before they were written"),
+        ("refused_bytes", "found no room there"),
+    ):
+        if spill[name]:
+            parts.append(f"{format_size(spill[name])} {what}")
+    parts += [f"{name} {times} times" for name, times in spill["errors"].items()]
+    return "; ".join([*parts, *([spill["ended"]] if spill["ended"] else [])])
 
 
 def cluster_lines(summary: Mapping[str, Any]) -> list[str]:

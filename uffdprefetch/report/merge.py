@@ -28,7 +28,7 @@ _FILE_SUMS = (
     "prefetched_bytes", "already_resident_bytes", "late_bytes",
     "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes", "demand_used_blocks_bytes",
     "pool_read_bytes", "pool_unique_bytes", "pool_resident_bytes", "pool_others_bytes",
-    "pool_given_bytes",
+    "pool_given_bytes", "pool_disk_bytes", "pool_disk_read_bytes",
 )  # fmt: skip
 #: The merged gain: the first of these that a node reports.
 _GAINS = ("cost", "saved", "even", "unknown", "just-read", "in-memory", "nothing-read")
@@ -148,7 +148,7 @@ def _pool(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     longest = max(pools, key=lambda pool: pool["demand_wait_ns"].get("max") or 0)
     wait = {**longest["demand_wait_ns"], "count": sum(p["demand_wait_ns"]["count"] for p in pools)}
     sums = {name: _sum([pool.get(name) for pool in pools]) for name in _POOL_SUMS}
-    return {**pools[0], **sums, "demand_wait_ns": wait}
+    return {**pools[0], **sums, "demand_wait_ns": wait, "spill": None}  # each node's own
 
 
 #: Of a node's part of the cluster: the same for all, or said of it alone.

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
 from uffdprefetch.protocol.document import Quantiles
-from uffdprefetch.protocol.snapshot import PoolActivity, Snapshot
+from uffdprefetch.protocol.snapshot import PoolActivity, Snapshot, SpillState
 from uffdprefetch.view import glyphs as draw
 from uffdprefetch.view import model, words
 from uffdprefetch.view.files import file_lines
@@ -132,6 +132,20 @@ def nodes_line(cluster: Mapping[str, Any], width: int) -> Text:
         if any(node is not None for node in cells):
             parts.append(f"kept by {node_map(cells[::every])}")
     return _labelled("nodes", Text(words.join_fitting(parts, width - LABEL)))
+
+
+def disk_line(spill: SpillState, width: int) -> Text:
+    """The disk to which goes what leaves the pool's memory."""
+    parts = [
+        f"{format_size(spill.used_bytes)} of {format_size(spill.size_bytes)} on {spill.directory}",
+        f"read {format_size(spill.read_bytes)}",
+        f"wrote {format_size(spill.written_bytes)}",
+    ]
+    if spill.dropped_bytes:
+        parts.append(f"not written in time {format_size(spill.dropped_bytes)}")
+    if spill.ended:
+        parts.insert(0, spill.ended)
+    return _labelled("disk", Text(words.join_fitting(parts, width - LABEL)))
 
 
 def waits_line(pool: PoolActivity, width: int) -> Text:
@@ -281,6 +295,8 @@ def _optional(snapshot: Snapshot) -> list[tuple[str, int]]:
         parts[2:2] = [("nodes", 1)]
     if snapshot.pool:
         parts[1:1] = [("pool", 1)]
+        if snapshot.pool.spill:
+            parts[2:2] = [("disk", 1)]
         parts[parts.index(("how", 1)) : parts.index(("how", 1))] = [("waits", 1)]
     return parts
 
@@ -330,6 +346,8 @@ def _node_lines(snapshot: Snapshot, width: int, has: LineBudget, glyphs: Glyphs)
         lines.append(ahead_line(snapshot, width, glyphs))
     if snapshot.pool and "pool" in has.shown:
         lines.append(pool_line(snapshot.pool, width, glyphs))
+    if snapshot.pool and snapshot.pool.spill and "disk" in has.shown:
+        lines.append(disk_line(snapshot.pool.spill, width))
     if snapshot.cluster and "nodes" in has.shown:
         lines.append(nodes_line(snapshot.cluster, width))
     if snapshot.pool and "waits" in has.shown:

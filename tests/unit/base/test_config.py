@@ -85,6 +85,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "plan": "/order.json", "torch": "off", "cluster": "4", "meet": "/shared", "share": "*.bin",
         "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5", "reads": "off", "learn": "train",
         "learn-depth": "8", "learn-budget": "2GiB", "learn-dir": "/profiles",
+            "spill": "/disk:3GiB",
     }  # fmt: skip
     assert set(given) == {option.key for option in options.OPTIONS}
     words: list[str] = []

@@ -10,6 +10,7 @@ import random
 import resource
 import select
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,13 +45,17 @@ class Bed:
     def bring(self, start: int, end: int) -> None:
         """Have these bytes in memory, in the place of others; they are the file's."""
         first, last = start // CHUNK, -(-end // CHUNK)
-        self.pool.set_victims([(self.number, 0, first), (self.number, last, 1 << 20)])
+        others = [(self.number, 0, first), (self.number, last, 1 << 20)]
+        self.pool.set_victims(others)
         assert self.pool.submit(7, self.number, start, end - start)
         results: list[object] = []
+        give_up = time.monotonic() + HANG_SECONDS
         while not results:
-            ready, _, _ = select.select([self.event_fd], [], [], HANG_SECONDS)
-            assert ready, "the pool says nothing"
-            os.read(self.event_fd, 8)
+            assert time.monotonic() < give_up, "the pool says nothing"
+            if self.pool.victims_left() <= 0:  # what was being copied was passed over
+                self.pool.set_victims(others)
+            if select.select([self.event_fd], [], [], 0.01)[0]:
+                os.read(self.event_fd, 8)
             results += self.pool.reap()
         end = min(end, SIZE)
         found = os.pread(self.memfd, end - start, start)

@@ -24,6 +24,7 @@ HEADINGS = {
     doc.File: "## `files[]` of a snapshot",
     doc.Node: "## `node`",
     doc.PoolActivity: "## `pool` of a snapshot",
+    doc.SpillState: "### `pool.spill`",
     doc.SmallFilesAhead: "## `small_files` of a snapshot",
 }
 #: Parts that are told in a line of their whole: whose, and the field.

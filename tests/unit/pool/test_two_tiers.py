@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory and disk: of two blocks that may go, the one with a copy goes first, once the disk is full
+(pool/eviction.py); and how large the disk's part may be (base/spill_place.py)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uffdprefetch.base import file_systems, options, spill_place
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.file_systems import FileSystem, Medium
+from uffdprefetch.pool import order_eviction
+from uffdprefetch.pool.eviction import LRU, BlockReader, Cyclic, Residents, copied_first
+
+GIB = 1 << 30
+
+
+def residents(blocks: list[int], touched: list[int], copied: list[bool] | None) -> Residents:
+    return Residents(
+        np.zeros(len(blocks), np.int32), np.array(blocks), np.array(touched, np.uint32),
+        np.zeros(len(blocks), bool), None if copied is None else np.array(copied),
+    )  # fmt: skip
+
+
+def test_those_with_a_copy_go_first_and_then_the_others_as_ever() -> None:
+    rows = residents([0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [False, True, False, True, False])
+    policy = LRU()
+    chosen = copied_first(rows, 4, lambda some: policy.victims(some, [], 4))
+    assert chosen.tolist() == [1, 3, 0, 2]
+    assert policy.victims(rows, [], 4).tolist() == [0, 1, 2, 3]
+    without = residents([0, 1], [1, 2], None)
+    assert copied_first(without, 1, lambda some: policy.victims(some, [], 1)).tolist() == [0]
+
+
+def test_what_nobody_has_come_to_yet_is_not_sent_back() -> None:
+    rows = residents([0, 1], [9, 0], [False, True])
+    assert copied_first(rows, 1, lambda some: LRU().victims(some, [], 1)).tolist() == [0]
+
+
+@pytest.mark.parametrize("rule", ["cyclic", "planned"])
+def test_what_is_read_just_now_stays_with_a_copy_too(rule: str) -> None:
+    rows = residents(list(range(8)), [1] * 8, [True, True] + [False] * 6)
+    reader = BlockReader(file=0, position=0, direction=1, low=0, high=8, ahead=1, behind=0)
+
+    def choose(some: Residents) -> np.ndarray:
+        if rule == "cyclic":
+            return Cyclic().victims(some, [reader], 8)
+        known: np.ndarray = np.zeros(8, bool)
+        return order_eviction.victims(
+            some, [reader], 8, np.full(8, np.inf), known, 1 << 20, 1, 1e9
+        )
+
+    chosen = copied_first(rows, 8, choose).tolist()
+    assert len(chosen) == 6 and not {0, 1} & set(chosen)
+
+
+def test_a_disk_of_two_thirds_saves_what_memory_and_disk_hold_together() -> None:
+    """As much as both hold is not read from storage, where the farthest block alone would have it
+    lie in both: memory 0.25 of the data, disk 0.65, shuffled epochs that are known."""
+    blocks, epochs = 200, 4
+    draw = random.Random(0)
+    order = [b for _ in range(epochs + 1) for b in draw.sample(range(blocks), blocks)]
+    memory, disk = blocks // 4, blocks * 65 // 100
+
+    def storage_reads(prefers: bool) -> int:
+        held: list[int] = []
+        copies: set[int] = set()
+        reads = 0
+        for at, block in enumerate(order[: epochs * blocks]):
+            last_epoch = at >= (epochs - 1) * blocks
+            if block not in held:
+                reads += last_epoch and block not in copies
+                held.append(block)
+            if len(held) <= memory:
+                continue
+            rest = order[at + 1 :]
+            distance = np.array([float(rest.index(b)) for b in held])
+            full = len(copies) >= disk
+            rows = residents(
+                held, [1] * len(held), [b in copies for b in held] if full and prefers else None
+            )
+
+            def choose(some: Residents, distance: np.ndarray = distance) -> np.ndarray:
+                known: np.ndarray = np.ones(len(distance), bool)
+                return order_eviction.victims(some, [], 1, distance * 4096, known, 4096, 1, 1e9)
+
+            victim = held.pop(int(copied_first(rows, 1, choose)[0]))
+            if not full:
+                copies.add(victim)
+        return reads
+
+    assert storage_reads(prefers=True) <= 0.12 * blocks
+    assert storage_reads(prefers=False) >= 0.2 * blocks
+
+
+def test_a_directory_and_its_size_are_told_apart() -> None:
+    assert spill_place.parse("/tmp") == ("/tmp", None)
+    assert spill_place.parse("/tmp:3GiB") == ("/tmp", 3 * GIB)
+    assert spill_place.parse("/a:b/c") == ("/a:b/c", None)
+    for wrong in ("/tmp:much", ":1GiB"):
+        with pytest.raises(UffdPrefetchError):
+            spill_place.parse(wrong)
+    option = options.BY_KEY["spill"]
+    assert option.parse("off") is None
+    for text in ("/tmp", "/tmp:3GiB"):
+        assert option.format(option.parse(text)) == text
+        assert option.parse(option.format(option.parse(text))) == text
+
+
+@pytest.mark.parametrize(
+    "name, medium",
+    [("tmpfs", Medium.MEMORY), ("NFS", Medium.NETWORK), ("FUSE", Medium.UNKNOWN)],
+)
+def test_what_is_no_disk_of_this_node_is_refused(
+    name: str, medium: Medium, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_systems, "at", lambda _: FileSystem(name, medium))
+    assert name in (spill_place.why_not("/") or "")
+
+
+def test_an_overlay_is_what_it_writes_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    overlay, ext4 = FileSystem("overlayfs"), FileSystem("ext4", Medium.LOCAL)
+    monkeypatch.setattr(file_systems, "at", lambda _: overlay)
+    assert "overlayfs" in (spill_place.why_not(str(tmp_path)) or "")
+    monkeypatch.setattr(spill_place, "_below", lambda _, overlay: ext4)
+    monkeypatch.setattr(spill_place, "FREE_BYTES", 0)
+    assert spill_place.why_not(str(tmp_path)) is None
+
+
+def test_a_full_disk_and_a_missing_directory_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(file_systems, "at", lambda _: FileSystem("ext4", Medium.LOCAL))
+    monkeypatch.setattr(spill_place, "FREE_BYTES", 1 << 60)
+    assert "are free" in (spill_place.why_not(str(tmp_path)) or "")
+    monkeypatch.undo()
+    assert "No such file" in (spill_place.why_not(str(tmp_path / "none")) or "")
+
+
+def test_others_keep_a_twentieth_and_a_gibibyte() -> None:
+    assert spill_place.allowed_bytes(50 * GIB, 100 * GIB, 0) == 45 * GIB
+    assert spill_place.allowed_bytes(3 * GIB, 10 * GIB, 2 * GIB) == 4 * GIB
+    assert spill_place.allowed_bytes(0, 100 * GIB, 3 * GIB) == 0
+    assert spill_place.default_bytes(50 * GIB, 45 * GIB) == 25 * GIB
+    assert spill_place.default_bytes(2 * GIB, GIB // 2) == GIB // 2
