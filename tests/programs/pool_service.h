@@ -31,6 +31,7 @@ struct file {
 struct service {
 	struct up_pool *pool;
 	int event_fd, stop, fast; /* fast: events are taken */
+	int spill_fd;             /* of its disk tier, or -1 */
 	uint64_t chunk, most, state;
 	uint32_t failed, stuck, evicted, forgotten, jobs, told; /* what has been seen */
 	struct up_pool_event last_failed, last_stuck;
@@ -141,6 +142,24 @@ static inline void choose_victims(struct service *s)
 	CHECK(up_pool_victims_left(s->pool) <= n);
 }
 
+/* The disk has room, or less of it; and what lies there is not what was written. */
+static inline void spoil_disk(struct service *s)
+{
+	static char garbage[4096] __attribute__((aligned(4096)));
+	struct up_spill_counts counts;
+	struct stat st;
+
+	if (s->spill_fd < 0)
+		return;
+	up_pool_spill_counts(s->pool, &counts);
+	CHECK(counts.used_bytes <= 64u << 20 && !counts.ended && !counts.full);
+	up_pool_spill_fit(s->pool, below(&s->state, 3) ? 32u << 20 : below(&s->state, 8u << 20));
+	if (below(&s->state, 4) || fstat(s->spill_fd, &st) || st.st_size < PAGE)
+		return;
+	garbage[below(&s->state, sizeof(garbage))]++;
+	CHECK(pwrite(s->spill_fd, garbage, PAGE, (off_t)(below(&s->state, (uint64_t)st.st_size / PAGE) * PAGE)) == PAGE);
+}
+
 static inline void one_turn(struct service *s)
 {
 	int i = (int)below(&s->state, FILES);
@@ -170,6 +189,7 @@ static inline void one_turn(struct service *s)
 		}
 		break;
 	case 7:
+		spoil_disk(s);
 		up_pool_counts(s->pool, &counts);
 		CHECK(counts.peak_bytes <= s->most && up_pool_cpu_ns(s->pool) > 0);
 		CHECK(counts.unique_bytes <= counts.read_bytes);
@@ -207,11 +227,23 @@ static inline void begin(struct service *s, uint64_t budget, uint32_t chunk, int
 				     .huge = (uint32_t)huge };
 
 	*s = (struct service){ .chunk = chunk, .most = budget, .state = draw(&seed) | 1,
-			       .fast = fast, .lock = PTHREAD_MUTEX_INITIALIZER };
+			       .fast = fast, .spill_fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER };
 	s->event_fd = o.event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	CHECK(s->event_fd >= 0 && !up_pool_create(&s->pool, &o));
 	for (int i = 0; i < FILES; i++)
 		s->file[i].number = -1;
+}
+
+/* What leaves memory goes to the disk, where there is one past the page cache. */
+static inline void spill(struct service *s)
+{
+	struct up_spill_options o = { .size_bytes = 32u << 20, .errors_most = UINT32_MAX };
+
+	o.fd = open(directory, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+	if (o.fd < 0)
+		return;
+	s->spill_fd = dup(o.fd);
+	CHECK(s->spill_fd >= 0 && !up_pool_spill(s->pool, &o));
 }
 
 static inline void run(struct service *s)
@@ -234,6 +266,8 @@ static inline void end(struct service *s)
 			close(s->file[i].fd);
 		}
 	close(s->event_fd);
+	if (s->spill_fd >= 0)
+		close(s->spill_fd);
 }
 
 /* ------------------------------------------------------------------ processes that read */

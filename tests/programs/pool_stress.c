@@ -75,7 +75,7 @@ static void *live_often(void *cookie)
 	return NULL;
 }
 
-static void test_lives(uint32_t chunk, int huge, int lives)
+static void test_lives(uint32_t chunk, int huge, int lives, int spills)
 {
 	struct living living[CLIENTS];
 	pthread_t thread[CLIENTS];
@@ -83,6 +83,8 @@ static void test_lives(uint32_t chunk, int huge, int lives)
 	struct service s;
 
 	begin(&s, 7 * chunk, chunk, huge, 1);
+	if (spills)
+		spill(&s);
 	for (int i = 0; i < FILES; i++)
 		open_file(&s, i, some_size(&s));
 	run(&s);
@@ -109,6 +111,13 @@ static void test_lives(uint32_t chunk, int huge, int lives)
 		while (!close_file(&s, i)) /* a fill or a punch may be under way */
 			sched_yield();
 	CHECK(up_pool_used(s.pool) == 0);
+	if (s.spill_fd >= 0) {
+		struct up_spill_counts counts;
+
+		up_pool_spill_counts(s.pool, &counts);
+		printf("%llu KiB written, %llu read, %llu wrong\n", (unsigned long long)counts.written_bytes >> 10,
+		       (unsigned long long)counts.read_bytes >> 10, (unsigned long long)counts.errors[0]);
+	}
 	end(&s);
 }
 
@@ -205,9 +214,12 @@ int main(int argc, char **argv)
 	}
 	directory = argv[1];
 	seed = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * 0x9E3779B97F4A7C15ull | 1;
-	test_lives(CHUNK, 0, 8);
-	test_lives(CHUNK, 1, 4); /* in place, as huge pages are filled */
-	test_lives(2u << 20, 1, 1);
+	test_lives(CHUNK, 0, 8, 0);
+	test_lives(CHUNK, 0, 8, 1);
+	test_lives(CHUNK, 1, 4, 0); /* in place, as huge pages are filled */
+	test_lives(CHUNK, 1, 4, 1);
+	test_lives(2u << 20, 1, 1, 0);
+	test_lives(2u << 20, 1, 1, 1);
 	test_destroy_with_work_under_way();
 	test_full();
 	puts("all as it should be");

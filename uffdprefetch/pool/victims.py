@@ -88,12 +88,13 @@ class Victims:
         return "planned" if self._planned else self._policy.name
 
     def wants_list(self) -> bool:
-        """Whether to make a new list: half of it is used and the pool is nearly full, or
-        it is older than LATELY_NS."""
+        """Whether to make a new list: half of what leaves by one is used and the pool is nearly
+        full, or it is older than LATELY_NS."""
         remaining = self._pool.victims_left()
         if remaining < 0 or self._clock.now_ns() - self._made_ns > LATELY_NS:
             return True
-        return self._size.is_nearly_full and remaining <= self._count() // 2
+        spare = self._length() - self._count() // 2
+        return self._size.is_nearly_full and remaining <= spare - self._count() % 2
 
     def plan(
         self,
@@ -125,7 +126,7 @@ class Victims:
             residents.pinned[:] = first
         if not planned:
             rows = np.concatenate((rows, self._passed(residents, readers)))
-        rows = np.concatenate((rows, self._best(residents, readers, planned)))[: self._count()]
+        rows = np.concatenate((rows, self._best(residents, readers, planned)))[: self._length()]
         self._pool.set_victims(
             (number, start, end - start)
             for number, block in zip(
@@ -177,7 +178,7 @@ class Victims:
         pinned then."""
         walked = [n for n in {one.file for one in readers} if self._files.others.reads_alike(n)]
         among = np.isin(residents.file, walked) & evictable(residents, readers)
-        rows = smallest(residents, np.where(among, residents.touched, SKIP), self._count())
+        rows = smallest(residents, np.where(among, residents.touched, SKIP), self._length())
         residents.pinned |= among
         return rows
 
@@ -187,7 +188,7 @@ class Victims:
         if self._disk is None or self._disk.has_room:
             return self._farthest(residents, readers, planned)
         return copied_first(
-            residents, self._count(), lambda rows: self._farthest(rows, readers, planned)
+            residents, self._length(), lambda rows: self._farthest(rows, readers, planned)
         )
 
     def _farthest(
@@ -195,7 +196,7 @@ class Victims:
     ) -> npt.NDArray[np.intp]:
         if planned:
             return self._planned_victims(residents, readers, planned)
-        return self._policy.victims(residents, readers, self._count())
+        return self._policy.victims(residents, readers, self._length())
 
     def _planned_victims(
         self, residents: Residents, readers: list[BlockReader], planned: Sequence[KnownOrder]
@@ -215,7 +216,7 @@ class Victims:
         rate = sum(one.rate_bytes_per_second for one in planned)
         now_ms = int(residents.touched.max(initial=0))
         found: npt.NDArray[np.int_] = order_eviction.victims(
-            residents, readers, self._count(), next_use, is_known, self.block_bytes, now_ms, rate
+            residents, readers, self._length(), next_use, is_known, self.block_bytes, now_ms, rate
         )
         return found
 
@@ -227,9 +228,14 @@ class Victims:
         return size
 
     def _count(self) -> int:
-        """Length of the list of victims: short, since by the time that it is used up its end may be
-        what is read next."""
+        """How many leave by one list: few, since by the time that it is used up its end may be what
+        is read next."""
         return max(VICTIMS_LEAST, self._size.budget_bytes // self.block_bytes // VICTIMS_SHARE)
+
+    def _length(self) -> int:
+        """Of the list: where they go to a disk, as many again, which are written meanwhile."""
+        writes = self._disk is not None and self._disk.has_room
+        return 2 * self._count() if writes else self._count()
 
 
 def unneeded_blocks(

@@ -793,16 +793,15 @@ void spill_give_up(struct spill *s, const struct spill_copy *c)
 	pthread_mutex_unlock(&s->lock);
 }
 
-static int write_slot(struct spill *s, int fd, const struct spill_copy *c, const char *buffer)
+static int write_slot(struct spill *s, int fd, uint64_t most_bytes, const struct spill_copy *c, const char *buffer)
 {
 	uint64_t length = (uint64_t)c->count * s->chunk_bytes, at = 0;
 	uint64_t offset = c->slot * s->slot_bytes + c->first % s->slot_chunks * s->chunk_bytes;
 	uint64_t grown = __atomic_load_n(&s->grown_bytes, __ATOMIC_RELAXED);
 
 	if (offset + length > grown) { /* where it cannot be done, the write does it */
-		uint64_t end = s->most * s->slot_bytes;
+		uint64_t end = most_bytes < grown + GROW_BYTES ? most_bytes : grown + GROW_BYTES;
 
-		end = end < grown + GROW_BYTES ? end : grown + GROW_BYTES;
 		end = end > offset + length ? end : offset + length;
 		if (!fallocate(fd, 0, (off_t)grown, (off_t)(end - grown)))
 			__atomic_store_n(&s->grown_bytes, end, __ATOMIC_RELAXED);
@@ -825,14 +824,16 @@ void spill_write(struct spill *s, const struct spill_copy *c, const char *buffer
 {
 	uint64_t began = pool_now_ns(), took;
 	uint32_t sum[SPILL_SLOT_CHUNKS];
+	uint64_t most_bytes;
 	int fd, ret;
 
 	for (uint32_t i = 0; i < c->count; i++)
 		sum[i] = up_net_checksum(buffer + (uint64_t)i * s->chunk_bytes, s->chunk_bytes);
 	pthread_mutex_lock(&s->lock);
 	fd = s->fd; /* it stays: this thread has not ended */
+	most_bytes = s->most * s->slot_bytes;
 	pthread_mutex_unlock(&s->lock);
-	ret = write_slot(s, fd, c, buffer);
+	ret = write_slot(s, fd, most_bytes, c, buffer);
 	count_cpu(s);
 	pthread_mutex_lock(&s->lock);
 	took = pool_now_ns() - began;

@@ -10,6 +10,8 @@ import random
 import resource
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import HANG_SECONDS, wait_until
+from disks import disk
+from harness import programs
 
 from uffdprefetch.native import pool as uffd_pool
 
@@ -88,6 +92,8 @@ class Bed:
         return self.pool.counts().read_bytes
 
     def close(self) -> None:
+        if not self.pool.pointer:
+            return
         self.pool.close()
         for fd in (self.fd, self.memfd, self.event_fd, self.spill_fd):
             os.close(fd)
@@ -260,3 +266,80 @@ def test_samples_of_changed_files_are_drawn_from_the_disk_as_well(make: Make) ->
     assert copied and bytes(uffd_pool._ffi.buffer(out)) == bed.data[4096:8192]
     beyond = uffd_pool._lib.up_pool_copy(bed.pool.pointer, bed.number, 1 << 40, 4096, out)
     assert not beyond
+
+
+@pytest.mark.root
+def test_a_full_disk_is_written_no_more_and_what_is_there_is_used(
+    make: Make, tmp_path: Path
+) -> None:
+    with disk("ext4", tmp_path) as root:
+        filler = os.open(root / "others", os.O_CREAT | os.O_WRONLY)
+        free = os.statvfs(root)
+        os.posix_fallocate(filler, 0, free.f_bfree * free.f_frsize - 3 * MIB)
+        os.close(filler)
+        bed = make(size=16 * MIB, where=root)
+        bed.bring(0, BUDGET)
+        bed.leave(0, BUDGET)
+        wait_until(lambda: bed.pool.spill_counts().full == errno.ENOSPC, "it is full")
+        kept = len(bed.copied())
+        bed.bring(BUDGET, 2 * BUDGET)
+        bed.bring(0, BUDGET)
+        counts = bed.pool.spill_counts()
+        assert 0 < counts.read_bytes == kept * CHUNK and not counts.ended
+        bed.close()
+
+
+@pytest.mark.root
+def test_a_disk_that_cannot_be_read_is_not_asked_again(make: Make, tmp_path: Path) -> None:
+    """Its own backing file is cut off: reads fail, and what is written is not there."""
+    with disk("ext4", tmp_path) as root:
+        bed = make(errors_most=3, where=root)
+        bed.spill_all()
+        os.truncate(tmp_path / "disk.img", 1 << 16)
+        bed.bring(0, BUDGET)
+        bed.bring(BUDGET, 2 * BUDGET)
+        bed.bring(0, BUDGET)
+        assert bed.pool.spill_counts().ended in (errno.EIO, errno.EBADMSG)
+        assert not bed.copied()
+        bed.close()
+
+
+STOPPED = """
+import os, sys
+from pathlib import Path
+import test_spill
+from conftest import wait_until
+where, stopped = Path(sys.argv[1]), Path(os.environ["STOPPED"])
+fd = os.open(where, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+bed = test_spill.Bed(where, fd, 16 << 20, test_spill.ANY_NUMBER)
+half = test_spill.BUDGET
+bed.spill_all()
+stopped.touch()
+bed.bring(0, half)  # compares every byte
+late, read = bed.pool.spill_counts().late_reads, bed.pool.spill_counts().read_bytes
+assert late >= 1 and read == 0, (late, read)
+bed.bring(half, 2 * half)
+assert bed.pool.spill_counts().late_reads == late, "it is left alone"
+stopped.unlink()
+def comes_again():
+    bed.bring(0, half)
+    bed.bring(half, 2 * half)
+    return bed.pool.spill_counts().read_bytes
+wait_until(comes_again, "the disk is read again")
+stopped.touch()
+bed.bring(0, half)
+bed.close()
+print("ended")
+"""
+
+
+def test_a_disk_that_does_not_answer_holds_nobody_up_nor_the_end(tmp_path: Path) -> None:
+    environment = {
+        **os.environ, "LD_PRELOAD": programs(tmp_path, "stopped_disk", "-shared", "-fPIC"),
+        "STOPPED": str(tmp_path / "stopped"), "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path)], env=environment, capture_output=True,
+        text=True, timeout=2 * HANG_SECONDS,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("ended\n", 0), done.stderr

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--spill`: a run whose pool has a disk below it reads the right bytes, tells what the disk did, and
+leaves nothing on it, however it ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import require, wait_until
+from harness import Records, Start, python
+
+from uffdprefetch.base import spill_place
+
+pytest_plugins = ("harness_fixtures",)
+MIB = 1 << 20
+POOL = ("--engine", "pool", "--budget", "6MiB", "--huge-pages", "off")
+
+EPOCHS = """
+m = Mapping(sys.argv[1])
+for epoch in range(int(sys.argv[2])):
+    digest = m.digest()
+    time.sleep(0.3)  # what is to leave is written
+say(pooled=m.pooled(), digest=digest)
+"""
+
+WAITS = """
+m = Mapping(sys.argv[1])
+digest = m.digest()
+say(digest=digest)
+input()
+say(digest=m.digest())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory on a disk of this node."""
+    found = tmp_path / "disk"
+    found.mkdir()
+    why = spill_place.why_not(str(found))
+    require(why is None, f"{found}: {why}")
+    return found
+
+
+def test_what_left_memory_comes_from_the_disk_and_is_told(
+    job: Start, records: Records, place: Path
+) -> None:
+    done = (
+        job(python(EPOCHS, records.path, 4), options=(*POOL, "--spill", f"{place}:64MiB"))
+        .finish()
+        .good()
+    )
+    assert done.lines == [{"pooled": True, "digest": records.digest}]
+    pool = done.summary["pool"]
+    spill = pool["spill"]
+    assert spill["directory"] == str(place) and spill["size_bytes"] == 64 * MIB
+    assert 0 < spill["written_bytes"] and 0 < spill["read_bytes"]
+    assert spill["ended"] is None and spill["errors"] == {}
+    (file,) = done.summary["files"]
+    assert file["pool_disk_bytes"] > 0 and file["pool_disk_read_bytes"] > 0
+    assert pool["read_bytes"] < 4 * file["size_bytes"], "not all of it each time"
+    assert os.listdir(place) == []
+
+
+def test_a_place_that_is_no_disk_of_this_node_is_told_and_the_run_goes_on(
+    job: Start, records: Records
+) -> None:
+    done = (
+        job(python(EPOCHS, records.path, 1), options=(*POOL, "--spill", "/dev/shm"))
+        .finish()
+        .good()
+    )
+    assert done.lines == [{"pooled": True, "digest": records.digest}]
+    assert done.summary["pool"]["spill"] is None
+    (told,) = [one for one in done.summary["degradations"] if "--spill" in one]
+    assert "/dev/shm" in told and "tmpfs" in told
+
+
+def test_a_killed_service_leaves_no_byte_on_the_disk(
+    job: Start, records: Records, place: Path
+) -> None:
+    started = job(python(WAITS, records.path), options=(*POOL, "--spill", f"{place}:64MiB"))
+    assert started.line()["digest"] == records.digest
+    pid = started.service()
+
+    def blocks() -> int:
+        held = [
+            os.stat(f"/proc/{pid}/fd/{fd}").st_blocks * 512
+            for fd in os.listdir(f"/proc/{pid}/fd")
+            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(str(place))
+        ]
+        return max(held, default=0)
+
+    wait_until(blocks, "something was written")
+    started.kill_service()
+    for other in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fds = os.listdir(f"/proc/{other}/fd")
+            links = [os.readlink(f"/proc/{other}/fd/{fd}") for fd in fds]
+        except OSError:
+            continue
+        assert not [link for link in links if link.startswith(str(place))], other
+    assert os.listdir(place) == []
+    started.tell("")
+    assert started.line()["digest"] == records.digest
