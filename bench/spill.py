@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The pool's disk tier (`--spill`): what is read of a slow file system, and in what time, when memory
-holds a quarter of the data and a disk all of it, or a part.
+"""The pool's disk tier (`--spill`): what is read of a slow file system, and in what time, when
+memory holds a quarter of the data and a disk all of it, or a part.
 
 Variants in turns, each in a memory cgroup of its own where root can make one; every byte is
 compared.

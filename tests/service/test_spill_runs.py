@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--spill`: a run whose pool has a disk below it reads the right bytes, tells what the disk did, and
-leaves nothing on it, however it ends."""
+"""`--spill`: a run whose pool has a disk below it reads the right bytes, tells what the disk did,
+and leaves nothing on it, however it ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_left_memory_comes_from_the_disk_and_is_told(
     pool = done.summary["pool"]
     spill = pool["spill"]
     assert spill["directory"] == str(place) and spill["size_bytes"] == 64 * MIB
-    assert 0 < spill["written_bytes"] and 0 < spill["read_bytes"]
+    assert spill["written_bytes"] > 0 and spill["read_bytes"] > 0
     assert spill["ended"] is None and spill["errors"] == {}
     (file,) = done.summary["files"]
     assert file["pool_disk_bytes"] > 0 and file["pool_disk_read_bytes"] > 0
@@ -68,9 +68,7 @@ def test_a_place_that_is_no_disk_of_this_node_is_told_and_the_run_goes_on(
     job: Start, records: Records
 ) -> None:
     done = (
-        job(python(EPOCHS, records.path, 1), options=(*POOL, "--spill", "/dev/shm"))
-        .finish()
-        .good()
+        job(python(EPOCHS, records.path, 1), options=(*POOL, "--spill", "/dev/shm")).finish().good()
     )
     assert done.lines == [{"pooled": True, "digest": records.digest}]
     assert done.summary["pool"]["spill"] is None

@@ -237,7 +237,9 @@ class Pool:
         touched_ms, left = (
             np.frombuffer(_ffi.buffer(at, 4 * n), np.uint32) for at in (b.touched_ms, b.left)
         )
-        spilled = None if b.spilled == _ffi.NULL else np.frombuffer(_ffi.buffer(b.spilled, n), np.uint8)
+        spilled = (
+            None if b.spilled == _ffi.NULL else np.frombuffer(_ffi.buffer(b.spilled, n), np.uint8)
+        )
         return Books(state, touched_ms, kept, refaults, left, spilled)
 
     def evictions(self) -> int:
@@ -340,8 +342,8 @@ class Pool:
 
     def spill(self, fd: int, size_bytes: int, errors_most: int = SPILL_ERRORS_MOST) -> None:
         """What leaves memory goes into this file, which has no name and is open past the page
-        cache; the pool's own from now on. Before the first file. ``errors_most``: of the disk within
-        a minute; then it ends. Raises OSError."""
+        cache; the pool's own from now on. Before the first file. ``errors_most``: of the disk
+        within a minute; then it ends. Raises OSError."""
         options = _ffi.new("struct up_spill_options *")
         options.fd, options.size_bytes, options.errors_most = fd, size_bytes, errors_most
         _checked(_lib.up_pool_spill(self._pointer, options), "disk tier")

@@ -51,8 +51,9 @@ def resident_blocks(
     spilled: Mapping[int, npt.NDArray[np.uint8]] = MappingProxyType({}),
 ) -> Residents:
     """The blocks of ``chunks`` chunks with any resident chunk that is not kept for other nodes, nor
-    ``spared`` (masks of chunks; ``spilled``: which have a copy on the disk), of all files by their numbers, in the order of files and blocks; a
-    block's touch is the latest of its chunks'."""
+    ``spared`` (masks of chunks), of all files by their numbers, in the order of files and blocks; a
+    block's touch is the latest of its chunks'. ``spilled``: of which chunks the disk tier has
+    copies."""
     files: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
     blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     touched: list[npt.NDArray[np.uint32]] = [np.empty(0, np.uint32)]

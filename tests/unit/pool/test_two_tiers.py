@@ -50,9 +50,7 @@ def test_what_is_read_just_now_stays_with_a_copy_too(rule: str) -> None:
         if rule == "cyclic":
             return Cyclic().victims(some, [reader], 8)
         known: np.ndarray = np.zeros(8, bool)
-        return order_eviction.victims(
-            some, [reader], 8, np.full(8, np.inf), known, 1 << 20, 1, 1e9
-        )
+        return order_eviction.victims(some, [reader], 8, np.full(8, np.inf), known, 1 << 20, 1, 1e9)
 
     chosen = copied_first(rows, 8, choose).tolist()
     assert len(chosen) == 6 and not {0, 1} & set(chosen)
