@@ -120,8 +120,7 @@ class FileCounts(NamedTuple):
     disk_read_bytes: int = 0  # came from there
 
 
-@dataclass(frozen=True)
-class SpillCounts:
+class SpillCounts(NamedTuple):
     """Totals of the disk tier (csrc/service/helper.h, struct up_spill_counts)."""
 
     size_bytes: int
@@ -358,7 +357,7 @@ class Pool:
         _lib.up_pool_spill_counts(self._pointer, c)
         values: dict[str, Any] = {
             name: list(getattr(c, name)) if name.startswith("error") else int(getattr(c, name))
-            for name in SpillCounts.__dataclass_fields__
+            for name in SpillCounts._fields
         }
         return SpillCounts(**values)
 
