@@ -30,7 +30,7 @@ DEAR = {
 }  # fmt: skip
 
 #: Runs `wrap` as the console script does, without site-packages, and tells what was in memory at
-#: each fork (the last one is the job's) and in the end.
+#: each fork or spawn (the last one is the job's) and in the end.
 LOADED = """
 import os, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -38,6 +38,8 @@ out = os.dup(1)
 def tell():
     os.write(out, (" ".join(sys.modules) + "\\n").encode())
 os.register_at_fork(before=tell)
+spawn = os.posix_spawn
+os.posix_spawn = lambda *words, **more: (tell(), spawn(*words, **more))[1]
 launcher, end = os.getpid(), os._exit
 def ended(status):
     if os.getpid() == launcher:
