@@ -40,7 +40,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import wait_until_quiet
 from harm_beds import LINKS
 from render import markdown_table, number
-from reports import Report, a_line_for_errors, conditions, listed, load, save, show_or_measure
+from reports import (
+    Report,
+    a_line_for_errors,
+    among,
+    conditions,
+    load,
+    options,
+    save,
+    show_or_measure,
+)
 from rounds import NAME_REQUESTS
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -395,25 +404,17 @@ def main(words: Sequence[str]) -> int:
 
 
 def _measured(words: Sequence[str]) -> tuple[Report, bool]:
-    parser = argparse.ArgumentParser(
-        prog="bench/learn.py", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = options("bench/learn.py", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
-    add("--bed", default="300/1", help=f"with commas: {', '.join(LINKS)}")
+    links = f"with commas: {', '.join(LINKS)}"
+    add("--bed", type=among(LINKS), default=["300/1"], dest="beds", help=links)
     add("--lookup-us", type=int, default=500, help="of each lookup, open and list")
-    add("--programs", type=listed, default=list(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
-    add("--variants", type=listed, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
-    add("--rounds", type=int, default=3)
+    programs = f"of {', '.join(PROGRAMS)}"
+    add("--programs", type=among(PROGRAMS), default=list(PROGRAMS), help=programs)
+    variants = f"of {', '.join(VARIANTS)}"
+    add("--variants", type=among(VARIANTS), default=list(VARIANTS), help=variants)
     add("--tree", type=Path, metavar="DIR", help="made there, or as an earlier run has made it")
-    add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
     args = parser.parse_args(words)
-    args.beds = listed(args.bed)
-    for given, known in (
-        (args.beds, LINKS), (args.programs, PROGRAMS), (args.variants, VARIANTS),
-    ):  # fmt: skip
-        if unknown := [word for word in given if word not in known]:
-            parser.error(f"no {unknown[0]!r}: {', '.join(known)}")
     args.variants = [name for name in VARIANTS if name in args.variants]
     return measure(args), False
 

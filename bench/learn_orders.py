@@ -37,7 +37,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import wait_until_quiet
 from harm_beds import LINKS
 from render import markdown_table, number
-from reports import Report, a_line_for_errors, conditions, listed, load, save, show_or_measure
+from reports import (
+    Report,
+    a_line_for_errors,
+    among,
+    conditions,
+    load,
+    options,
+    save,
+    show_or_measure,
+)
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import SlowBed
@@ -353,20 +362,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _measured(words: Sequence[str]) -> tuple[Report, bool]:
-    parser = argparse.ArgumentParser(
-        prog="bench/learn_orders.py", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = options("bench/learn_orders.py", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
     add("--bed", default="300/1", choices=list(LINKS))
-    add("--cases", type=listed, default=list(CASES), help=f"of {', '.join(CASES)}")
-    add("--variants", type=listed, default=list(VARIANTS), help=f"of {', '.join(VARIANTS)}")
-    add("--rounds", type=int, default=3)
-    add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
+    add("--cases", type=among(CASES), default=list(CASES), help=f"of {', '.join(CASES)}")
+    variants = f"of {', '.join(VARIANTS)}"
+    add("--variants", type=among(VARIANTS), default=list(VARIANTS), help=variants)
     args = parser.parse_args(words)
-    for given, known in ((args.cases, CASES), (args.variants, VARIANTS)):
-        if unknown := [word for word in given if word not in known]:
-            parser.error(f"no {unknown[0]!r}: {', '.join(known)}")
     args.variants = [name for name in VARIANTS if name in args.variants]
     return measure(args), False
 

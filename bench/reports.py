@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import functools
 import json
@@ -13,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,28 @@ def load(path: Path, schema: str) -> Report:
 def listed(text: str) -> list[str]:
     """The words of an option that takes some, with commas."""
     return [word for word in text.split(",") if word]
+
+
+def among(known: Collection[str]) -> Callable[[str], list[str]]:
+    """For an option that takes some of these words: as listed()."""
+
+    def chosen(text: str) -> list[str]:
+        words = listed(text)
+        if unknown := [word for word in words if word not in known]:
+            raise argparse.ArgumentTypeError(f"no {unknown[0]!r}: {', '.join(known)}")
+        return words
+
+    return chosen
+
+
+def options(program: str, doc: str | None) -> argparse.ArgumentParser:
+    """Those of a bench of rounds that goes on where it was cut off. ``doc``: its module's."""
+    parser = argparse.ArgumentParser(prog=program, description=(doc or "").splitlines()[0])
+    add = parser.add_argument
+    add("--json", type=Path, required=True, metavar="F", help="goes on where it was cut off")
+    add("--rounds", type=int, default=3)
+    add("--quiet", action="store_true", help="before a run wait until the machine is quiet")
+    return parser
 
 
 def show_or_measure(

@@ -16,7 +16,7 @@ import sys
 from bisect import bisect_right
 from itertools import pairwise
 
-from uffdprefetch.predict.bounds import LATELY_COUNT
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_COUNT
 
 #: Bins: each length up to 16, from there on eight an octave, up to 2**24 (1 TiB in blocks of
 #: 64 KiB): what lies in a bin differs by less than an eighth.
@@ -119,3 +119,20 @@ class Law:
             if alive * kept < sys.float_info.epsilon:
                 break
         return (total + alive * kept) * scale
+
+
+class Laws:
+    """How far streams, visits and chains of steps go, of all and by kind of file."""
+
+    def __init__(self) -> None:
+        self._streams, self._visits, self.steps = Law(), Law(), Law()
+        self._kinds: dict[tuple[str, str], tuple[Law, Law]] = {}
+
+    def of(self, kind: tuple[str, str]) -> tuple[Law, Law]:
+        """Of streams and of visits, in files of this directory and suffix."""
+        laws = self._kinds.get(kind)
+        if laws is None:
+            if len(self._kinds) >= ENTRIES_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            laws = self._kinds[kind] = Law(self._streams), Law(self._visits)
+        return laws

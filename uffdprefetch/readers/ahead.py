@@ -40,13 +40,13 @@ from uffdprefetch.predict.storage import (
     least_probability,
     stream_gain,
 )
-from uffdprefetch.predict.streams import Feedback, OwnPace, Rate, Stream
-from uffdprefetch.predict.survival import Law
+from uffdprefetch.predict.streams import OwnPace, Stream
+from uffdprefetch.predict.survival import Law, Laws
 from uffdprefetch.predict.visits import Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Confidence, Predictor
-from uffdprefetch.readers.reader_streams import come_over
+from uffdprefetch.readers.reader_streams import Head, come_over
 from uffdprefetch.readers.whole_files import (
     FREE_SHARE,
     WHOLE_FREE_BYTES,
@@ -82,71 +82,6 @@ STEP_PART = 8
 PROBE_BLOCKS = GUESSED_EXTENT_BYTES // BLOCK_BYTES
 #: Of what is to be read so many runs that were touched before are looked at: is it there?
 RUNS_MAX = 8
-
-
-class Head:
-    """A front, as the scheduler sees it. ``depths``: how much may be under way for it, and for all
-    where something for it is to go with it."""
-
-    def __init__(
-        self,
-        front: Front,
-        reader: Reader,
-        now_ns: int,
-        depths: tuple[Callable[[Front], int], Callable[[Front], int]],
-    ) -> None:
-        self.front = front
-        self._depth_bytes, self._depth_of_all_bytes = depths
-        self.rank, self.reader = reader.rank, reader.pid
-        self.feedback = Feedback()
-        self._rate = Rate(now_ns)
-        self._noted = front.position
-
-    @property
-    def direction(self) -> int:
-        """See Consumer."""
-        return self.front.direction
-
-    @property
-    def position_bytes(self) -> int:
-        """See Consumer."""
-        return self.front.position * BLOCK_BYTES
-
-    @property
-    def rate_bytes_per_second(self) -> float:
-        """See Consumer."""
-        return self._rate.bytes_per_second
-
-    @property
-    def depth_bytes(self) -> int:
-        """See Consumer."""
-        return self._depth_bytes(self.front)
-
-    @property
-    def depth_of_all_bytes(self) -> int:
-        """See Consumer."""
-        return self._depth_of_all_bytes(self.front)
-
-    @property
-    def last_ns(self) -> int:
-        """When it went on last."""
-        return self.front.last_ns
-
-    @property
-    def settled(self) -> bool:
-        """Whether it has come so far that what follows its file may be what it comes to."""
-        return self.front.length >= LATELY_COUNT
-
-    def moved(self, now_ns: int) -> None:
-        """The front has."""
-        gone = abs(self.front.position - self._noted) * BLOCK_BYTES
-        self._rate.note(gone, now_ns)
-        self._noted = self.front.position
-
-    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
-        """See Consumer."""
-        gone = self.rate_bytes_per_second * max(0, now_ns - self.front.last_ns) / 1e9
-        return self.position_bytes + self.direction * min(int(gone), most_bytes)
 
 
 class Places(FileConsumer):
@@ -189,25 +124,6 @@ class _File:
     said: FileStream | None = None  # of what a job has said that it will need ...
     said_used: int = 0  # ... and of that, bytes that were used
     visit_came: bool = False  # since it was judged whether to read it whole
-
-
-class Laws:
-    """How far streams, visits and chains of steps go, of all and by kind of file."""
-
-    def __init__(self) -> None:
-        self._streams, self._visits, self.steps = Law(), Law(), Law()
-        self._kinds: dict[tuple[str, str], tuple[Law, Law]] = {}
-
-    def of(self, file: FileState) -> tuple[Law, Law]:
-        """Of streams and of visits, of files like this one."""
-        directory, name = os.path.split(file.path)
-        kind = directory, os.path.splitext(name)[1]
-        laws = self._kinds.get(kind)
-        if laws is None:
-            if len(self._kinds) >= ENTRIES_MAX:
-                del self._kinds[next(iter(self._kinds))]
-            laws = self._kinds[kind] = Law(self._streams), Law(self._visits)
-        return laws
 
 
 @dataclass
@@ -267,7 +183,8 @@ class Ahead(Predictor):
     def _of(self, file: FileState) -> _File:
         found = self._files.get(file.key)
         if found is None or found.file is not file:
-            laws = self._laws.of(file)
+            directory, name = os.path.split(file.path)
+            laws = self._laws.of((directory, os.path.splitext(name)[1]))
             blocks = -(-file.size_bytes // BLOCK_BYTES)
             law, ending = Law(laws[0]), lambda front: self._ending(file, front)
             try:

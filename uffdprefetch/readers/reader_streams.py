@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a touch says of its reader: which stream it brought on (predict/streams.py), and whether the
-reader goes in order at all (predict/randomness.py). Every predictor builds on these."""
+reader goes in order at all (predict/randomness.py). Every predictor builds on these. And the head
+of what all readers of a file brought on together, as the scheduler sees it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from uffdprefetch.predict.bounds import LATELY_COUNT
+from uffdprefetch.predict.fronts import Front
 from uffdprefetch.predict.randomness import PASSED_SHARE, Access
 from uffdprefetch.predict.storage import BLOCK_BYTES
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import Feedback, Rate, Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.observation import Batch, Observation
@@ -143,3 +147,68 @@ class ReaderStreams:
     def _drop(reader: Reader) -> None:
         reader.table.absorbed += reader.table.streams
         reader.table.streams.clear()
+
+
+class Head:
+    """A front, as the scheduler sees it. ``depths``: how much may be under way for it, and for all
+    where something for it is to go with it."""
+
+    def __init__(
+        self,
+        front: Front,
+        reader: Reader,
+        now_ns: int,
+        depths: tuple[Callable[[Front], int], Callable[[Front], int]],
+    ) -> None:
+        self.front = front
+        self._depth_bytes, self._depth_of_all_bytes = depths
+        self.rank, self.reader = reader.rank, reader.pid
+        self.feedback = Feedback()
+        self._rate = Rate(now_ns)
+        self._noted = front.position
+
+    @property
+    def direction(self) -> int:
+        """See Consumer."""
+        return self.front.direction
+
+    @property
+    def position_bytes(self) -> int:
+        """See Consumer."""
+        return self.front.position * BLOCK_BYTES
+
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """See Consumer."""
+        return self._rate.bytes_per_second
+
+    @property
+    def depth_bytes(self) -> int:
+        """See Consumer."""
+        return self._depth_bytes(self.front)
+
+    @property
+    def depth_of_all_bytes(self) -> int:
+        """See Consumer."""
+        return self._depth_of_all_bytes(self.front)
+
+    @property
+    def last_ns(self) -> int:
+        """When it went on last."""
+        return self.front.last_ns
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has come so far that what follows its file may be what it comes to."""
+        return self.front.length >= LATELY_COUNT
+
+    def moved(self, now_ns: int) -> None:
+        """The front has."""
+        gone = abs(self.front.position - self._noted) * BLOCK_BYTES
+        self._rate.note(gone, now_ns)
+        self._noted = self.front.position
+
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """See Consumer."""
+        gone = self.rate_bytes_per_second * max(0, now_ns - self.front.last_ns) / 1e9
+        return self.position_bytes + self.direction * min(int(gone), most_bytes)
