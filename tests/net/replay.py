@@ -146,8 +146,10 @@ class Replay:
             return rows
         known = set(self._results.values())
         for what, ours in self._ids.items():
+            if not ours or what in known:
+                continue
             length = json.loads(what)[2]
-            for one in [] if what in known else list(ours):
+            for one in list(ours):
                 if self._now - one[1] >= UNKNOWN_NS + length * UNKNOWN_NS_A_BYTE:
                     ours.remove(one)
                     rows.append([
