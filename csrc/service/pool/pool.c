@@ -106,6 +106,12 @@ int pool_all_fit(const struct up_pool *p)
 	return sum <= p->budget;
 }
 
+void pool_await_copies(struct up_pool *p, const struct pool_file *f)
+{
+	while (f->copying)
+		pool_wait(p, &p->idle);
+}
+
 uint64_t pool_run_most(const struct up_pool *p)
 {
 	uint64_t n = RUN_MAX_BYTES / pool_chunk_bytes(p);

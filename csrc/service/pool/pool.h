@@ -58,6 +58,7 @@ struct pool_file {
 	uint32_t regions, waiters;
 	uint32_t busy; /* calls that work on it without the lock */
 	uint32_t filling; /* threads that read it now */
+	uint32_t copying; /* that copy some of it for the disk tier: for a moment, by memory alone */
 	int failed; /* the main thread has been told */
 	struct up_pool_file_counts count;
 };
@@ -256,6 +257,8 @@ void pool_wait_a_moment(struct up_pool *p);
 void pool_tell_room(struct up_pool *p);
 /* Whether all files fit: then what is read too early is not read twice, and nothing leaves. */
 int pool_all_fit(const struct up_pool *p);
+/* Nobody copies any of a file. With the lock, which it leaves and takes again. */
+void pool_await_copies(struct up_pool *p, const struct pool_file *f);
 /* Chunks of one fill at the most: 64 KiB to 4 MiB, as it goes. */
 uint64_t pool_run_most(const struct up_pool *p);
 /* *at leaves the list of those who wait. */

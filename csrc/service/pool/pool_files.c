@@ -110,6 +110,7 @@ int up_pool_forget(struct up_pool *p, int file)
 	struct pool_file *f = &p->file[file], gone;
 
 	pthread_mutex_lock(&p->lock);
+	pool_await_copies(p, f);
 	if (!f->used || f->regions || f->busy) {
 		pool_unlock(p);
 		return -EBUSY;
@@ -151,6 +152,7 @@ int up_pool_park(struct up_pool *p, int file)
 	struct up_source gone;
 
 	pthread_mutex_lock(&p->lock);
+	pool_await_copies(p, f);
 	if (!f->used || f->regions || f->busy) {
 		pool_unlock(p);
 		return -EBUSY;

@@ -61,7 +61,7 @@ static int take(struct up_pool *p, const struct writer *w, struct spill_copy *ou
 		if (!reserve(p, w, v, out))
 			continue;
 		f = &p->file[out->file];
-		f->busy++;
+		f->copying++;
 		for (uint64_t c = out->first; c < out->first + out->count; c++)
 			f->pins[c]++;
 		return 1;
@@ -107,7 +107,7 @@ static int copy_next(const struct writer *w, char *buffer, struct spill_copy *ou
 	f = &p->file[out->file];
 	for (uint64_t c = out->first; c < out->first + out->count; c++)
 		f->pins[c]--;
-	f->busy--;
+	f->copying--;
 	up_cond_broadcast(&p->idle);
 	pool_tell_room(p);
 	pool_unlock(p);
