@@ -37,7 +37,9 @@ class Filled:
         self.pool = uffd_pool.Pool(4 * SIZE_BYTES, BLOCK_BYTES, 4, self.event_fd)
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         number, memfd = self.pool.add_file(self.fd, SIZE_BYTES)
-        self.file = PoolFile(self.pool, number, memfd, BLOCK_BYTES, *self.pool.books(number))
+        self.file = PoolFile(
+            self.pool, number, memfd, BLOCK_BYTES, *self.pool.books(number).in_memory
+        )
         self.state = self.file.state
 
     def submit(self) -> None:

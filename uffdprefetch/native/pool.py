@@ -71,6 +71,19 @@ class Books(NamedTuple):
     #: SPILLED: it has a copy in the disk tier; None: there is no such tier.
     spilled: npt.NDArray[np.uint8] | None = None
 
+    @property
+    def in_memory(
+        self,
+    ) -> tuple[
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.uint32],
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.uint32],
+    ]:
+        """All but what tells of the disk."""
+        return self.state, self.touched_ms, self.kept, self.refaults, self.left
+
 
 class PoolCounts(NamedTuple):
     """Totals since the pool began (csrc/service/helper.h, struct up_pool_counts)."""

@@ -37,11 +37,11 @@ class PooledFiles:
             number, memfd = self._pool.add_file(
                 file.opened.fd, file.size_bytes, file.call.unit_bytes, file.opened.was
             )
-            *books, spilled = self._pool.books(number)
-            file.pooled = PoolFile(self._pool, number, memfd, self._chunk_bytes, *books)
+            books = self._pool.books(number)
+            file.pooled = PoolFile(self._pool, number, memfd, self._chunk_bytes, *books.in_memory)
             self.by_number[number] = file
-            if spilled is not None:
-                self.spilled[number] = spilled
+            if books.spilled is not None:
+                self.spilled[number] = books.spilled
             self.others.opened(file, number)
         return file.pooled
 
