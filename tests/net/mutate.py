@@ -2,10 +2,10 @@
 """Which numbers that decide are held? `python -m tests.net.mutate [NAME...] [--write]`
 
 Each number that tools/house.py counts is doubled, then halved: the drawn scenarios and the tapes
-are played until a decision differs, and where none does the unit tests of its package run until
-one fails. A number that nothing holds is printed so, and status is 1. NAME: those only, numbers
-(``SHY``, ``predict.storage.SHY``) or modules (``predict.storage``). --write: docs/constants.md says
-it from now on.
+are played until a decision differs, and where none does the unit tests of its package, and of
+those that import it, run until one fails. A number that nothing holds is printed so, and status is
+1. NAME: those only, numbers (``SHY``, ``predict.storage.SHY``) or modules (``predict.storage``).
+--write: docs/constants.md says it from now on.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.net.replay import compare, replay
 from tools import house
 
 ROOT = Path(__file__).resolve().parents[2]
+UNIT = ROOT / "tests" / "unit"
 RECORD = ROOT / "docs" / "constants.md"
 FACTORS = (2, 0.5)
 NOTHING = "nothing"
@@ -92,9 +93,11 @@ def caught(module_name: str, constant: str, names: list[str]) -> str | None:
 
 
 def failed(module_name: str, constant: str) -> str | None:
-    """The first unit test of its package that fails; None: none does."""
-    where = f"tests/unit/{module_name.partition('.')[0]}"
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", mutant.__name__, where]
+    """The first unit test that fails, of its package and those that import it; None: none does."""
+    users = {name for name, _ in imported(f"uffdprefetch.{module_name}", constant)}
+    rooms = [module_name.split(".")[0], *sorted(name.split(".")[1] for name in users)]
+    where = [str(one) for room in dict.fromkeys(rooms) if (one := UNIT / room).is_dir()]
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", mutant.__name__, *where]
     for factor in FACTORS:
         told = {mutant.MUTANT: f"{module_name}.{constant}={factor}"}
         done = subprocess.run(

@@ -106,3 +106,16 @@ def test_a_long_look_at_a_page_table_is_no_walk(bed: Bed, file: FileState) -> No
             bed.again = True
             assert region.reader.access is Access.JUMPS
         bed.again = False
+
+
+def test_in_the_pool_one_of_sixteen_touches_in_a_known_order_goes_to_the_streams(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = SimpleNamespace(come_over=lambda part, stream, start, end, forward: (start, end))
+    monkeypatch.setattr(bed.windows, "pool", pool)
+    monkeypatch.setattr(type(bed.region(file).reader.order), "announced", True)
+    region = bed.region(file)
+    region.mode = ServingMode.POOL
+    touches = [Observation(at * BLOCK, (at + 1) * BLOCK, bed.now) for at in range(64)]
+    steps = bed.arbiter._streams.touched(Batch(region, bed.now, touches))
+    assert [at for at, step in enumerate(steps) if step is not None] == [15, 31, 47, 63]
