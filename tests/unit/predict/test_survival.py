@@ -23,7 +23,7 @@ def test_bins_hold_every_length_and_are_narrow() -> None:
         j = bin_of(length)
         assert EDGES[j] <= length < EDGES[j + 1]
         assert length <= 16 or EDGES[j + 1] / EDGES[j] < 9 / 8
-    assert bin_of(1 << 60) == BINS - 1
+    assert bin_of(1 << 60) == BINS - 1 and EDGES[-1] == 1 << 24, "1 TiB in blocks of 64 KiB"
 
 
 @pytest.mark.parametrize("length", [1, 7, 100, 5000])
