@@ -385,3 +385,13 @@ def test_as_long_as_the_latency_is_in_doubt_nothing_is_read_that_only_it_makes_p
     (front,) = of.fronts.fronts
     _, least, _ = bed.ahead._window(of, front, region.reader, link)
     assert (least < 1) == pays
+
+
+@pytest.mark.parametrize(("plain", "waits"), [(2.4e9, True), (2.6e9, False)])
+def test_who_is_as_fast_as_a_disk_here_has_waited_for_nothing_before_a_link_is_known(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch, plain: float, waits: bool
+) -> None:
+    monkeypatch.setattr(Meter, "link", None)
+    bed.scheduler.device_of(file).plain.note(plain, bed.now)
+    link = bed.ahead._link(bed.region(file).reader)
+    assert (link.in_order_seconds(SIZE) > 0) is waits
