@@ -395,3 +395,22 @@ def test_who_is_as_fast_as_a_disk_here_has_waited_for_nothing_before_a_link_is_k
     bed.scheduler.device_of(file).plain.note(plain, bed.now)
     link = bed.ahead._link(bed.region(file).reader)
     assert (link.in_order_seconds(SIZE) > 0) is waits
+
+
+def test_of_what_is_to_be_read_again_eight_touched_runs_are_asked_about(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = bed.region(file)
+    for at in range(0, 40 * BLOCK, 2 * BLOCK):
+        bed.touch(region, at, BLOCK)
+    asked: list[int] = []
+
+    def resident(start: int, length: int) -> int:
+        asked.append(start // BLOCK)
+        return 0
+
+    monkeypatch.setattr(file, "resident_bytes", resident)
+    of = bed.ahead._of(file)
+    of.fronts.flags[:40] = bytes([1, 0] * 20)
+    assert bed.ahead._unless_there(of, region.reader, 0, 40) == (0, 40)
+    assert asked == [0, *range(0, 16, 2)], "all of it, and the first of what was touched"
