@@ -4,6 +4,7 @@ and leaves nothing on it, however it ends."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -76,30 +77,27 @@ def test_a_place_that_is_no_disk_of_this_node_is_told_and_the_run_goes_on(
     assert "/dev/shm" in told and "tmpfs" in told
 
 
+def held_there(pid: int | str, place: Path) -> list[int]:
+    """Bytes of the files below ``place`` that a process has open."""
+    found = []
+    with contextlib.suppress(OSError):  # it has just ended, or is another user's
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(str(place)):
+                    found.append(os.stat(f"/proc/{pid}/fd/{fd}").st_blocks * 512)
+    return found
+
+
 def test_a_killed_service_leaves_no_byte_on_the_disk(
     job: Start, records: Records, place: Path
 ) -> None:
     started = job(python(WAITS, records.path), options=(*POOL, "--spill", f"{place}:64MiB"))
     assert started.line()["digest"] == records.digest
     pid = started.service()
-
-    def blocks() -> int:
-        held = [
-            os.stat(f"/proc/{pid}/fd/{fd}").st_blocks * 512
-            for fd in os.listdir(f"/proc/{pid}/fd")
-            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(str(place))
-        ]
-        return max(held, default=0)
-
-    wait_until(blocks, "something was written")
+    wait_until(lambda: any(held_there(pid, place)), "something was written")
     started.kill_service()
-    for other in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fds = os.listdir(f"/proc/{other}/fd")
-            links = [os.readlink(f"/proc/{other}/fd/{fd}") for fd in fds]
-        except OSError:
-            continue
-        assert not [link for link in links if link.startswith(str(place))], other
+    others = filter(str.isdigit, os.listdir("/proc"))
+    assert not [other for other in others if held_there(other, place)], "nobody has inherited it"
     assert os.listdir(place) == []
     started.tell("")
     assert started.line()["digest"] == records.digest
