@@ -70,9 +70,8 @@ def resident_blocks(
         blocks.append(found.astype(np.int64))
         touched.append(times[found])
         if number in spilled:
-            lacks = np.pad(there & (spilled[number] != uffd_pool.SPILLED), (0, missing))
-            some = np.asarray(lacks.reshape(-1, chunks).any(axis=1))
-            copied.append(~some[found])
+            lacks = np.flatnonzero(there & (spilled[number] != uffd_pool.SPILLED)) // chunks
+            copied.append(~np.isin(found, lacks))
     block = np.concatenate(blocks)
     pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # pinned chunks are skipped in C
     copies = np.concatenate(copied)

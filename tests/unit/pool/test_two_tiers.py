@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from small_pool import pool_of
 
 from uffdprefetch.base import file_systems, options, spill_place
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.file_systems import FileSystem, Medium
+from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool import order_eviction
 from uffdprefetch.pool.eviction import LRU, BlockReader, Cyclic, Residents, copied_first
 
@@ -93,6 +96,20 @@ def test_a_disk_of_two_thirds_saves_what_memory_and_disk_hold_together() -> None
 
     assert storage_reads(prefers=True) <= 0.12 * blocks
     assert storage_reads(prefers=False) >= 0.2 * blocks
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_the_list_of_victims_is_of_both_tiers(has_room: bool) -> None:
+    pool, told = pool_of(4 << 20, "lru")
+    pool.victims.plan([])
+    alone = len(told)
+    spilled = np.zeros(64, np.uint8)
+    spilled[10:40] = uffd_pool.SPILLED
+    pool.files.spilled[3] = spilled
+    pool.victims._disk = SimpleNamespace(has_room=has_room)
+    pool.victims.plan([])
+    assert [chunk for _, chunk, _ in told][:2] == ([0, 1] if has_room else [10, 11])
+    assert len(told) == (2 * alone if has_room else alone), "what is written meanwhile"
 
 
 def test_a_directory_and_its_size_are_told_apart() -> None:
