@@ -31,7 +31,7 @@ _GROUPS = (
         _OF_FOLLOWING | {"kernel.yama.ptrace_scope", "vm.max_map_count", reads.CALLS, reads.NAMES},
     ),
     ("the installation", {"user", "preload object", "helper", "runtime directory"}),
-    ("memory and the pool", {"memory", "pool", "pool memory", "pool huge pages"}),
+    ("memory and the pool", {"memory", "pool", "pool memory", "pool huge pages", "pool disk"}),
     ("traces", {"eBPF (bcc)"}),
 )
 
