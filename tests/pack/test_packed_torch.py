@@ -1,108 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DataLoader over a packed data set under `wrap`: its order is followed to the records, by what
-finds the keys of any data set."""
+"""What finds the keys of any data set finds those of a packed one: the job's lists, and the ways
+that the service tries, lead from each sample to its record alone."""
 
 from __future__ import annotations
 
-import os
 import random
-import sys
+from array import array
 from pathlib import Path
 
-import pytest
-from conftest import wait_until
-from harness import Start, auto, snapshot
+import numpy as np
 from packed_trees import packed, write_tree
-from record_files import grow
 
-torch = pytest.importorskip("torch")
-from uffdprefetch.data import Packed  # noqa: E402
-from uffdprefetch.job import lists  # noqa: E402
-
-pytest_plugins = ("harness_fixtures",)
-pytestmark = pytest.mark.torch
-
-N = 400
-#: Pauses after some batches of each epoch, so that the test can look.
-SCRIPT = """
-import hashlib, json, sys, zlib
-import torch
-from torch.utils.data import DataLoader
 from uffdprefetch.data import Packed
+from uffdprefetch.formats import lmdb
+from uffdprefetch.job import lists
+from uffdprefetch.orders.key_lists import KeyList
+from uffdprefetch.orders.mapping import hypotheses
 
-def main():
-    data = Packed(sys.argv[1], loader=zlib.crc32)
-    torch.manual_seed(5)
-    workers, start = int(sys.argv[2]), sys.argv[3]
-    loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=workers,
-                        multiprocessing_context=start if workers else None)
-    sha = hashlib.sha256()
-    for epoch in range(2):
-        for number, (crc, label) in enumerate(loader):
-            sha.update(crc.numpy().tobytes() + label.numpy().tobytes())
-            if number == 11:
-                print(json.dumps({"read": epoch}), flush=True)
-                sys.stdin.readline()
-    print(json.dumps({"digest": sha.hexdigest()}), flush=True)
-
-if __name__ == "__main__":
-    main()
-"""
+N = 200
 
 
-def make(tmp_path: Path) -> Path:
+def make(tmp_path: Path) -> dict[bytes, bytes]:
     chance = random.Random(3)
+    # as keys a-b/ comes before a/, as directories after it: no sample has its record's number
     files = {
-        b"class%d/%04d.bin" % (i % 7, i): chance.randbytes(chance.randrange(40_000, 160_000))
+        b"class%d/%s%04d.bin" % (i % 7, (b"a/", b"a-b/")[i % 2], i): chance.randbytes(300)
         for i in range(N)
     }
-    files[b"class0/caf\xc3\xa9.bin"] = chance.randbytes(50_000)
-    files[b"class0/caf\xe9.bin"] = chance.randbytes(50_000)
+    files |= {b"class0/a/caf\xc3\xa9.bin": b"UTF-8", b"class0/a/caf\xe9.bin": b"Latin-1"}
     write_tree(tmp_path / "tree", files)
     packed(tmp_path / "tree", tmp_path / "o.lmdb")
-    return tmp_path / "o.lmdb"
+    return files
 
 
-def test_its_keys_are_a_list_that_the_hook_finds(tmp_path: Path) -> None:
-    data = Packed(make(tmp_path))
-    column = next(each for each in lists.columns(data, len(data)) if each.name == "samples[0]")
-    assert (column.kind, column.count) == ("text", len(data))
-    packed_list = column.data()
-    assert packed_list is not None
-    keys = b"".join(name.encode("utf-8", "surrogateescape") for name, _ in data.samples)
-    assert packed_list.endswith(keys) and b"caf\xe9" in keys
-
-
-@pytest.mark.slow
-@auto
-@pytest.mark.parametrize(("workers", "start"), [(0, "fork"), (2, "fork"), (2, "spawn")])
-def test_its_order_is_followed(job: Start, tmp_path: Path, workers: int, start: str) -> None:
-    path = make(tmp_path)
-    grow(path / "data.mdb")
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    words = [sys.executable, str(script), str(path), str(workers), start]
-    run = job(words, wrap=False)
-    for epoch in range(2):
-        assert run.line() == {"read": epoch}
-        run.tell()
-    expected = run.line()
-    assert run.finish().status == 0
-    fd = os.open(path / "data.mdb", os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-    run = job(words)
-    how = "keys from .samples[0]"
-    for epoch in range(2):
-        assert run.line() == {"read": epoch}
-        wait_until(
-            lambda: sum(how in plan.get("how", "") and plan["sent_bytes"] > 4 << 20
-                        for plan in snapshot(run.env).plans) > epoch,  # noqa: B023
-            lambda: f"the mapping: {snapshot(run.env).plans}",
-        )  # fmt: skip
-        run.tell()
-    assert run.line() == expected
-    done = run.finish().good()
-    followed = [plan for plan in done.summary["plans"] if how in plan["how"]]
-    assert [(plan["dropped"], plan["items"]) for plan in followed] == [(None, N + 2)] * 2
+def test_each_sample_leads_to_its_record_and_no_other(tmp_path: Path) -> None:
+    make(tmp_path)
+    data = Packed(tmp_path / "o.lmdb")
+    columns = lists.columns(data, len(data))
+    assert "samples[0]" in [column.name for column in columns]
+    found = []
+    for column in columns:
+        made = column.data()
+        assert made is not None
+        found.append(KeyList.parse(column.name, column.kind, np.frombuffer(made, np.uint8)))
+    index = lmdb.as_record_index(lmdb.open_index(tmp_path / "o.lmdb"))
+    assert index.keys is not None
+    ways = {each.name: each for each in hypotheses(index, len(data), found, np.arange(N))}
+    samples = np.arange(len(data))
+    records, which = ways["keys from .samples[0]"].records(samples)
+    assert array("q", which.tobytes()).tolist() == samples.tolist(), "one record each"
+    for sample, record in enumerate(records.tolist()):
+        name = data.samples[sample][0]
+        assert index.keys.key(record) == name.encode("utf-8", "surrogateescape")

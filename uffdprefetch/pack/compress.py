@@ -57,10 +57,11 @@ def drawn(found: Iterable[Found]) -> list[bytes]:
     chance = random.Random(0)
     chosen: list[Found] = []
     for number, each in enumerate(found):
-        at = number if number < SAMPLE else chance.randrange(number + 1)
-        if at == len(chosen):
+        if number < SAMPLE:
             chosen.append(each)
-        elif at < SAMPLE:
+            continue
+        at = chance.randrange(number + 1)
+        if at < SAMPLE:
             chosen[at] = each
     chance.shuffle(chosen)
     values: list[bytes] = []
