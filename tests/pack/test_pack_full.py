@@ -12,7 +12,7 @@ import pytest
 from disks import disk
 from packed_trees import command, write_tree
 
-from uffdprefetch.data.layout import Description
+from uffdprefetch.data.layout import PackDescription
 from uffdprefetch.pack import writer
 from uffdprefetch.pack.stored import Stored
 from uffdprefetch.pack.verifying import verify
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_told_by_what_the_file_system_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """LMDB says of a write that is cut short that there was an error of the disk."""
-    one = writer.Writer(str(tmp_path / "o.lmdb"), Description(("x",)))
+    one = writer.PackWriter(str(tmp_path / "o.lmdb"), PackDescription(("x",)))
 
     def full(fd: int, at: int, size: int) -> None:
         raise OSError(number, os.strerror(number))

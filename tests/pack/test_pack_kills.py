@@ -46,11 +46,11 @@ MOMENTS = {
     "before the directory is made": "killing(os, 'makedirs', 1, False)",
     "before the database is made": "killing(lmdb, 'open', 1, False)",
     "before its first transaction": "killing(lmdb, 'open', 1, True)",
-    "after its first transaction": "killing(writer.Writer, '_change', 1, True)",
-    "in a transaction": "killing(writer.Writer, '_put_meta', 5, True)",
-    "between transactions": "killing(writer.Writer, '_change', 4, True)",
-    "before the last one": "killing(writer.Writer, 'complete', 1, False)",
-    "after the last one": "killing(writer.Writer, 'complete', 1, True)",
+    "after its first transaction": "killing(writer.PackWriter, '_change', 1, True)",
+    "in a transaction": "killing(writer.PackWriter, '_put_meta', 5, True)",
+    "between transactions": "killing(writer.PackWriter, '_change', 4, True)",
+    "before the last one": "killing(writer.PackWriter, 'complete', 1, False)",
+    "after the last one": "killing(writer.PackWriter, 'complete', 1, True)",
 }
 
 

@@ -168,12 +168,12 @@ def test_threads_read_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_not_complete_or_no_packed_database_is_said(tmp_path: Path) -> None:
-    one = writer.Writer(str(tmp_path / "half"), layout.Description(("x",)))
+    one = writer.PackWriter(str(tmp_path / "half"), layout.PackDescription(("x",)))
     one.close()
     with lmdb.open(str(tmp_path / "other"), lock=False) as env, env.begin(write=True) as some:
         some.put(b"a", b"b")
-    later = writer.Writer(
-        str(tmp_path / "later"), layout.Description(("x",), version=layout.VERSION + 1)
+    later = writer.PackWriter(
+        str(tmp_path / "later"), layout.PackDescription(("x",), version=layout.VERSION + 1)
     )
     later.close()
     for name, why in (

@@ -263,10 +263,10 @@ def test_of_another_source_it_does_not_go_on(tmp_path: Path) -> None:
 
 def test_there_is_one_writer(tmp_path: Path) -> None:
     make_tree(tmp_path / "tree")
-    first = writer.Writer(str(tmp_path / "o.lmdb"), layout.Description(("x",)))
+    first = writer.PackWriter(str(tmp_path / "o.lmdb"), layout.PackDescription(("x",)))
     try:
         with pytest.raises(UffdPrefetchError, match="another `pack` is writing it"):
-            writer.Writer(str(tmp_path / "o.lmdb"))
+            writer.PackWriter(str(tmp_path / "o.lmdb"))
     finally:
         first.close()
 
@@ -378,10 +378,10 @@ def test_what_is_no_source_is_said(tmp_path: Path) -> None:
 
 def test_nothing_is_written_out_of_the_directory_or_over_something(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"x").digest()
-    hostile = writer.Writer(str(tmp_path / "o.lmdb"), layout.Description(("x",)))
+    hostile = writer.PackWriter(str(tmp_path / "o.lmdb"), layout.PackDescription(("x",)))
     for number, path in enumerate((b"../out", b"/abs", b"a//b", b"good")):
         hostile.put(number, layout.Entry(path, 1, 0, 0, digest), b"x")
-    hostile.complete(layout.Description(("x",), complete=True))
+    hostile.complete(layout.PackDescription(("x",), complete=True))
     hostile.close()
     told: list[str] = []
     assert unpack(str(tmp_path / "o.lmdb"), str(tmp_path / "in" / "to"), told.append) == (1, 3)

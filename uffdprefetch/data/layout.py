@@ -5,7 +5,7 @@ The main database has the files: path below the source -> bytes, as they are or 
 database META says more of them. It has a name that no path has, and keys that no path is: numbers
 in the order of packing. So whoever looks a path up, in whatever database, finds the file alone.
 
-META: number (8 bytes, big-endian) -> a file's Entry; SOURCE -> a Description; PATHS -> all paths by
+META: number (8 bytes, big-endian) -> a file's Entry; SOURCE -> a PackDescription; PATHS -> all paths by
 their numbers, once all are there; DICTIONARY -> what values were compressed with. Each of its
 values begins with a checksum of key and value.
 """
@@ -61,7 +61,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Description:
+class PackDescription:
     """What a database was packed of, and how. ``roots``: absolute paths of directories and tars, as
     os.fsdecode() gives them. ``seed``: of the order, None: that of the source. ``level``: of zstd,
     None: not compressed; ``asked_level``: what was asked for, and may not have paid. ``count``,
@@ -80,7 +80,7 @@ class Description:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decoded(cls, data: bytes, name: str) -> Description:
+    def decoded(cls, data: bytes, name: str) -> PackDescription:
         """Raises DamagedError, UffdPrefetchError (2) for a later version."""
         try:
             found = json.loads(data)

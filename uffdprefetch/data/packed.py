@@ -52,7 +52,7 @@ class Packed:
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
         self.loader, self.transform, self.target_transform = loader, transform, target_transform
-        described = layout.Description.decoded(self._meta(layout.SOURCE), self.path)
+        described = layout.PackDescription.decoded(self._meta(layout.SOURCE), self.path)
         if not described.complete:
             raise usage_error(
                 f"{self.path}: packing has not come to its end: `uffdprefetch pack --resume`"

@@ -44,7 +44,7 @@ def level_of(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CompressionTrial:
     """What compressing a sample brought. ``codec``: None where it does not pay; ``text``: all that,
     for people."""
 
@@ -97,14 +97,14 @@ def _bytes(found: Found) -> bytes:
         return b""  # packing it says so
 
 
-def tried(values: list[bytes], level: int) -> Trial:
+def tried(values: list[bytes], level: int) -> CompressionTrial:
     """Compress the sample. Raises UffdPrefetchError where the library is missing."""
     cut = len(values) * _TRAINED // SAMPLE
     codec = Codec(level, _dictionary(values[:cut], level))
     shown = values[cut:]
     before = sum(map(len, shown))
     if not before:
-        return Trial(None, "nothing to compress")
+        return CompressionTrial(None, "nothing to compress")
     began = time.process_time()
     encoded = [codec.encode(value) for value in shown]
     middle = time.process_time()
@@ -118,8 +118,10 @@ def tried(values: list[bytes], level: int) -> Trial:
         f" {before / 1e6 / max(ended - middle, 1e-9):,.0f} MB/s"
     )
     if ratio < RATIO_MIN:
-        return Trial(None, f"nothing is compressed: {text}; from {RATIO_MIN} on it would be")
-    return Trial(codec, text)
+        return CompressionTrial(
+            None, f"nothing is compressed: {text}; from {RATIO_MIN} on it would be"
+        )
+    return CompressionTrial(codec, text)
 
 
 def _dictionary(values: list[bytes], level: int) -> bytes:

@@ -34,7 +34,7 @@ class _Closed(Exception):
     """Nobody wants the results any more."""
 
 
-class _Room:
+class _ByteRoom:
     """Admits results in their order. So who is admitted waits for nobody who is not, and whoever
     takes results in their order makes room for the next."""
 
@@ -74,7 +74,7 @@ class _Room:
 class _Task(Generic[Given, Result]):
     """One piece of the work."""
 
-    def __init__(self, room: _Room, number: int, given: Given) -> None:
+    def __init__(self, room: _ByteRoom, number: int, given: Given) -> None:
         self._room, self._number, self.given = room, number, given
         #: What it has been admitted with.
         self.entered_bytes: int | None = None
@@ -101,7 +101,7 @@ def in_order(
     """``work`` of each, in the order of ``given``. What is given is taken in the caller's thread,
     when a result is; what it holds already counts, too. Errors of ``given`` and ``work`` come in
     their order."""
-    room = _Room(most_bytes)
+    room = _ByteRoom(most_bytes)
     source = enumerate(given)
     waiting: deque[tuple[_Task[Given, Result], Future[Result]]] = deque()
     brought_bytes, more = 0, True

@@ -12,15 +12,15 @@ from itertools import islice
 
 from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
 from uffdprefetch.data.codec import Codec
-from uffdprefetch.data.layout import Description, Entry, shown
+from uffdprefetch.data.layout import Entry, PackDescription, shown
 from uffdprefetch.pack import compress
 from uffdprefetch.pack.found import Found, LeftOut
 from uffdprefetch.pack.in_order import in_order
-from uffdprefetch.pack.reading import Packable, Reader
+from uffdprefetch.pack.reading import Packable, WholeFileReader
 from uffdprefetch.pack.stored import Stored, has_begun
 from uffdprefetch.pack.tars import members
 from uffdprefetch.pack.walk import walk
-from uffdprefetch.pack.writer import Writer
+from uffdprefetch.pack.writer import PackWriter
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PackOptions:
 class PackedResult:
     """What came of it. ``gone``: files of the database that are in no source any more."""
 
-    description: Description
+    description: PackDescription
     written: int
     left_out: LeftOut
     gone: int
@@ -114,17 +114,17 @@ def pack(options: PackOptions, say: Callable[[str], None]) -> PackedResult:
     if before is None:
         codec = _codec(options, sources, say)
         level = None if codec is None else codec.level
-        description = Description(sources.roots, options.seed, options.level, level)
-        writer = Writer(options.output, description, b"" if codec is None else codec.dictionary)
+        description = PackDescription(sources.roots, options.seed, options.level, level)
+        writer = PackWriter(options.output, description, b"" if codec is None else codec.dictionary)
         stored: Mapping[int, Entry] = {}
     else:
         description, dictionary, stored = before
         codec = None if description.level is None else Codec(description.level, dictionary)
-        writer = Writer(options.output)
+        writer = PackWriter(options.output)
     try:
         found = sources.files(description.seed)
         books = _Books(stored, sources.roots, left_out)
-        reader = Reader(books.stored, None if codec is None else codec.encode)
+        reader = WholeFileReader(books.stored, None if codec is None else codec.encode)
         for each in in_order(found, reader.read):
             if books.takes(each):
                 assert each.entry is not None
@@ -142,7 +142,7 @@ def pack(options: PackOptions, say: Callable[[str], None]) -> PackedResult:
     return PackedResult(description, writer.written, left_out, len(books.unseen))
 
 
-def _keep(writer: Writer) -> None:
+def _keep(writer: PackWriter) -> None:
     """What was read by now is kept, if it can be."""
     try:
         writer.flush()
@@ -152,7 +152,7 @@ def _keep(writer: Writer) -> None:
 
 def _before(
     options: PackOptions, sources: Sources
-) -> tuple[Description, bytes, Mapping[int, Entry]] | None:
+) -> tuple[PackDescription, bytes, Mapping[int, Entry]] | None:
     """What the database has of an earlier run; None: it is a new one."""
     if not os.path.lexists(options.output):
         return None

@@ -39,7 +39,7 @@ class ChangedError(Exception):
     """A file was not the same before and after it was read."""
 
 
-class Reader:
+class WholeFileReader:
     """Reads files that are found. ``stored``: path -> entry of those that need not be read again;
     ``encode``: from a file's bytes to its value."""
 

@@ -13,7 +13,7 @@ from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.data import layout
 from uffdprefetch.data.codec import Codec
 from uffdprefetch.data.environment import close, environment
-from uffdprefetch.data.layout import DamagedError, Description, Entry
+from uffdprefetch.data.layout import DamagedError, Entry, PackDescription
 from uffdprefetch.formats import lmdb
 from uffdprefetch.formats.reader import FileReader, FormatError
 
@@ -73,10 +73,10 @@ class Stored:
             os.close(self._fd)
             raise
 
-    def _described(self, special: dict[bytes, bytes]) -> tuple[Description, Codec | None]:
+    def _described(self, special: dict[bytes, bytes]) -> tuple[PackDescription, Codec | None]:
         if not {layout.SOURCE, layout.DICTIONARY} <= special.keys():
             raise DamagedError(f"{self.path}: damaged: it has no description")
-        description = Description.decoded(special[layout.SOURCE], self.path)
+        description = PackDescription.decoded(special[layout.SOURCE], self.path)
         self.dictionary = special[layout.DICTIONARY]
         if description.complete:
             paths = layout.split(special.get(layout.PATHS, b""), self.path)

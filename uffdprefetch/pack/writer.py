@@ -18,7 +18,7 @@ from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.units import GIB, MIB
 from uffdprefetch.data import layout
 from uffdprefetch.data.environment import library
-from uffdprefetch.data.layout import Description, Entry
+from uffdprefetch.data.layout import Entry, PackDescription
 
 #: Of one transaction: long writes for one fsync(), and no more than that is lost by a kill.
 TRANSACTION_BYTES = 64 * MIB
@@ -32,7 +32,7 @@ def data_file(path: str) -> str:
     return os.path.join(path, "data.mdb")
 
 
-class Writer:
+class PackWriter:
     """The one writer of the database ``path``. ``description``, ``dictionary``: what a new one is
     packed of, and what its values are compressed with; None: it is there, and goes on.
 
@@ -40,7 +40,7 @@ class Writer:
     """
 
     def __init__(
-        self, path: str, description: Description | None = None, dictionary: bytes = b""
+        self, path: str, description: PackDescription | None = None, dictionary: bytes = b""
     ) -> None:
         self.path = path
         self._lmdb = library()
@@ -86,7 +86,7 @@ class Writer:
             self._change(lambda transaction: self._put_all(transaction, batch), size_bytes)
             self.written += len(batch)
 
-    def complete(self, description: Description) -> None:
+    def complete(self, description: PackDescription) -> None:
         """All files are there: the description, and the list of their paths."""
         self.flush()
 
