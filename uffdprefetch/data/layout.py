@@ -5,9 +5,9 @@ The main database has the files: path below the source -> bytes, as they are or 
 database META says more of them. It has a name that no path has, and keys that no path is: numbers
 in the order of packing. So whoever looks a path up, in whatever database, finds the file alone.
 
-META: number (8 bytes, big-endian) -> a file's Entry; SOURCE -> a PackDescription; PATHS -> all paths by
-their numbers, once all are there; DICTIONARY -> what values were compressed with. Each of its
-values begins with a checksum of key and value.
+META: number (8 bytes, big-endian) -> a file's Entry; SOURCE -> a PackDescription; PATHS -> all
+paths by their numbers, once all are there; DICTIONARY -> what values were compressed with. Each of
+its values begins with a checksum of key and value.
 """
 
 from __future__ import annotations
