@@ -589,7 +589,9 @@ def test_our_service_is_known_by_its_options_whoever_has_started_it(policy: str)
     processes = Processes()
     environ = {**os.environ, SERVED_VARIABLE: Config(policy=policy).to_json()}
     with subprocess.Popen(["sleep", "60"], env=environ) as service:
+        began = Path(f"/proc/{service.pid}/environ")  # it has none while execve(2) ends
         try:
+            wait_until(lambda: SERVED_VARIABLE.encode() in began.read_bytes(), "it to begin")
             found = processes.identify(service.pid)
         finally:
             service.kill()
