@@ -265,6 +265,19 @@ def test_readers_that_wait_side_by_side_gain_their_part_each() -> None:
     assert alone == pytest.approx(4 * four)
 
 
+def test_where_readers_side_by_side_keep_the_link_busy_no_request_is_alone() -> None:
+    """Four ranks at the limit of the link: a request took 4 ms, of which 3 were the others', and a
+    fifth of a second that plain would have taken as well was told as saved."""
+    used = Used(went_on={18: (2800, 600 * MS)})
+    seconds = used.ahead_blocks * BLOCK_BYTES / LINK.bandwidth_bytes_per_second / 0.95
+    four = ReadersTime(seconds, 4 * seconds, 3.8 * seconds)
+    link = Storage(LINK.bandwidth_bytes_per_second, 4e-3)
+    assert gain([FileReads(used, PIECE)], 0, 0, four, link).saved_seconds < 0.0
+    # a link that is busy for a half shows what a request takes by itself
+    rested = ReadersTime(2 * seconds, 8 * seconds, 3.8 * seconds)
+    assert gain([FileReads(used, PIECE)], 0, 0, rested, link).saved_seconds > 0.0
+
+
 def test_however_readers_wait_the_bytes_come_over_the_link() -> None:
     used = Used(runs=4000)
     found = gain([FileReads(used, PIECE)], 0, 0, ReadersTime(1.0, 100.0, 100.0), LINK)
