@@ -28,6 +28,7 @@ from typing import NamedTuple
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 from uffdprefetch.predict.used import Used
 
+
 @dataclass(frozen=True)
 class FileReads:
     """Of one file, or of several. ``request_bytes``: what a miss brings; ``brought``: the part of
