@@ -98,7 +98,7 @@ def started(
     lines = [line.removeprefix(SAYS) for line in done.stderr.splitlines() if line.startswith(SAYS)]
     if before and summary is None:
         raise UffdPrefetchError(f"wrap has left no summary: {' '.join(lines)}")
-    if summary is not None and summary["service"]["died"]:
+    if summary is not None and summary["service"].get("died"):
         # Its log goes with this bench's directories.
         raise UffdPrefetchError(f"THE SERVICE DIED: {last_line_of_log(lines) or ' '.join(lines)}")
     return {
