@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from uffdprefetch.base.config import GUESSING
 from uffdprefetch.base.units import PAGE_BYTES, format_size
@@ -126,14 +126,28 @@ class _File:
     visit_came: bool = False  # since it was judged whether to read it whole
 
 
+class Miss(NamedTuple):
+    """Of a process: when it was seen, and where it was."""
+
+    at_ns: int
+    pid: int
+    of: _File
+    front: Front
+
+    def is_of(self, front: Front) -> bool:
+        """Whether it lies where another front has been, or is to come."""
+        low, high = sorted((front.start, front.wanted))
+        return front in self.of.heads and low <= self.front.position <= high
+
+
 @dataclass
 class Traffic:
     """What goes on in this turn: who has missed, and the length of the longest stream."""
 
     turn_ns: int = 0
     longest: int = 0
-    #: When a process was last seen to have missed, and where.
-    missed: dict[int, tuple[int, Front]] = field(default_factory=dict)
+    #: The last of each process.
+    missed: dict[int, Miss] = field(default_factory=dict)
     #: Files that have heads, of the thousands that may be mapped.
     walked: dict[Key, _File] = field(default_factory=dict)
 
@@ -147,10 +161,10 @@ class Traffic:
         moving = (front.length for front in fronts if now_ns - front.last_ns < LATELY_NS)
         self.longest = max(moving, default=0)
 
-    def just_missed(self) -> list[tuple[int, Front]]:
-        """Processes that have, and where. It may be told two looks late, and so may the other."""
+    def just_missed(self) -> list[Miss]:
+        """Of late. It may be told two looks late, and so may the other."""
         since = self.turn_ns - 4 * LOOK_FIRST_NS
-        return [(pid, at) for pid, (at_ns, at) in self.missed.items() if at_ns > since]
+        return [miss for miss in self.missed.values() if miss.at_ns > since]
 
 
 class Ahead(Predictor):
@@ -413,7 +427,7 @@ class Ahead(Predictor):
         if of.visited.last is not None and of.visited.last.has_asked(start * BLOCK_BYTES):
             of.visited.used_bytes += fronts.used_bytes - used
         if is_miss:
-            self._traffic.missed[reader.pid] = now_ns, front
+            self._traffic.missed[reader.pid] = Miss(now_ns, reader.pid, of, front)
         if begins:
             of.visit_came = True
             of.visited.touched(now_ns)
@@ -492,10 +506,9 @@ class Ahead(Predictor):
         beside it, waits for what is read ahead of it."""
         missed, length = self._traffic.just_missed(), 0
         if front is None:
-            others = any(pid != reader.pid for pid, _ in missed)
+            others = any(miss.pid != reader.pid for miss in missed)
         else:
-            low, high = sorted((front.start, front.wanted))
-            others = any(not low <= at.position <= high for _, at in missed)
+            others = any(not miss.is_of(front) for miss in missed)
             length = front.length if missed else self._traffic.longest
         if others:
             busy = self._link(reader).busy_bytes(0.0) + PIECE_BYTES

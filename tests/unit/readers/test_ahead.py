@@ -153,12 +153,18 @@ def depth_at(bed: Bed, region: Region, front: Front | None = None, now_ns: int =
     return bed.ahead._depth_of_all_bytes(region.reader, front)
 
 
+def misses(bed: Bed, region: Region, front: Front) -> None:
+    """Just now, at a front of the region's file."""
+    of = bed.ahead._of(region.file)
+    bed.ahead._traffic.missed[region.reader.pid] = module.Miss(bed.now, region.reader.pid, of, front)
+
+
 def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileState) -> None:
     walker, other = bed.region(file), bed.region(file, 1, 8)
     bed.walk(walker, 0, 32 * MIB)
     alone = depth_at(bed, walker)
     bed.touch(other, 200 * MIB)
-    missed_ns, _ = bed.ahead._traffic.missed[8]
+    missed_ns = bed.ahead._traffic.missed[8].at_ns
     beside = depth_at(bed, walker, now_ns=missed_ns)
     link = bed.ahead.measured()
     assert alone - beside == pytest.approx(
@@ -225,7 +231,7 @@ def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(
     bed.ahead._traffic.missed.clear()
     bed.ahead.step(bed.now)
     assert short.depth_of_all_bytes == long.depth_of_all_bytes == 8 * MIB
-    bed.ahead._traffic.missed[second.reader.pid] = bed.now, short.front
+    misses(bed, second, short.front)
     assert short.depth_of_all_bytes > long.depth_of_all_bytes, "but beside its miss"
 
 
@@ -237,10 +243,23 @@ def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
     front = next(iter(bed.ahead._of(file).heads))
     alone = depth_at(bed, walker, front)
     at = bed.ahead._of(file).fronts._begin(beside.reader.pid, 40 * MIB // BLOCK, 641, bed.now)
-    bed.ahead._traffic.missed[beside.reader.pid] = bed.now, at
+    misses(bed, beside, at)
     assert depth_at(bed, walker, front) == alone
     far = bed.ahead._of(file).fronts._begin(elsewhere.reader.pid, 16 * MIB // BLOCK, 257, bed.now)
-    bed.ahead._traffic.missed[elsewhere.reader.pid] = bed.now, far
+    misses(bed, elsewhere, far)
+    link = bed.ahead.measured()
+    assert depth_at(bed, walker, front) == link.busy_bytes(0.0) + PIECE_BYTES
+
+
+def test_who_misses_in_another_file_waits_for_itself_wherever_that_is(
+    bed: Bed, shards: list[FileState]
+) -> None:
+    """Its place says nothing of a walk through this one."""
+    walker, other = bed.region(shards[0]), bed.region(shards[2], 1, 8)
+    bed.walk(walker, 0, 16 * MIB)
+    front = next(iter(bed.ahead._of(shards[0]).heads))
+    bed.touch(other, 8 * MIB)
+    assert bed.ahead._traffic.missed[8].front.position * BLOCK < front.wanted * BLOCK
     link = bed.ahead.measured()
     assert depth_at(bed, walker, front) == link.busy_bytes(0.0) + PIECE_BYTES
 
