@@ -513,9 +513,11 @@ class Scheduler:
         under_way = self.device_of(extent.file).under_way_bytes
         if extent.window_bytes:
             return under_way + extent.asked_bytes > extent.wanted.yield_bytes
-        storage = self.meter.storage
+        storage, link = self.meter.storage, self.meter.link or Storage()
+        # who leaves the link idle tells nothing of what keeps it busy, but what was read alone does
+        rate = max(storage.bandwidth_bytes_per_second, link.bandwidth_bytes_per_second)
         seconds = max(2 * storage.latency_seconds, RESPONSE_SECONDS)
-        return under_way > storage.bandwidth_bytes_per_second * seconds
+        return under_way > rate * seconds
 
     def _would_delay(self, extent: Extent) -> bool:
         """Whether a reader's miss would stand behind more of what is only guessed than it yields
