@@ -150,8 +150,7 @@ def install(path: str) -> None:
     world = Recorder(path)
     atexit.register(world.close)
     seams.install(world, setattr)
-    object.__setattr__(CLOCK, "now_ns", world.now)
-    object.__setattr__(CLOCK, "cpu_ns", world.cpu)
+    CLOCK.now_ns, CLOCK.cpu_ns = world.now, world.cpu
 
     def item(owner: Any, name: str, kind: str, arguments: Callable[..., list[Any]]) -> None:
         original = getattr(owner, name)

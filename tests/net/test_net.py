@@ -60,8 +60,8 @@ def test_a_decision_that_differs_is_found() -> None:
     code = (
         "from tests.net import mutate; from tests.net.replay import compare, replay\n"
         "with mutate.mutated('predict.storage', 'SHY', 2):\n"
-        "    world = replay('skipping-4')\n"
-        "print(compare('skipping-4', world) is not None)\n"
+        "    world = replay('random')\n"
+        "print(compare('random', world) is not None)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -80,3 +80,12 @@ def test_drawn_readers_are_followed_as_they_were(seed: int) -> None:
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(SCENARIOS), done.stdout
     assert all(line.endswith("as they were") for line in lines), done.stdout
+
+
+def test_the_recorder_can_be_put_into_a_service(tmp_path: Path) -> None:
+    """Else a tape cannot be made anew when it is needed."""
+    code = "import sys; from tests.net import recorder; recorder.install(sys.argv[1])"
+    root = Path(__file__).resolve().parents[2]
+    words = [sys.executable, "-c", code, str(tmp_path / "tape")]
+    subprocess.run(words, cwd=root, check=True, timeout=60)
+    assert list(tmp_path.glob("tape.*.live"))
