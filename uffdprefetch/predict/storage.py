@@ -23,12 +23,17 @@ MISS_BYTES = 128 << 10
 SHY = 2.0
 #: Seconds of the link that may be lost before anything is known.
 FREE_SECONDS = 0.05
-#: Beyond as many bytes as were used, no more than so many may be lost, however fast the link is:
-#: others share the storage.
-FREE_BYTES = 16 << 20
+#: Bytes that a run may read for nothing before anything is known, however fast the link is: others
+#: share the storage. Of streams and chains no more may be lost beyond as many as were used, of files
+#: that are read whole no more beyond a part of what their visits bring, and what the ones have lost
+#: the others may not. So much bench/harm_table.py allows to any program.
+FREE_BYTES = 4 << 20
 #: ... of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it brings a
 #: page, so that plain reads little.
 RANDOM_FREE_BYTES = 2 << 20
+#: No more than so much of one stream keeps a link busy, however fast that is: what a disk of 3 GB/s
+#: brings in 5 ms. Others share it.
+UNDER_WAY_BYTES = 16 << 20
 #: Of what is asked for and not yet used, so much is thought to be lost.
 OPEN_SHARE = 0.5
 #: A guess is under way by no more than so much beside what keeps the link busy.

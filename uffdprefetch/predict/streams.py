@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.bounds import LATELY_NS
-from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, UNDER_WAY_BYTES
 
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
 #: ranks' records, smaller than the distance between two readers of one process.
@@ -121,7 +121,7 @@ class OwnPace:
         gone_ns = now_ns - seen_ns if seen_ns is not None else RATE_SAMPLE_NS
         is_own = 2 * asked <= blocks  # some is, to learn what storage brings
         if is_own:
-            self.is_fast |= blocks * BLOCK_BYTES * RATE_SAMPLE_NS >= FREE_BYTES * gone_ns
+            self.is_fast |= blocks * BLOCK_BYTES * RATE_SAMPLE_NS >= UNDER_WAY_BYTES * gone_ns
         if not self.is_fast:
             return 0.0
         now, before = (now_ns, delayed_ns()), self._since

@@ -49,7 +49,6 @@ from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.readers.reader_streams import Head, come_over
 from uffdprefetch.readers.whole_files import (
     FREE_SHARE,
-    WHOLE_FREE_BYTES,
     VisitedFile,
     WholeFiles,
     describe,
@@ -185,9 +184,9 @@ class Ahead(Predictor):
         self._publisher, self._in_charge, self._windows = publisher, in_charge, windows
         self._next_shard = next_shard
         next_shard.in_vain = self._in_vain
-        self._whole = WholeFiles(scheduler, want, ledger, room, self.measured)
         self._waiting = waiting
         self.account = Account()
+        self._whole = WholeFiles(scheduler, want, ledger, room, self.measured, self.account)
         self._laws = Laws()
         self._files: dict[Key, _File] = {}
         self._traffic = Traffic()
@@ -297,8 +296,11 @@ class Ahead(Predictor):
         self._absorb(of, process, reader, process.pended_ns)
         self._end_places(of, process)
         mapped = any(one.maps for one in of.processes.values())
+        lost = self.account.lost
         for front in of.fronts.closed(reader.pid, mapped):
             of.heads.pop(front, None)
+        if of.visited.last is not None:
+            of.visited.lost_bytes += self.account.lost - lost
         if not mapped:
             of.heads.clear()
             of.visited.left(process.pended_ns)
@@ -334,6 +336,7 @@ class Ahead(Predictor):
         self._traffic.turn_ns = now_ns
         for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
+            of.fronts.lose(start, end)  # unless somebody comes to it
             probe = PrefetchRange(
                 of.file, start * BLOCK_BYTES, end * BLOCK_BYTES, 0, pooled=reader.reads_pool
             )
@@ -495,7 +498,7 @@ class Ahead(Predictor):
         # and what a link needs that takes long for them
         least = 2 * GUESSED_EXTENT_BYTES + link.busy_bytes()
         lasts = PIECE_BYTES + link.busy_bytes(2 * LOOK_FIRST_NS / 1e9 + RESPONSE_SECONDS)
-        lasts = max(least, min(lasts, WHOLE_FREE_BYTES), 2 * reader.file.call.unit_bytes)
+        lasts = max(least, min(lasts, FREE_BYTES), 2 * reader.file.call.unit_bytes)
         return lasts // BLOCK_BYTES
 
     def _depth_of_all_bytes(self, reader: Reader, front: Front | None = None) -> int:
@@ -536,7 +539,7 @@ class Ahead(Predictor):
         # who goes on all the time needs what lasts, and who stops leaves it all for nothing
         lasting = self._lasting_blocks(reader, link)
         spare = self.account.spare_bytes(
-            front.ahead * BLOCK_BYTES, free_bytes=WHOLE_FREE_BYTES, share=FREE_SHARE
+            front.ahead * BLOCK_BYTES, free_bytes=FREE_BYTES, share=FREE_SHARE
         )
         ahead = min(window, max(front.rests.burst, spare // BLOCK_BYTES, lasting))
         target = max(first, min(last, front.position + front.direction * ahead))
@@ -630,7 +633,8 @@ class Ahead(Predictor):
         link, of = self.measured(), self._of(stream.file)
         if of.said is not stream:
             of.said, of.said_used = stream, 0
-        most = int(FREE_SECONDS * link.bandwidth_bytes_per_second) + 2 * of.said_used
+        free = min(FREE_BYTES, int(FREE_SECONDS * link.bandwidth_bytes_per_second))
+        most = free + 2 * of.said_used
         room = self.account.room_bytes(link, 1.0)  # of a table some columns are read
         depth = link.reach_bytes + PIECE_BYTES
         if self._scheduler.meter.link is None:  # one at a time: what is read alone tells it

@@ -22,7 +22,7 @@ from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import ENTRIES_MAX
-from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
+from uffdprefetch.predict.storage import BLOCK_BYTES, UNDER_WAY_BYTES
 from uffdprefetch.predict.visits import LITTLE_SHARE
 from uffdprefetch.readers.file_stream import Want
 from uffdprefetch.readers.predictor import RangeSource
@@ -131,7 +131,7 @@ class TensorStarts(RangeSource):
         end = min(start + ahead, region.span.end_bytes)
         wanted = PrefetchRange(
             file, start, end, known.place + start, Priority.STATED,
-            yield_bytes=FREE_BYTES, guess=True,
+            yield_bytes=UNDER_WAY_BYTES, guess=True,
         )  # fmt: skip
         self._want(FileConsumer(reader.rank, reader.pid), wanted)
 

@@ -13,11 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uffdprefetch.base.units import MIB, format_size
+from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.fronts import FileFronts
 from uffdprefetch.predict.randomness import Access
-from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, PIECE_BYTES, Link
+from uffdprefetch.predict.storage import (
+    BLOCK_BYTES,
+    FREE_BYTES,
+    MISS_BYTES,
+    PIECE_BYTES,
+    Account,
+    Link,
+)
 from uffdprefetch.predict.streams import RATE_SAMPLE_NS
 from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
@@ -33,14 +40,13 @@ from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import FileConsumer
 from uffdprefetch.warm.scheduler import Scheduler
 
-#: What a run may read for nothing by files that it reads whole: a little, and of what their visits
-#: bring a part that grows with the share of time that is saved. Where half is saved it is 1.5 times
-#: as much, two and a half times what plain reads: what bench/harm_table.py allows. Not the account
-#: of guesses (predict/storage.py), which counts seconds of the link: while a file is read whole
-#: most of it is for nothing yet, and what is saved comes at random, so that seconds would let a
-#: fast link read many times what plain does before the first visit has paid.
-WHOLE_FREE_BYTES = 4 * MIB
-#: The part of what visits bring, while nothing is saved, and for each share of the time that is.
+#: What a run may read for nothing by files that it reads whole, beyond FREE_BYTES: a part of what
+#: their visits bring, while nothing is saved, and for each share of the time that is. Where half is
+#: saved it is 1.5 times as much, two and a half times what plain reads: what bench/harm_table.py
+#: allows. Not what the account of guesses says (predict/storage.py), which counts seconds of the
+#: link: while a file is read whole most of it is for nothing yet, and what is saved comes at random,
+#: so that seconds would let a fast link read many times what plain does before the first visit has
+#: paid.
 FREE_SHARE, SAVED_SHARE = 0.05, 3.0
 
 
@@ -61,7 +67,7 @@ class VisitedFile:
     )
     last: FileStream | None = None  # this, or the one before
     used_bytes: int = 0  # of what they have read
-    settled_bytes: int = 0  # read for nothing, of it, that the run's sum has
+    lost_bytes: int = 0  # when nobody mapped it any more: the account of guesses has them
 
     def touched(self, now_ns: int) -> None:
         """Somebody has come to it, or has come back."""
@@ -76,14 +82,13 @@ class VisitedFile:
         self.visits.over()
         self.touched_ns = max(self.touched_ns, now_ns)
 
-    def over_bytes(self, link: Link, now_ns: int) -> int:
-        """What was read for nothing, beyond what its visits allow."""
+    def allowed_bytes(self, link: Link) -> int:
+        """What may be read for nothing, for its visits."""
         visits, link = self.visits, replace(link, miss_bytes=self.miss_bytes)
         saved = (visits.places - visits.missed) * link.miss_seconds
-        share = saved / (saved + max(now_ns - visits.since_ns, 1) / 1e9)
+        share = saved / (saved + max(self.touched_ns - visits.since_ns, 1) / 1e9)
         each = visits.each_bytes(self.blocks * BLOCK_BYTES, BLOCK_BYTES, link)
-        allowed = (FREE_SHARE + SAVED_SHARE * share) * visits.places * each
-        return int(max(0, self.streaming.streamed_bytes - self.used_bytes) - allowed)
+        return int((FREE_SHARE + SAVED_SHARE * share) * visits.places * each)
 
 
 class WholeFiles:
@@ -91,13 +96,13 @@ class WholeFiles:
 
     def __init__(
         self, scheduler: Scheduler, want: Want, ledger: Ledger, room: Room,
-        link: Callable[[], Link],
+        link: Callable[[], Link], account: Account,
     ) -> None:  # fmt: skip
+        """``account``: of all other guesses of the run."""
         self._scheduler, self._want, self._ledger = scheduler, want, ledger
-        self._room, self._link = room, link
+        self._room, self._link, self._account = room, link, account
         self._streamed: dict[Key, VisitedFile] = {}
         self.running: list[VisitedFile] = []
-        self._over_bytes = 0  # of those that are not running any more
         room.holders.append(self._held)
 
     def judge(self, book: VisitedFile, reader: Reader, link: Link, now_ns: int) -> None:
@@ -131,11 +136,9 @@ class WholeFiles:
         book.streaming.begin(
             stream, f"{book.visits.places} places of it were read, and more are to be expected"
         )
-        book.last = stream
-        self._over_bytes -= book.settled_bytes
-        book.settled_bytes = 0
         if not any(one is book for one in self.running):  # one that has just ended still is
             self.running.append(book)
+        book.last = stream
         self._streamed[file.key] = book
         if len(self._streamed) > ENTRIES_MAX:
             idle = (key for key, one in self._streamed.items() if not one.file.mappings.attached)
@@ -149,8 +152,7 @@ class WholeFiles:
 
     def step(self, now_ns: int) -> None:
         """Once a turn: they go on, at their pace."""
-        link = self._link()
-        over = self._over_bytes + sum(book.over_bytes(link, now_ns) for book in self.running)
+        over = self._over_bytes()
         for book in self.running:
             stream = book.streaming.stream
             if stream is None or self._ends(book, stream, now_ns):
@@ -160,14 +162,18 @@ class WholeFiles:
                     Stage.DONE, book.streaming.why, now_ns
                 )  # the rest has come with what was touched
                 continue
-            stream.most_bytes = stream.absent_bytes + max(0, WHOLE_FREE_BYTES - over)
+            stream.most_bytes = stream.absent_bytes + max(0, FREE_BYTES - over)
             if stream.go_on(now_ns):
                 book.streaming.end(Stage.DONE, book.streaming.why, now_ns)
-        for book in self.running:
-            if book.streaming.stream is None:
-                book.settled_bytes = book.over_bytes(link, now_ns)
-                self._over_bytes += book.settled_bytes
         self.running = [book for book in self.running if book.streaming.stream is not None]
+
+    def _over_bytes(self) -> int:
+        """What the run has read for nothing, or may have, beyond what was used and visits allow."""
+        link, over = self._link(), self._account.lost - int(FREE_SHARE * self._account.used)
+        for book in self._streamed.values():
+            unused = max(0, book.streaming.streamed_bytes - book.used_bytes)
+            over += unused - book.lost_bytes - book.allowed_bytes(link)
+        return over
 
     def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
         """Stop where the reason has gone; whether it has."""

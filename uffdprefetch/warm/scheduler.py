@@ -19,7 +19,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.storage import FREE_BYTES, MISS_BYTES, Storage
+from uffdprefetch.predict.storage import MISS_BYTES, UNDER_WAY_BYTES, Storage
 from uffdprefetch.predict.streams import PlainRate
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
@@ -49,10 +49,10 @@ RESPONSE_SECONDS = 0.008
 def yielding_bytes(storage: Storage) -> int:
     """What of a stream, under way at one time, keeps the storage busy: what comes in its latency
     and what a miss brings, in whole requests of that size for each of the EXTENTS. No more than
-    FREE_BYTES: others share it, however fast it is."""
+    UNDER_WAY_BYTES: others share it, however fast it is."""
     step = EXTENTS * MISS_BYTES
     steps = -(-(storage.busy_bytes() + MISS_BYTES) // step)
-    return min(steps * step, FREE_BYTES)
+    return min(steps * step, UNDER_WAY_BYTES)
 
 
 def _cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, int]:

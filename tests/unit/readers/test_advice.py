@@ -23,7 +23,7 @@ from uffdprefetch.state.reader import UNNEEDED_MAX, Region
 pytest_plugins = ("guess_bed",)
 
 PAGE = 4096
-FREE = 20 * MIB  # of what is said no more is read before some of it is used
+FREE = 8 * MIB  # of what is said no more is read before some of it is used
 
 
 def say(bed: Bed, region: Region, what: Stated, start: int = 0, end: int = SIZE) -> None:
@@ -87,7 +87,7 @@ def test_ahead_of_who_says_random_less_may_be_lost(bed: Bed, file: FileState) ->
     rooms = [bed.ahead._room_of(region.reader, link)]
     say(bed, region, Stated.RANDOM)
     rooms.append(bed.ahead._room_of(region.reader, link))
-    assert 0 < 2 * rooms[1] < rooms[0] == bed.ahead.room_bytes()
+    assert 0 < 2 * rooms[1] <= rooms[0] == bed.ahead.room_bytes()
 
 
 def test_what_a_whole_file_may_cost_follows_the_pages_of_who_says_random(
@@ -138,7 +138,7 @@ def test_of_what_is_said_a_little_is_read_and_then_as_much_again_as_is_used(
         bed.touch(region, at)
     bed.rest(100)
     found = bed.arbiter.describe_file(file.path)["stated"]
-    assert found is not None and 28 * MIB < found["read_bytes"] < 48 * MIB
+    assert found is not None and 10 * MIB < found["read_bytes"] < 40 * MIB
 
 
 def test_what_is_used_of_other_guesses_is_no_use_of_what_was_said(

@@ -187,7 +187,7 @@ def test_what_was_taken_back_is_not_told_as_read(
     monkeypatch.setattr(bed.scheduler, "pump", lambda now: 0)
     bed.visits(region, 20)
     bed.scheduler.reap()
-    assert bed.scheduler.queued_bytes > MIB
+    assert bed.scheduler.queued_bytes >= MIB
     bed.order(region, True)
     assert bed.said(file)["read_bytes"] <= bed.sent_bytes
 
@@ -360,7 +360,7 @@ def test_several_ranks_have_one_stream(bed: Bed, file: FileState) -> None:
 def test_it_yields_to_misses_and_whatever_else_is_wanted_comes_first(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WHOLE_FREE_BYTES", SIZE)  # what it has to read does not run out
+    monkeypatch.setattr(module, "FREE_BYTES", 2 * SIZE)  # what it has to read does not run out
     region = streaming(bed, file)
     bed.visits(region, 20)
     link = bed.scheduler.meter.link
@@ -443,4 +443,18 @@ def test_what_is_read_for_nothing_is_bounded_for_all_files_together(
     for file in files:
         file.close()
     assert sum(map(bool, read)) > 1
-    assert sum(read) < module.WHOLE_FREE_BYTES + visits // 3
+    assert sum(read) < module.FREE_BYTES + visits // 3
+
+
+def test_what_other_guesses_have_lost_is_free_no_more(bed: Bed, file: FileState) -> None:
+    """A job that gains nothing has FREE_BYTES read for nothing, by whatever guess."""
+    region = streaming(bed, file)
+    stream = bed.ahead._of(file).visited.streaming.stream
+    assert stream is not None
+    rooms = []
+    for lost in (0, module.FREE_BYTES):
+        bed.ahead.account.lost += lost
+        bed.ahead._whole.step(bed.now)
+        assert stream.most_bytes is not None
+        rooms.append(stream.most_bytes - stream.absent_bytes)
+    assert rooms[0] > 0 == rooms[1]

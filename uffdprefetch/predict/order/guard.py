@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.sequences import AGREE
-from uffdprefetch.predict.storage import FREE_BYTES
+from uffdprefetch.predict.storage import UNDER_WAY_BYTES
 
 #: Sampling interval: one issued range is watched per 256 KiB of the order.
 SAMPLE_BYTES = 256 << 10
@@ -29,7 +29,7 @@ TOUCHED_PART = 0.25
 #: Least bytes observed before a verdict: without readers, or where pages leave the page table at
 #: once, little is seen. Also the bytes, beyond those prefetched ahead, that may be read while the
 #: position stands still.
-READ_BYTES = FREE_BYTES
+READ_BYTES = UNDER_WAY_BYTES
 
 
 class OrderGuard:
