@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--spill`: the disk to which goes what leaves the pool's memory (csrc/service/pool/spill.c).
+"""`--spill`: the disk to which goes what leaves the pool's memory (csrc/service/pool/spill.h).
 
 Here: whether there is one, and how large it may be; the C side reads and writes.
 """

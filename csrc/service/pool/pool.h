@@ -5,7 +5,7 @@
  * that answers), pool_map.c (page tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that
  * read), pool_others.c (what is done for other nodes), pool_room.c (what goes when room is needed),
  * pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be read for in the usual way), pool_spill.c
- * (what goes to the disk, spill.c).
+ * (what goes to the disk, spill.h).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state

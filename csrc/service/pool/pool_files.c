@@ -274,7 +274,7 @@ uint64_t up_pool_books(struct up_pool *p, int file, struct up_pool_books *out)
 	*out = (struct up_pool_books){
 		.state = f->state,
 		.kept = f->kept,
-		.spilled = p->spill ? spill_books(p->spill, file) : NULL,
+		.spilled = p->spill ? spill_states(p->spill, file) : NULL,
 		.refaults = f->refaults,
 		.touched_ms = f->touched_ms,
 		.left = f->left,

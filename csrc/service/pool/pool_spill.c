@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_spill.c - chunks that are to leave memory next are copied to the disk tier (spill.c) while they are there.
+ * pool_spill.c - chunks that are to leave memory next are copied to the disk tier (spill.h) while they are there.
  *
  * They are pinned only while they are copied into a buffer: nobody who needs room waits for the disk, and what is not
  * written by then is read from storage again.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * spill.h - the pool's disk tier (spill.c): copies of chunks in one file that has no name.
+ * spill.h - the pool's disk tier (spill_main.c): copies of chunks in one file that has no name.
  *
  * Slots: so many bytes of the file hold chunks of one aligned part of one of the pool's files. What is where, and the
  * checksum of each chunk, lies in memory alone: the file is this service's and dies with it.
@@ -51,7 +51,7 @@ void spill_forget_file(struct spill *s, int file);
 /* Its copies go: they are not what the file holds. */
 void spill_drop_file(struct spill *s, int file);
 /* One up_spill_state a chunk, until spill_forget_file(). */
-const uint8_t *spill_books(struct spill *s, int file);
+const uint8_t *spill_states(struct spill *s, int file);
 uint64_t spill_file_bytes(struct spill *s, int file);
 /* The file may be so large; what lies beyond goes. */
 void spill_fit(struct spill *s, uint64_t bytes);

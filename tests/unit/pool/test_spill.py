@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool's disk tier (csrc/service/pool/spill.c): what has left memory comes back from there, and
+"""The pool's disk tier (csrc/service/pool/spill.h): what has left memory comes back from there, and
 nothing else does, whatever the disk brings."""
 
 from __future__ import annotations

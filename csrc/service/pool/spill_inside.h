@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * spill_inside.h - the inside of the disk tier: spill_main.c (beginning and end, and what the pool's main thread asks),
+ * spill_read.c, spill_write.c, spill.c (its threads and its errors, on which these stand), spill_books.c (slots, and
+ * what lies in them). Each owns the part of struct spill that is named like it: others ask.
+ */
+#ifndef UP_SPILL_INSIDE_H
+#define UP_SPILL_INSIDE_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "service/cond.h"
+#include "service/net/net.h"
+#include "service/pool/spill.h"
+
+/* As the number of a slot. */
+#define NO_SLOT UINT32_MAX
+/* Errors of the disk whose times are known. */
+#define ERRORS_KEPT 8u
+
+struct spill_file {
+	uint64_t chunks;
+	uint8_t *state;  /* up_spill_state of each chunk; NULL: no such file */
+	uint32_t *sum;   /* of each chunk */
+	uint32_t *slot;  /* 1 + that of each part; 0: none */
+	uint32_t serial; /* of its books: what was begun by others is void */
+	uint64_t copies; /* chunks */
+};
+
+struct spill_books {
+	uint32_t slot_chunks;
+	uint32_t most, high, frees, used; /* slots: there may be; that were used so far; of these free; taken */
+	uint32_t *free, room;             /* for so many */
+	uint32_t trim_to;                 /* blocks from this slot on are to be given back; NO_SLOT: none */
+	struct {
+		uint32_t slot; /* being written, or NO_SLOT */
+		int lost;      /* it is nobody's: free it then */
+	} writer[SPILL_WRITERS];
+	struct spill_file file[POOL_FILES];
+};
+
+/* Copies in one slot, as they are now. */
+struct spill_place {
+	int file;
+	uint32_t count, slot, serial, sum[SPILL_SLOT_CHUNKS];
+	uint64_t first;
+};
+
+struct spill_read;
+
+struct spill_reads {
+	struct spill_read *queue;
+	uint32_t under_way, lost; /* of these, not waited for any more */
+	uint64_t ended_ns;        /* when the last one did */
+	struct net_times times;
+	struct net_rate disk, storage[POOL_FILES]; /* of each file's own */
+	uint32_t passed;
+	uint64_t bytes, busy_ns, late;
+};
+
+struct spill_writes {
+	uint32_t poked, under_way, trimming;
+	int full;           /* errno after which nothing is written any more */
+	uint64_t pause_ns;  /* until then nothing is written while somebody reads */
+	uint64_t has_bytes; /* of the disk's blocks */
+	uint64_t bytes, busy_ns, dropped_bytes, refused_bytes;
+};
+
+struct spill_errors {
+	int ended; /* errno after which it ended */
+	uint32_t most, count;
+	uint64_t at_ns[ERRORS_KEPT];
+	uint64_t times[UP_SPILL_ERRORS];
+	int32_t number[UP_SPILL_ERRORS];
+};
+
+struct spill {
+	pthread_mutex_t lock;
+	struct up_cond write, read, done; /* for writers; for readers; for all others */
+	int fd, stop;
+	uint32_t holders, threads, inside; /* the pool and its threads; these; writers that use the pool */
+	uint32_t chunk_bytes;
+	uint64_t slot_bytes;
+	int64_t cpu_ns;
+	struct spill_books books;
+	struct spill_reads reads;
+	struct spill_writes writes;
+	struct spill_errors errors;
+};
+
+/* --- spill_books.c: all but spill_file_make() with the lock --- */
+void spill_books_begin(struct spill_books *b, uint32_t slot_chunks);
+void spill_books_end(struct spill_books *b);
+int spill_file_make(const struct spill_books *b, uint64_t chunks, struct spill_file *out); /* 0 or -ENOMEM */
+void spill_books_add(struct spill_books *b, int file, const struct spill_file *f);
+void spill_books_forget(struct spill_books *b, int file);
+/* The copies of one part of a file go, of one file, of all. */
+void spill_books_drop(struct spill_books *b, int file, uint64_t part);
+void spill_books_drop_file(struct spill_books *b, int file);
+void spill_books_drop_all(struct spill_books *b);
+/* There may be so many slots; what lies in others goes. */
+void spill_books_fit(struct spill_books *b, uint32_t most);
+/* Where blocks that are to be given back begin, if nobody writes there: 1, or 0. They have been given back. */
+int spill_books_may_trim(const struct spill_books *b, uint32_t *from, uint32_t *end);
+int spill_books_trimmed(struct spill_books *b, uint32_t from);
+/* The first of [first, +count) that have no copy, in a slot that nobody writes to: how many of them are reserved. */
+uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, uint64_t first, uint64_t count,
+			     struct spill_copy *out);
+/* They are written, with these checksums; NULL: they are not. */
+void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const uint32_t *sum);
+/* Whether a chunk that has no copy might have one. */
+int spill_books_has_room(const struct spill_books *b, int file, uint64_t chunk);
+/* How many of [first, +count) are alike in whether they have a copy, which *there is; of copies those in one slot. */
+uint64_t spill_books_run(const struct spill_books *b, int file, uint64_t first, uint64_t count, int *there);
+/* Where copies of all of them lie: 1, or 0. Whether they lie there still. */
+int spill_books_find(const struct spill_books *b, int file, uint64_t first, uint64_t count, struct spill_place *out);
+int spill_books_has(const struct spill_books *b, const struct spill_place *at);
+
+/* --- spill.c --- */
+static inline int spill_is_on(const struct spill *s)
+{
+	return !s->stop && !s->errors.ended;
+}
+static inline uint64_t spill_offset(const struct spill *s, uint32_t slot, uint64_t chunk)
+{
+	return slot * s->slot_bytes + chunk % s->books.slot_chunks * s->chunk_bytes;
+}
+/* With the lock, which it gives back: one holder less. */
+void spill_let_go(struct spill *s);
+/* Of the calling thread, since it was asked last. */
+void spill_count_cpu(struct spill *s);
+/* With the lock. The disk has failed, or has brought what was not written: one more, and it may be the end. */
+void spill_note_errno(struct spill *s, int error);
+void spill_note_failure(struct spill *s, int error);
+
+/* --- spill_read.c, with the lock but for the loop, which is a thread's --- */
+void *spill_read_loop(void *spill);
+/* Whether the file's own storage would be quicker. */
+int spill_storage_is_quicker(const struct spill *s, int file, uint64_t bytes);
+int spill_was_read_lately(const struct spill *s);
+/* The number is another file's. */
+void spill_forget_rate(struct spill *s, int file);
+
+#endif
