@@ -39,6 +39,10 @@ class DiskTier:
         c = self._pool.spill_counts()
         return not c.full and not c.ended and c.used_bytes < c.size_bytes
 
+    def free(self, number: int, size_bytes: int) -> int:
+        """Copies of so much of a file go, by its number in the pool: bytes that are free."""
+        return self._pool.free_spilled(number, size_bytes)
+
     def state(self) -> SpillState:
         """For both documents of a run."""
         c = self._pool.spill_counts()

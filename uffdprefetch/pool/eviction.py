@@ -9,7 +9,7 @@ numbered per file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -171,8 +171,7 @@ class Cyclic:
     name = "cyclic"
 
     def __init__(self) -> None:
-        self._now = 0  # ms: the latest touch seen
-        self._breaks: dict[int, _Breaks] = {}
+        self._breaks = Breaks()
 
     def victims(
         self, residents: Residents, readers: Sequence[BlockReader], count: int
@@ -203,22 +202,35 @@ class Cyclic:
     ) -> np.ndarray:
         """Note when unclaimed blocks (a mask) were used; returns which of them are not expected to
         be used again."""
-        self._now = max(self._now, int(residents.touched.max(initial=0)))
+        self._breaks.note(residents, unclaimed, {reader.file for reader in readers})
         files = residents.file[unclaimed]
+        expired = unclaimed.copy()
+        expired[unclaimed] = np.isin(files, self._breaks.expired())
+        return expired
+
+
+class Breaks:
+    """Whether files that nobody reads just now are expected to be used again."""
+
+    def __init__(self) -> None:
+        self._now = 0  # ms: the latest touch seen
+        self._of: dict[int, _Breaks] = {}
+
+    def note(self, residents: Residents, among: np.ndarray, read_files: Container[int]) -> None:
+        """Note when blocks of a mask were used, and which files have readers."""
+        self._now = max(self._now, int(residents.touched.max(initial=0)))
+        files = residents.file[among]
         newest: np.ndarray = np.zeros(int(files.max(initial=-1)) + 1, np.uint32)
-        np.maximum.at(newest, files, residents.touched[unclaimed])
+        np.maximum.at(newest, files, residents.touched[among])
         for file in np.flatnonzero(np.bincount(files)).tolist():
-            self._breaks.setdefault(file, _Breaks())
-        read_files = {reader.file for reader in readers}
-        expired_file: np.ndarray = np.zeros(len(newest), bool)
-        for file, breaks in self._breaks.items():
+            self._of.setdefault(file, _Breaks())
+        for file, breaks in self._of.items():
             touch = int(newest[file]) if file < len(newest) else 0
             breaks.note(touch, file in read_files, self._now)
-            if file < len(newest):
-                expired_file[file] = not breaks.expected(self._now)
-        expired = unclaimed.copy()
-        expired[unclaimed] = expired_file[files]
-        return expired
+
+    def expired(self) -> list[int]:
+        """Files of which no other use is expected."""
+        return [file for file, breaks in self._of.items() if not breaks.expected(self._now)]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from uffdprefetch.pool.eviction import (
     LRU,
     SKIP,
     BlockReader,
+    Breaks,
     Cyclic,
     Policy,
     Residents,
@@ -54,6 +55,9 @@ class Disk(Protocol):
     def has_room(self) -> bool:
         """Whether what leaves memory now can be written."""
 
+    def free(self, number: int, size_bytes: int) -> int:
+        """Copies of so much of a file go, by its number in the pool: bytes that are free."""
+
 
 class KnownOrder(Protocol):
     """An order that a reader of a file follows (readers/known_order.py)."""
@@ -74,7 +78,7 @@ class Victims:
         wanted_bytes: int, chunk_bytes: int, evict: str, disk: Disk | None = None,
     ) -> None:  # fmt: skip
         """``wanted_bytes``: --budget; ``evict``: --evict; ``disk``: to which what leaves goes."""
-        self._disk = disk
+        self._disk, self._breaks = disk, Breaks()
         self._pool, self._files, self._size, self._clock = pool, files, size, clock
         self._wanted_bytes, self._chunk_bytes = wanted_bytes, chunk_bytes
         self._policy: Policy = LRU() if evict == "lru" else Cyclic()
@@ -127,6 +131,7 @@ class Victims:
         if not planned:
             rows = np.concatenate((rows, self._passed(residents, readers)))
         rows = np.concatenate((rows, self._best(residents, readers, planned)))[: self._length()]
+        self._make_room(residents, rows, ordered.union(one.file for one in readers))
         self._pool.set_victims(
             (number, start, end - start)
             for number, block in zip(
@@ -134,6 +139,24 @@ class Victims:
             )
             for start, end in without(active.get(number), block * per, per)
         )
+
+    def _make_room(
+        self, residents: Residents, rows: npt.NDArray[np.intp], read_files: Set[int]
+    ) -> None:
+        """On a full disk, for those of the victims (rows) that have no copy there, in the place of
+        files that are not expected to be read again."""
+        if self._disk is None:
+            return
+        unread = ~np.isin(residents.file, list(read_files))
+        self._breaks.note(residents, unread, read_files)
+        if self._disk.has_room or residents.copied is None:
+            return
+        expired = self._breaks.expired()
+        lack = ~residents.copied[rows] & ~np.isin(residents.file[rows], expired)
+        wanted = int(np.count_nonzero(lack)) * self.block_bytes
+        for number in expired:
+            if wanted > 0 and number in self._files.by_number and number not in read_files:
+                wanted -= self._disk.free(number, wanted)
 
     def refaulted(self, file: FileState, offset: int, distance: int) -> None:
         """A reader that does not walk has missed what was evicted ``distance`` chunks ago."""
@@ -150,7 +173,7 @@ class Victims:
         return self._size.own_bytes // self._chunk_bytes
 
     def _active_chunks(
-        self, ordered: Collection[int], unneeded: Iterable[tuple[int, IntervalSet]]
+        self, ordered: Set[int], unneeded: Iterable[tuple[int, IntervalSet]]
     ) -> dict[int, npt.NDArray[np.bool_]]:
         """Of the files, by number, that are read just now: which chunks are no victims, since they
         are used again and again. ``ordered``: those with a known order, which says more."""

@@ -176,6 +176,11 @@ void up_pool_spill_fit(struct up_pool *p, uint64_t bytes)
 		spill_fit(p->spill, bytes);
 }
 
+uint64_t up_pool_spill_free(struct up_pool *p, int file, uint64_t bytes)
+{
+	return p->spill ? spill_free(p->spill, file, bytes) : 0;
+}
+
 void up_pool_spill_counts(struct up_pool *p, struct up_spill_counts *out)
 {
 	memset(out, 0, sizeof(*out));

@@ -50,6 +50,8 @@ int spill_add_file(struct spill *s, int file, uint64_t chunks);
 void spill_forget_file(struct spill *s, int file);
 /* Its copies go: they are not what the file holds. */
 void spill_drop_file(struct spill *s, int file);
+/* Those of its last parts go, in whole slots: bytes that are free. */
+uint64_t spill_free(struct spill *s, int file, uint64_t bytes);
 /* One up_spill_state a chunk, until spill_forget_file(). */
 const uint8_t *spill_states(struct spill *s, int file);
 uint64_t spill_file_bytes(struct spill *s, int file);

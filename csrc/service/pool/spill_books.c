@@ -60,6 +60,17 @@ void spill_books_drop_file(struct spill_books *b, int file)
 		spill_books_drop(b, file, part);
 }
 
+uint64_t spill_books_drop_last(struct spill_books *b, int file, uint64_t slots)
+{
+	uint64_t n = 0;
+
+	for (uint64_t part = parts_of(b, &b->file[file]); part-- && n < slots;) {
+		n += b->file[file].slot[part] != 0;
+		spill_books_drop(b, file, part);
+	}
+	return n;
+}
+
 void spill_books_drop_all(struct spill_books *b)
 {
 	for (int i = 0; i < POOL_FILES; i++)

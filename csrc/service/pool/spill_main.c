@@ -93,6 +93,16 @@ void spill_drop_file(struct spill *s, int file)
 	pthread_mutex_unlock(&s->lock);
 }
 
+uint64_t spill_free(struct spill *s, int file, uint64_t bytes)
+{
+	uint64_t slots = (bytes + s->slot_bytes - 1) / s->slot_bytes;
+
+	pthread_mutex_lock(&s->lock);
+	slots = spill_books_drop_last(&s->books, file, slots);
+	pthread_mutex_unlock(&s->lock);
+	return slots * s->slot_bytes;
+}
+
 void spill_forget_file(struct spill *s, int file)
 {
 	pthread_mutex_lock(&s->lock);

@@ -207,6 +207,16 @@ def test_a_dropped_file_has_no_copies_and_its_slots_are_free(make: Make) -> None
     bed.spill_all()
 
 
+def test_slots_that_are_given_free_are_the_last_and_others_get_them(make: Make) -> None:
+    bed = make(size=8 * MIB)
+    bed.spill_all()
+    assert bed.pool.free_spilled(bed.number, 3 * MIB - 5) == 3 * MIB
+    assert bed.pool.spill_counts().used_bytes == 5 * MIB
+    assert bed.copied() == list(range(5 * MIB // CHUNK))
+    bed.spill_all()
+    assert bed.pool.free_spilled(bed.number, 64 * MIB) == 8 * MIB and not bed.copied()
+
+
 def test_a_full_tier_admits_nothing_more(make: Make) -> None:
     bed = make(size=5 * MIB)
     bed.bring(0, BUDGET)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from uffdprefetch.base.file_systems import FileSystem, Medium
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool import order_eviction
 from uffdprefetch.pool.eviction import LRU, BlockReader, Cyclic, Residents, copied_first
+from uffdprefetch.state.pool_file import PoolFile
 
 GIB = 1 << 30
 
@@ -106,10 +108,51 @@ def test_the_list_of_victims_is_of_both_tiers(has_room: bool) -> None:
     spilled = np.zeros(64, np.uint8)
     spilled[10:40] = uffd_pool.SPILLED
     pool.files.spilled[3] = spilled
-    pool.victims._disk = SimpleNamespace(has_room=has_room)
+    pool.victims._disk = SimpleNamespace(has_room=has_room, free=lambda *_: 0)
     pool.victims.plan([])
     assert [chunk for _, chunk, _ in told][:2] == ([0, 1] if has_room else [10, 11])
     assert len(told) == (2 * alone if has_room else alone), "what is written meanwhile"
+
+
+@pytest.mark.parametrize("evict", ["lru", "cyclic"])
+def test_a_full_disk_has_room_again_when_a_files_break_has_expired(evict: str) -> None:
+    pool, told = pool_of(4 << 20, evict)
+    freed: list[tuple[int, int]] = []
+    by_number = pool.files.by_number
+    native: Any = None
+    state, touched, *others = np.zeros((5, 64), np.uint32)
+    state[0] = uffd_pool.PRESENT
+    old = PoolFile(native, 4, -1, 64 << 10, state.astype(np.uint8), touched, *others)  # type: ignore[arg-type]
+    by_number[4] = SimpleNamespace(pooled=old, size_bytes=4 << 20)  # type: ignore[assignment]
+    pool.files.spilled = {3: np.zeros(64, np.uint8), 4: np.full(64, uffd_pool.SPILLED, np.uint8)}
+
+    def free(number: int, size_bytes: int) -> int:
+        freed.append((number, size_bytes))
+        return 1 << 20
+
+    disk = SimpleNamespace(has_room=True, free=free)
+    pool.victims._disk = disk
+
+    def use(number: int, at_ms: int) -> None:
+        part = by_number[number].pooled
+        assert part is not None
+        part.touched_ms[0] = at_ms
+        pool.victims.plan([])
+
+    for at in (100, 200, 300):  # both are read, in an order that nobody knows
+        use(4, at)
+        use(3, at + 1)
+    assert not freed, "there is room"
+    disk.has_room = False
+    use(3, 400)
+    assert not freed, "a use of the other one is expected for twice its longest break"
+    use(3, 800)
+    assert freed and {number for number, _ in freed} == {4}
+    lacking = sum(chunks for number, _, chunks in told if number == 3)
+    assert freed[-1][1] == lacking * (64 << 10), "so much as leaves memory without a copy"
+    freed.clear()
+    use(4, 810)
+    assert not freed, "it is read again"
 
 
 def test_a_directory_and_its_size_are_told_apart() -> None:
