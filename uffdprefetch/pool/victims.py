@@ -28,7 +28,7 @@ from uffdprefetch.pool.eviction import (
 )
 from uffdprefetch.pool.files import PooledFiles
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
-from uffdprefetch.pool.size import PoolSize
+from uffdprefetch.pool.size import NEARLY_FULL, PoolSize
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.streams import FORGET_NS, Stream
@@ -256,9 +256,12 @@ class Victims:
         return max(VICTIMS_LEAST, self._size.budget_bytes // self.block_bytes // VICTIMS_SHARE)
 
     def _length(self) -> int:
-        """Of the list: where they go to a disk, as many again, which are written meanwhile."""
-        writes = self._disk is not None and self._disk.has_room
-        return 2 * self._count() if writes else self._count()
+        """Of the list: where they go to a disk, more, which are written meanwhile: what could be
+        before the pool was full."""
+        if self._disk is None or not self._disk.has_room:
+            return self._count()
+        ahead_bytes = (1 - NEARLY_FULL) * self._size.budget_bytes
+        return max(2 * self._count(), round(ahead_bytes / self.block_bytes))
 
 
 def unneeded_blocks(

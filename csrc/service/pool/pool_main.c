@@ -112,10 +112,12 @@ void up_pool_victims(struct up_pool *p, const struct up_pool_victim *victim, int
 
 int up_pool_victims_left(struct up_pool *p)
 {
-	int left;
+	int left = 0;
 
 	pthread_mutex_lock(&p->lock);
-	left = p->asked ? -1 : p->victims - p->victim_at;
+	for (int i = p->victim_at; i < p->victims; i++)
+		left += p->victim[i].chunks > 0;
+	left = p->asked ? -1 : left;
 	pool_unlock(p);
 	return left;
 }

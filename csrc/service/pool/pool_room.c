@@ -208,24 +208,47 @@ static uint64_t find_run(struct up_pool *p, const struct pool_file *f, uint64_t 
 	return n;
 }
 
+/* Whether all that is there of a victim has a copy in the disk tier. */
+static int is_copied(const struct up_pool *p, const struct up_pool_victim *v)
+{
+	const struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
+	const uint8_t *copies = f && f->used ? spill_states(p->spill, (int)v->file) : NULL;
+	uint64_t end = v->chunk + v->chunks, c = v->chunk;
+
+	if (!copies || !v->chunks)
+		return 0;
+	while (c < end && c < f->chunks && (f->state[c] != UP_PRESENT || copies[c] == UP_SPILL_THERE))
+		c++;
+	return c == end || c == f->chunks;
+}
+
+/* What may go of a victim first, if any: 1, or 0. */
+static int evict_first(struct up_pool *p, struct up_pool_victim *v)
+{
+	struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
+	uint64_t first = v->chunk, n = f && f->used ? find_run(p, f, &first, v->chunks, may_go) : 0;
+
+	if (!n) {
+		v->chunks = 0;
+		return 0;
+	}
+	/* the rest of the block stays on the list: not all of it may be there */
+	v->chunks -= (uint32_t)(first + n - v->chunk);
+	v->chunk = first + n;
+	evict(p, (int)(f - p->file), first, n);
+	return 1;
+}
+
+/* The list's first; of those that go by it, the ones first that need not be read from storage again: the others are being
+ * written meanwhile. */
 static int evict_listed(struct up_pool *p)
 {
-	while (p->victim_at < p->victims) {
-		struct up_pool_victim *v = &p->victim[p->victim_at];
-		struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
-		uint64_t first = v->chunk, n;
-
-		n = f && f->used ? find_run(p, f, &first, v->chunks, may_go) : 0;
-		if (!n) {
-			p->victim_at++;
-			continue;
-		}
-		/* the rest of the block stays on the list: not all of it may be there */
-		v->chunks -= (uint32_t)(first + n - v->chunk);
-		v->chunk = first + n;
-		evict(p, (int)(f - p->file), first, n);
-		return 1;
-	}
+	for (int i = p->victim_at; p->spill && i < p->victims; i++)
+		if (is_copied(p, &p->victim[i]) && evict_first(p, &p->victim[i]))
+			return 1;
+	for (; p->victim_at < p->victims; p->victim_at++)
+		if (evict_first(p, &p->victim[p->victim_at]))
+			return 1;
 	return 0;
 }
 

@@ -217,6 +217,19 @@ def test_slots_that_are_given_free_are_the_last_and_others_get_them(make: Make) 
     assert bed.pool.free_spilled(bed.number, 64 * MIB) == 8 * MIB and not bed.copied()
 
 
+def test_of_a_list_those_with_a_copy_leave_first(make: Make) -> None:
+    bed = make(size=2 * MIB)
+    bed.bring(0, BUDGET)
+    bed.leave(0, 2 * MIB)
+    bed.await_copies(range(32))
+    bed.pool.set_victims([(bed.number, 32, 16), (bed.number, 48, 16), (bed.number, 0, 32)])
+    assert bed.pool.submit(7, bed.number, BUDGET, 2 * MIB)
+    wait_until(bed.pool.reap, "it was read")
+    state = bed.pool.books(bed.number).state
+    assert not state[:32].any() and (state[32:96] == uffd_pool.PRESENT).all()
+    assert bed.pool.victims_left() == 2 and bed.pool.spill_counts().refused_bytes == 0
+
+
 def test_a_full_tier_admits_nothing_more(make: Make) -> None:
     bed = make(size=5 * MIB)
     bed.bring(0, BUDGET)

@@ -155,6 +155,18 @@ def test_a_full_disk_has_room_again_when_a_files_break_has_expired(evict: str) -
     assert not freed, "it is read again"
 
 
+def test_a_list_that_is_written_is_what_could_be_before_the_pool_was_full() -> None:
+    pool, told = pool_of(640 << 20, "lru")
+    for number in range(20):
+        pool.files.by_number[number] = pool.files.by_number[3]
+    pool.victims.plan([])
+    alone = len(told)
+    pool.victims._disk = SimpleNamespace(has_room=True, free=lambda *_: 0)
+    pool.victims.plan([])
+    blocks = (640 << 20) // pool.victims.block_bytes
+    assert (alone, len(told)) == (blocks // 32, blocks // 10)
+
+
 def test_a_directory_and_its_size_are_told_apart() -> None:
     assert spill_place.parse("/tmp") == ("/tmp", None)
     assert spill_place.parse("/tmp:3GiB") == ("/tmp", 3 * GIB)
