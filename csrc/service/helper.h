@@ -526,6 +526,8 @@ int64_t up_pool_cpu_ns(struct up_pool *pool);
 int up_pool_spill(struct up_pool *pool, const struct up_spill_options *options);
 /* It may be so large. */
 void up_pool_spill_fit(struct up_pool *pool, uint64_t bytes);
+/* Nothing of a file goes there; the pool's books have no `spilled` of it then. */
+void up_pool_spill_not(struct up_pool *pool, int file);
 /* Copies of so much of a file go, the last first, for others to have room: bytes that are free. */
 uint64_t up_pool_spill_free(struct up_pool *pool, int file, uint64_t bytes);
 void up_pool_spill_counts(struct up_pool *pool, struct up_spill_counts *out);

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from conftest import require, wait_until
 from harness import Records, Start, python
 
 from uffdprefetch.base import spill_place
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
 pytest_plugins = ("harness_fixtures",)
 MIB = 1 << 20
@@ -36,6 +39,14 @@ say(digest=m.digest())
 
 
 @pytest.fixture
+def far(records: Records, tmp_path: Path) -> Iterator[Records]:
+    """The records on another device than ``place``."""
+    require(why_no_bed() is None, str(why_no_bed()))
+    with SlowBed(records.path.parent, bandwidth=0, latency_us=0) as bed:
+        yield replace(records, path=bed.path(records.path.name))
+
+
+@pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A directory on a disk of this node."""
     found = tmp_path / "disk"
@@ -46,14 +57,14 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_what_left_memory_comes_from_the_disk_and_is_told(
-    job: Start, records: Records, place: Path
+    job: Start, far: Records, place: Path
 ) -> None:
     done = (
-        job(python(EPOCHS, records.path, 4), options=(*POOL, "--spill", f"{place}:64MiB"))
+        job(python(EPOCHS, far.path, 4), options=(*POOL, "--spill", f"{place}:64MiB"))
         .finish()
         .good()
     )
-    assert done.lines == [{"pooled": True, "digest": records.digest}]
+    assert done.lines == [{"pooled": True, "digest": far.digest}]
     pool = done.summary["pool"]
     spill = pool["spill"]
     assert spill["directory"] == str(place) and spill["size_bytes"] == 64 * MIB
@@ -63,6 +74,20 @@ def test_what_left_memory_comes_from_the_disk_and_is_told(
     assert file["pool_disk_bytes"] > 0 and file["pool_disk_read_bytes"] > 0
     assert pool["read_bytes"] < 4 * file["size_bytes"], "not all of it each time"
     assert os.listdir(place) == []
+
+
+def test_of_a_file_on_the_same_disk_no_copy_is_made_and_a_line_says_so(
+    job: Start, records: Records, place: Path
+) -> None:
+    done = (
+        job(python(EPOCHS, records.path, 2), options=(*POOL, "--spill", f"{place}:64MiB"))
+        .finish()
+        .good()
+    )
+    assert done.lines == [{"pooled": True, "digest": records.digest}]
+    assert done.summary["pool"]["spill"]["written_bytes"] == 0
+    (told,) = [one for one in done.summary["degradations"] if "--spill" in one]
+    assert "same disk" in told and str(records.path) in told
 
 
 def test_a_place_that_is_no_disk_of_this_node_is_told_and_the_run_goes_on(
@@ -88,11 +113,9 @@ def held_there(pid: int | str, place: Path) -> list[int]:
     return found
 
 
-def test_a_killed_service_leaves_no_byte_on_the_disk(
-    job: Start, records: Records, place: Path
-) -> None:
-    started = job(python(WAITS, records.path), options=(*POOL, "--spill", f"{place}:64MiB"))
-    assert started.line()["digest"] == records.digest
+def test_a_killed_service_leaves_no_byte_on_the_disk(job: Start, far: Records, place: Path) -> None:
+    started = job(python(WAITS, far.path), options=(*POOL, "--spill", f"{place}:64MiB"))
+    assert started.line()["digest"] == far.digest
     pid = started.service()
     wait_until(lambda: any(held_there(pid, place)), "something was written")
     started.kill_service()
@@ -100,4 +123,4 @@ def test_a_killed_service_leaves_no_byte_on_the_disk(
     assert not [other for other in others if held_there(other, place)], "nobody has inherited it"
     assert os.listdir(place) == []
     started.tell("")
-    assert started.line()["digest"] == records.digest
+    assert started.line()["digest"] == far.digest

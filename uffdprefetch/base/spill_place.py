@@ -51,7 +51,7 @@ def why_not(directory: str) -> str | None:
     if kind.medium is not Medium.LOCAL:
         return f"{_what(kind)}: name a directory on a disk of this node"
     free = stat.f_bavail * stat.f_frsize
-    if free < FREE_BYTES:
+    if not allowed_bytes(free, stat.f_blocks * stat.f_frsize, 0):
         return f"only {format_size(free)} are free there"
     return None
 

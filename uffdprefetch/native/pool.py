@@ -364,6 +364,10 @@ class Pool:
         """The file may be so large from now on; what lies beyond goes."""
         _lib.up_pool_spill_fit(self._pointer, size_bytes)
 
+    def keep_from_disk(self, file: int) -> None:
+        """Nothing of a file goes to the disk tier."""
+        _lib.up_pool_spill_not(self._pointer, file)
+
     def free_spilled(self, file: int, size_bytes: int) -> int:
         """The disk tier's copies of so much of a file go, the last first: bytes that are free."""
         return int(_lib.up_pool_spill_free(self._pointer, file, size_bytes))

@@ -12,15 +12,19 @@ import os
 from uffdprefetch.base import spill_place
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.protocol.snapshot import SpillState
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 
 
 class DiskTier:
     """Of one pool."""
 
-    def __init__(self, pool: uffd_pool.Pool, fd: int, directory: str, wanted: int | None) -> None:
+    def __init__(
+        self, pool: uffd_pool.Pool, fd: int, directory: str, wanted: int | None, ledger: Ledger
+    ) -> None:
         """``fd``: of its file, to ask how full the disk is; ``wanted``: its size as asked for."""
-        self._pool, self._fd, self._directory = pool, fd, directory
+        self._pool, self._fd, self._directory, self._ledger = pool, fd, directory, ledger
+        self._device, self._has_told = os.fstat(fd).st_dev, False
         free, total, used = spill_place.room_of(fd)
         allowed = spill_place.allowed_bytes(free, total, used)
         self._most = spill_place.default_bytes(free, allowed) if wanted is None else wanted
@@ -32,6 +36,19 @@ class DiskTier:
         except OSError:
             return
         self._pool.fit_spill(min(allowed, self._most))
+
+    def serves(self, file: FileState) -> bool:
+        """Whether it may hold copies of this file: not of one that lies on the same disk, from
+        which a copy comes no sooner."""
+        if file.opened.status.st_dev != self._device:
+            return True
+        if not self._has_told:
+            self._has_told = True
+            self._ledger.degrade(
+                f"--spill {self._directory}: {file.path} lies on the same disk, from which a copy "
+                "comes no sooner: of files there none is made"
+            )
+        return False
 
     @property
     def has_room(self) -> bool:
@@ -91,7 +108,7 @@ def begin(pool: uffd_pool.Pool, spill: str, ledger: Ledger) -> DiskTier | None:
         if why is None:
             fd = spill_place.open_file(directory)
             own = os.dup(fd)
-            tier = DiskTier(pool, own, directory, wanted)
+            tier = DiskTier(pool, own, directory, wanted, ledger)
             pool.spill(fd, 0)
             tier.fit()
             return tier

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.pool.disk_tier import DiskTier
 from uffdprefetch.pool.other_nodes import NoOthers, OtherNodes
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import Opened
@@ -23,8 +24,11 @@ SAMPLED_BYTES = CHUNK_MAX_BYTES
 class PooledFiles:
     """The files of one pool. Other nodes are told which they are."""
 
-    def __init__(self, pool: uffd_pool.Pool, chunk_bytes: int) -> None:
-        self._pool, self._chunk_bytes = pool, chunk_bytes
+    def __init__(
+        self, pool: uffd_pool.Pool, chunk_bytes: int, disk: DiskTier | None = None
+    ) -> None:
+        """``disk``: to which what leaves memory goes."""
+        self._pool, self._chunk_bytes, self._disk = pool, chunk_bytes, disk
         self.by_number: dict[int, FileState] = {}
         #: By the same numbers, of each chunk: uffd_pool.SPILLED where it has a copy on the disk.
         self.spilled: dict[int, npt.NDArray[np.uint8]] = {}
@@ -37,6 +41,8 @@ class PooledFiles:
             number, memfd = self._pool.add_file(
                 file.opened.fd, file.size_bytes, file.call.unit_bytes, file.opened.was
             )
+            if self._disk is not None and not self._disk.serves(file):
+                self._pool.keep_from_disk(number)
             books = self._pool.books(number)
             file.pooled = PoolFile(self._pool, number, memfd, self._chunk_bytes, *books.in_memory)
             self.by_number[number] = file

@@ -77,7 +77,7 @@ class NodePool:
         self.disk: disk_tier.DiskTier | None = None
         if config.pool.spill is not None:
             self.disk = disk_tier.begin(self.pool, config.pool.spill, ledger)
-        self.files = PooledFiles(self.pool, self.chunk_bytes)
+        self.files = PooledFiles(self.pool, self.chunk_bytes, self.disk)
         self.size = PoolSize(
             self.pool, self.files, limits, ledger, clock,
             wanted_bytes=config.budget_bytes,

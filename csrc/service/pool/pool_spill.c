@@ -176,6 +176,12 @@ void up_pool_spill_fit(struct up_pool *p, uint64_t bytes)
 		spill_fit(p->spill, bytes);
 }
 
+void up_pool_spill_not(struct up_pool *p, int file)
+{
+	if (p->spill)
+		spill_forget_file(p->spill, file);
+}
+
 uint64_t up_pool_spill_free(struct up_pool *p, int file, uint64_t bytes)
 {
 	return p->spill ? spill_free(p->spill, file, bytes) : 0;

@@ -207,6 +207,9 @@ def test_a_full_disk_and_a_missing_directory_are_refused(
     monkeypatch.setattr(file_systems, "at", lambda _: FileSystem("ext4", Medium.LOCAL))
     monkeypatch.setattr(spill_place, "FREE_BYTES", 1 << 60)
     assert "are free" in (spill_place.why_not(str(tmp_path)) or "")
+    monkeypatch.setattr(spill_place, "FREE_BYTES", 0)
+    monkeypatch.setattr(spill_place, "FREE_PART", 1)
+    assert "are free" in (spill_place.why_not(str(tmp_path)) or ""), "others have no room then"
     monkeypatch.undo()
     assert "No such file" in (spill_place.why_not(str(tmp_path / "none")) or "")
 
