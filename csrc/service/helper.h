@@ -424,6 +424,7 @@ enum up_spill_state { UP_SPILL_NONE = 0, UP_SPILL_THERE = 1, UP_SPILL_COMES = 2 
 
 struct up_spill_options {
 	uint64_t size_bytes;
+	uint64_t try_bytes; /* with so many it is tried once how quick it is; 0: never */
 	int32_t fd; /* without a name, open past the page cache; the pool's own if it takes it */
 	uint32_t errors_most; /* in a minute: with so many it ends */
 };
@@ -436,6 +437,7 @@ struct up_spill_counts {
 	uint64_t refused_bytes; /* left memory while there was no room */
 	uint64_t write_busy_ns, read_busy_ns;
 	uint64_t late_reads; /* not waited for to their end */
+	uint64_t disk_rate, storage_rate; /* bytes a second; as it ended since it is the slower one (ETIME) */
 	uint64_t errors[UP_SPILL_ERRORS]; /* so many of each */
 	int32_t error[UP_SPILL_ERRORS];
 	int32_t full, ended; /* errno after which nothing was written any more; after which it ended */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * stopped_disk.so - preloaded: what is open past the page cache, for reading and writing, is not read as long as there
- * is a file of the name in STOPPED.
+ * is a file of the name in STOPPED. What is open with the flags in SLOW (a number) is read by 10 MB/s.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,6 +16,8 @@ ssize_t pread(int fd, void *buffer, size_t length, off_t offset)
 
 	if (!next)
 		next = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+	if (getenv("SLOW") && (fcntl(fd, F_GETFL) & (O_ACCMODE | O_DIRECT)) == atoi(getenv("SLOW")))
+		usleep((useconds_t)(length / 10));
 	if ((fcntl(fd, F_GETFL) & (O_ACCMODE | O_DIRECT)) == (O_RDWR | O_DIRECT))
 		while (name && !access(name, F_OK))
 			usleep(1000);

@@ -21,6 +21,9 @@ FREE_BYTES = 1 << 30
 FREE_PART = 20
 #: What is written and read to try a file: a chunk of the pool.
 TRIED_BYTES = 64 << 10
+#: So much is written and read before a file is relied on: a disk of 100 MB/s is busy with it for a
+#: second.
+TRIAL_BYTES = 64 << 20
 OVERLAY = "overlayfs"
 
 

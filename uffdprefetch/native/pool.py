@@ -145,6 +145,8 @@ class SpillCounts(NamedTuple):
     write_busy_ns: int
     read_busy_ns: int
     late_reads: int
+    disk_rate: int
+    storage_rate: int
     full: int
     ended: int
     errors: list[int]
@@ -352,12 +354,16 @@ class Pool:
 
     # -------------------------------------------------------------- the disk tier
 
-    def spill(self, fd: int, size_bytes: int, errors_most: int = SPILL_ERRORS_MOST) -> None:
+    def spill(
+        self, fd: int, size_bytes: int, errors_most: int = SPILL_ERRORS_MOST, try_bytes: int = 0
+    ) -> None:
         """What leaves memory goes into this file, which has no name and is open past the page
         cache; the pool's own from now on. Before the first file. ``errors_most``: of the disk
-        within a minute; then it ends. Raises OSError."""
+        within a minute; then it ends. ``try_bytes``: with so many it is tried once whether it is
+        quicker than what the files are read from; 0: never. Raises OSError."""
         options = _ffi.new("struct up_spill_options *")
         options.fd, options.size_bytes, options.errors_most = fd, size_bytes, errors_most
+        options.try_bytes = try_bytes
         _checked(_lib.up_pool_spill(self._pointer, options), "disk tier")
 
     def fit_spill(self, size_bytes: int) -> None:

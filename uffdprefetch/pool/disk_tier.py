@@ -6,14 +6,18 @@ Here: whether there is one, and how large it may be; the C side reads and writes
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
 from uffdprefetch.base import spill_place
+from uffdprefetch.base.units import format_rate
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.protocol.snapshot import SpillState
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
+
+GOES = "what leaves the pool's memory is read again"
 
 
 class DiskTier:
@@ -30,12 +34,13 @@ class DiskTier:
         self._most = spill_place.default_bytes(free, allowed) if wanted is None else wanted
 
     def fit(self) -> None:
-        """Once a second: as large as the disk has room for."""
-        try:
+        """Once a second: as large as the disk has room for. When it has ended a line says so."""
+        with contextlib.suppress(OSError):
             allowed = spill_place.allowed_bytes(*spill_place.room_of(self._fd))
-        except OSError:
-            return
-        self._pool.fit_spill(min(allowed, self._most))
+            self._pool.fit_spill(min(allowed, self._most))
+        counts = self._pool.spill_counts()
+        if counts.ended:
+            self._ledger.degrade(f"--spill {self._directory}: {_why(counts)}; {GOES}")
 
     def serves(self, file: FileState) -> bool:
         """Whether it may hold copies of this file: not of one that lies on the same disk, from
@@ -93,6 +98,9 @@ def _rate(size_bytes: int, busy_ns: int) -> float | None:
 
 
 def _why(c: uffd_pool.SpillCounts) -> str | None:
+    if c.ended == errno.ETIME:
+        disk, storage = format_rate(c.disk_rate), format_rate(c.storage_rate)
+        return f"a read of it brings {disk}, one of the file system {storage}"
     if c.ended:
         return f"the disk failed {uffd_pool.SPILL_ERRORS_MOST} times in a minute"
     return f"nothing more is written: {os.strerror(c.full)}" if c.full else None
@@ -109,7 +117,7 @@ def begin(pool: uffd_pool.Pool, spill: str, ledger: Ledger) -> DiskTier | None:
             fd = spill_place.open_file(directory)
             own = os.dup(fd)
             tier = DiskTier(pool, own, directory, wanted, ledger)
-            pool.spill(fd, 0)
+            pool.spill(fd, 0, try_bytes=spill_place.TRIAL_BYTES)
             tier.fit()
             return tier
     except OSError as error:
@@ -117,5 +125,5 @@ def begin(pool: uffd_pool.Pool, spill: str, ledger: Ledger) -> DiskTier | None:
         for one in (fd, own):
             if one >= 0:
                 os.close(one)
-    ledger.degrade(f"--spill {directory}: {why}; what leaves the pool's memory is read again")
+    ledger.degrade(f"--spill {directory}: {why}; {GOES}")
     return None

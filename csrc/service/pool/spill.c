@@ -110,7 +110,12 @@ void spill_note_failure(struct spill *s, int error)
 		return;
 	if (now - e->at_ns[(e->count - e->most) % ERRORS_KEPT] > ERRORS_NS)
 		return;
-	e->ended = error;
+	spill_give_up_all(s, error);
+}
+
+void spill_give_up_all(struct spill *s, int error)
+{
+	s->errors.ended = error;
 	spill_books_drop_all(&s->books);
 	up_cond_broadcast(&s->write);
 	up_cond_broadcast(&s->read);

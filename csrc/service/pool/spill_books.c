@@ -233,6 +233,21 @@ void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const
 	}
 }
 
+uint32_t spill_books_borrow(struct spill_books *b, uint32_t *slot, uint32_t most, uint32_t part)
+{
+	uint32_t room = b->most > b->used ? (b->most - b->used) / part : 0, n = 0;
+
+	while (n < most && n < room && (slot[n] = take_slot(b)) != NO_SLOT)
+		n++;
+	return n;
+}
+
+void spill_books_return(struct spill_books *b, const uint32_t *slot, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		free_slot(b, slot[i]);
+}
+
 int spill_books_has_room(const struct spill_books *b, int file, uint64_t chunk)
 {
 	return b->file[file].slot[chunk / b->slot_chunks] || b->frees || b->high < b->most;

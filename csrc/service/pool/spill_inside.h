@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spill_inside.h - the inside of the disk tier: spill_main.c (beginning and end, and what the pool's main thread asks),
- * spill_read.c, spill_write.c, spill.c (its threads and its errors, on which these stand), spill_books.c (slots, and
+ * spill_write.c, spill_try.c, spill_read.c, spill.c (its threads and its errors, on which these stand), spill_books.c (slots, and
  * what lies in them). Each owns the part of struct spill that is named like it: others ask.
  */
 #ifndef UP_SPILL_INSIDE_H
@@ -75,6 +75,15 @@ struct spill_errors {
 	int32_t number[UP_SPILL_ERRORS];
 };
 
+/* Slots at the most. */
+#define SPILL_TRIED_MOST 64u
+
+struct spill_trial {
+	enum { TRIAL_NONE, TRIAL_ASKED, TRIAL_RUNS, TRIAL_DONE, TRIAL_JUDGED } state;
+	uint64_t bytes;                   /* with so many; 0: never */
+	uint64_t disk_rate, storage_rate; /* bytes a second, when it was judged */
+};
+
 struct spill {
 	pthread_mutex_t lock;
 	struct up_cond write, read, done; /* for writers; for readers; for all others */
@@ -86,6 +95,7 @@ struct spill {
 	struct spill_books books;
 	struct spill_reads reads;
 	struct spill_writes writes;
+	struct spill_trial trial;
 	struct spill_errors errors;
 };
 
@@ -111,6 +121,9 @@ uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, u
 			     struct spill_copy *out);
 /* They are written, with these checksums; NULL: they are not. */
 void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const uint32_t *sum);
+/* Of so many free slots no more than one in `part`, which nobody else has until they are returned: how many. */
+uint32_t spill_books_borrow(struct spill_books *b, uint32_t *slot, uint32_t most, uint32_t part);
+void spill_books_return(struct spill_books *b, const uint32_t *slot, uint32_t count);
 /* Whether a chunk that has no copy might have one. */
 int spill_books_has_room(const struct spill_books *b, int file, uint64_t chunk);
 /* How many of [first, +count) are alike in whether they have a copy, which *there is; of copies those in one slot. */
@@ -135,13 +148,25 @@ void spill_count_cpu(struct spill *s);
 /* With the lock. The disk has failed, or has brought what was not written: one more, and it may be the end. */
 void spill_note_errno(struct spill *s, int error);
 void spill_note_failure(struct spill *s, int error);
+/* With the lock. It ends for this errno. */
+void spill_give_up_all(struct spill *s, int error);
 
 /* --- spill_read.c, with the lock but for the loop, which is a thread's --- */
 void *spill_read_loop(void *spill);
 /* Whether the file's own storage would be quicker. */
 int spill_storage_is_quicker(const struct spill *s, int file, uint64_t bytes);
 int spill_was_read_lately(const struct spill *s);
+/* Whether all storage of which something is known would be quicker, and the rates; -1: nothing is known yet. */
+int spill_is_slower(const struct spill *s, uint64_t *disk_rate, uint64_t *storage_rate);
+void spill_disk_was_read(struct spill *s, uint64_t bytes, uint64_t took_ns);
 /* The number is another file's. */
 void spill_forget_rate(struct spill *s, int file);
+
+/* --- spill_try.c, with the lock but for the loop, which is a thread's --- */
+void *spill_try_loop(void *spill);
+/* Something is about to be written: the disk is tried once. */
+void spill_ask_trial(struct spill *s);
+/* Once it was tried, and storage is known, too: a disk that is slower is the end. */
+void spill_judge(struct spill *s);
 
 #endif

@@ -20,6 +20,7 @@ int spill_create(struct spill **out, const struct up_spill_options *o, uint32_t 
 	s->fd = -1;
 	s->holders = 1;
 	s->errors.most = o->errors_most;
+	s->trial.bytes = o->try_bytes;
 	s->chunk_bytes = chunk_bytes;
 	s->slot_bytes = (uint64_t)SPILL_SLOT_CHUNKS * (64u << 10);
 	if (s->slot_bytes < chunk_bytes)
@@ -27,6 +28,8 @@ int spill_create(struct spill **out, const struct up_spill_options *o, uint32_t 
 	spill_books_begin(&s->books, (uint32_t)(s->slot_bytes / chunk_bytes));
 	for (uint32_t i = 0; i < readers && !ret; i++)
 		ret = spill_start(s, spill_read_loop, s);
+	if (!ret)
+		ret = spill_start(s, spill_try_loop, s);
 	if (!ret) {
 		pthread_mutex_lock(&s->lock);
 		s->fd = o->fd;
@@ -131,6 +134,7 @@ void spill_fit(struct spill *s, uint64_t bytes)
 
 	pthread_mutex_lock(&s->lock);
 	spill_books_fit(&s->books, slots < NO_SLOT - 1 ? (uint32_t)slots : NO_SLOT - 1);
+	spill_judge(s);
 	up_cond_broadcast(&s->write);
 	pthread_mutex_unlock(&s->lock);
 }
@@ -148,6 +152,8 @@ void spill_count(struct spill *s, struct up_spill_counts *out)
 		.write_busy_ns = s->writes.busy_ns,
 		.read_busy_ns = s->reads.busy_ns,
 		.late_reads = s->reads.late,
+		.disk_rate = s->trial.disk_rate,
+		.storage_rate = s->trial.storage_rate,
 		.full = s->writes.full,
 		.ended = s->errors.ended,
 	};

@@ -22,6 +22,8 @@
 /* Storage must be so much quicker (5 : 4): it is everybody's. One read in so many tries the disk all the same. */
 #define FAVOUR 5 / 4
 #define TRY_AGAIN 64u
+/* Rates are told, and compared, of so many. */
+#define RATED_BYTES (1u << 20)
 
 enum read_state { READ_QUEUED, READ_BEGUN, READ_DONE, READ_LOST };
 
@@ -55,6 +57,25 @@ int spill_storage_is_quicker(const struct spill *s, int file, uint64_t bytes)
 	return disk && storage && storage * FAVOUR < disk;
 }
 
+int spill_is_slower(const struct spill *s, uint64_t *disk_rate, uint64_t *storage_rate)
+{
+	uint64_t disk_ns = net_expected_ns(&s->reads.disk, RATED_BYTES), least_ns = 0;
+
+	for (int i = 0; i < POOL_FILES && disk_ns; i++) {
+		uint64_t ns = net_expected_ns(&s->reads.storage[i], RATED_BYTES);
+
+		if (ns && !spill_storage_is_quicker(s, i, RATED_BYTES))
+			return 0;
+		if (ns && (!least_ns || ns < least_ns))
+			least_ns = ns;
+	}
+	if (!least_ns)
+		return -1;
+	*disk_rate = RATED_BYTES * 1000000000ull / disk_ns;
+	*storage_rate = RATED_BYTES * 1000000000ull / least_ns;
+	return 1;
+}
+
 int spill_was_read_lately(const struct spill *s)
 {
 	const struct spill_reads *r = &s->reads;
@@ -65,6 +86,11 @@ int spill_was_read_lately(const struct spill *s)
 void spill_forget_rate(struct spill *s, int file)
 {
 	s->reads.storage[file] = (struct net_rate){ 0 };
+}
+
+void spill_disk_was_read(struct spill *s, uint64_t bytes, uint64_t took_ns)
+{
+	net_note_rate(&s->reads.disk, bytes, took_ns);
 }
 
 void spill_was_read(struct spill *s, int file, uint64_t bytes, uint64_t took_ns)

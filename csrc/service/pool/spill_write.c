@@ -49,7 +49,7 @@ int spill_enter(struct spill *s)
 	while (spill_is_on(s)) {
 		uint64_t now = pool_now_ns(), until = UINT64_MAX;
 
-		if (!w->trimming && spill_books_may_trim(&s->books, &from, &end)) {
+		if (!w->trimming && s->trial.state != TRIAL_RUNS && spill_books_may_trim(&s->books, &from, &end)) {
 			trim(s, from, end);
 			continue;
 		}
@@ -85,6 +85,8 @@ uint64_t spill_reserve(struct spill *s, uint32_t writer, int file, uint64_t firs
 	if (spill_is_on(s) && !s->writes.full && !spill_storage_is_quicker(s, file, s->slot_bytes))
 		n = spill_books_reserve(&s->books, writer, file, first, count, out);
 	s->writes.under_way += !!n;
+	if (n)
+		spill_ask_trial(s);
 	pthread_mutex_unlock(&s->lock);
 	return n;
 }

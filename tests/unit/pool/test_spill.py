@@ -36,14 +36,16 @@ ANY_NUMBER = 1 << 30
 class Bed:
     """A pool with a disk tier and one file, of which nobody maps anything."""
 
-    def __init__(self, directory: Path, spill_fd: int, size: int, errors_most: int) -> None:
+    def __init__(
+        self, directory: Path, spill_fd: int, size: int, errors_most: int, try_bytes: int = 0
+    ) -> None:
         self.path, self.spill_fd = directory / "data", os.dup(spill_fd)
         self.data = random.Random(4).randbytes(SIZE)
         self.path.write_bytes(self.data)
         self.fd = os.open(self.path, os.O_RDONLY)
         self.event_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.pool = uffd_pool.Pool(BUDGET, CHUNK, 4, self.event_fd)
-        self.pool.spill(spill_fd, size, errors_most)
+        self.pool.spill(spill_fd, size, errors_most, try_bytes)
         self.number, self.memfd = self.pool.add_file(self.fd, SIZE)
 
     def bring(self, start: int, end: int) -> None:
@@ -353,13 +355,56 @@ print("ended")
 """
 
 
-def test_a_disk_that_does_not_answer_holds_nobody_up_nor_the_end(tmp_path: Path) -> None:
+def run_with_such_a_disk(script: str, tmp_path: Path, **environment: str) -> str:
+    """What a program says whose disk is as tests/programs/stopped_disk.c makes it."""
     environment = {
         **os.environ, "LD_PRELOAD": programs(tmp_path, "stopped_disk", "-shared", "-fPIC"),
-        "STOPPED": str(tmp_path / "stopped"), "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join(sys.path), **environment,
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED, str(tmp_path)], env=environment, capture_output=True,
+        [sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True,
         text=True, timeout=2 * HANG_SECONDS,
     )  # fmt: skip
-    assert (done.stdout, done.returncode) == ("ended\n", 0), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_disk_that_does_not_answer_holds_nobody_up_nor_the_end(tmp_path: Path) -> None:
+    said = run_with_such_a_disk(STOPPED, tmp_path, STOPPED=str(tmp_path / "stopped"))
+    assert said == "ended\n"
+
+
+TRIED = """
+import errno, os, sys
+from pathlib import Path
+import test_spill
+from conftest import wait_until
+where, half = Path(sys.argv[1]), test_spill.BUDGET
+fd = os.open(where, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+bed = test_spill.Bed(where, fd, 64 << 20, test_spill.ANY_NUMBER, 12 << 20)
+os.fsync(bed.fd)
+os.posix_fadvise(bed.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+for start in (0, half, 0):  # so that the rate of storage is known
+    bed.bring(start, start + half)
+bed.leave(0, half)
+def is_judged():
+    bed.pool.fit_spill(64 << 20)
+    counts = bed.pool.spill_counts()
+    return counts.ended or os.fstat(fd).st_blocks * 512 >= 16 << 20 and counts.used_bytes <= half
+wait_until(is_judged, "it was tried")
+bed.bring(half, 2 * half)
+bed.bring(0, half)
+counts = bed.pool.spill_counts()
+ended, slower = errno.errorcode.get(counts.ended), counts.disk_rate < counts.storage_rate
+print(ended, counts.read_bytes > 0, slower)
+bed.close()
+"""
+
+
+@pytest.mark.parametrize("slow", ["disk", "storage"])
+def test_a_disk_that_is_slower_than_storage_is_used_no_more_once_it_was_tried(
+    slow: str, tmp_path: Path
+) -> None:
+    flags = os.O_DIRECT | (os.O_RDWR if slow == "disk" else os.O_RDONLY)
+    said = run_with_such_a_disk(TRIED, tmp_path, SLOW=str(flags))
+    assert said == ("ETIME False True\n" if slow == "disk" else "None True False\n")
