@@ -73,6 +73,7 @@ campaign: setup-test
 hammer: setup-test
 	$(PY) -m tests.support.pool_hammer
 	$(PY) -m tests.support.pool_hammer --huge-pages
+	$(PY) -m tests.support.pool_hammer --spill $${TMPDIR:-/tmp}
 	$(PY) -m tests.support.pool_hammer --plan 10
 	$(PY) -m tests.support.pool_hammer --plan 10 --huge-pages
 	$(PY) -m tests.support.pool_hammer --plan 8 --kill

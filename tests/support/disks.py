@@ -17,10 +17,12 @@ _KINDS = {"ext4": (64, ("-q", "-F"), "e2fsprogs"), "xfs": (300, ("-q", "-f"), "x
 
 
 @contextlib.contextmanager
-def disk(kind: str, directory: Path) -> Iterator[Path]:
-    """The root of an empty ext4 of 64 MiB, or XFS of 300 MiB; skipped where none can be had."""
+def disk(kind: str, directory: Path, least_mib: int = 0) -> Iterator[Path]:
+    """The root of an empty ext4 of 64 MiB, or XFS of 300 MiB, or of more; skipped where none can be
+    had."""
     require(os.geteuid() == 0, "mounting needs root")
     size_mib, quiet, package = _KINDS[kind]
+    size_mib = max(size_mib, least_mib)
     require(shutil.which(f"mkfs.{kind}"), f"no mkfs.{kind} (package {package})")
     image, root = directory / "disk.img", directory / "disk"
     root.mkdir()

@@ -2,13 +2,15 @@
 """Verify every word that readers get from a pool that is much too small for their file.
 
     python -m tests.support.pool_hammer [--mwords 1500] [--size 256MiB] [--budget 64MiB]
-                                        [--huge-pages] [--plan EPOCHS [--kill]]
+                                        [--huge-pages] [--spill DIR]
+                                        [--plan EPOCHS [--kill]]
 
 The real thing: tests/programs/pool_hammer.c under ``wrap --engine pool``, several processes with
 several threads each, which read a file of known words in order, backwards and at random, while the
 pool evicts all the time. `make hammer` runs it with 4 KiB pages and with huge ones (as root: these
 need shmem_enabled=advise, which is put back afterwards). With --plan they read shuffled epochs that
 a plan file tells of, so that it says what leaves the pool; with --kill the service dies on the way.
+With --spill the file lies on a bed, and what leaves the pool goes to a disk, and comes from there.
 Status 1 when a word was wrong, or when the run proves nothing: no eviction, a mapping given back to
 the kernel, a plan that was dropped.
 """
@@ -38,6 +40,7 @@ from harness import service_pid
 from paths import PROGRAMS
 
 from uffdprefetch.base.units import parse_size
+from uffdprefetch.demo.bed import SlowBed
 from uffdprefetch.pool.node_pool import SHMEM_HUGE
 
 PROCESSES, THREADS = 3, 3
@@ -77,16 +80,18 @@ def run(
     seed: int = 1,
     options: tuple[str, ...] = (),
     timeout_seconds: float | None = None,
+    bed: SlowBed | None = None,
 ) -> dict[str, Any]:
     """What the readers found, and the summary's ``pool``, in one dict.
 
     Raises RuntimeError when the job failed, subprocess.TimeoutExpired when it hangs.
     """
     data = _file(reader, directory, size_bytes)
+    seen = bed.path(data.name) if bed is not None else data
     began = time.monotonic()
     done = subprocess.run(
         [
-            *_wrap(budget_bytes), *options, "--", reader, str(data), "read",
+            *_wrap(budget_bytes), *options, "--", reader, str(seen), "read",
             *map(str, (PROCESSES, THREADS, mwords, seed)),
         ],
         env=env, cwd=directory, capture_output=True, text=True, check=False,
@@ -237,11 +242,14 @@ def main() -> int:
     parser.add_argument("--budget", type=parse_size, default=64 << 20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--huge-pages", action="store_true", help="2 MiB pages, as root")
+    parser.add_argument("--spill", type=Path, metavar="DIR", help="what leaves goes to a disk")
     parser.add_argument("--plan", type=int, metavar="EPOCHS", help="read so many, as a plan tells")
     parser.add_argument("--kill", action="store_true", help="the service, in the midst of a plan")
     args = parser.parse_args()
     if args.kill and not args.plan:
         parser.error("--kill needs --plan")
+    if args.spill and args.plan:
+        parser.error("--spill is for readers without a plan")
     bad = ""
     with contextlib.ExitStack() as stack:
         if args.huge_pages:
@@ -249,6 +257,10 @@ def main() -> int:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hammer-")))
         env = {**os.environ, "UFFDPREFETCH_RUNDIR": str(directory / "run")}
         options = ("--huge-pages", "auto" if args.huge_pages else "off")
+        bed = None
+        if args.spill:
+            bed = stack.enter_context(SlowBed(directory, bandwidth=0, latency_us=0))
+            options += ("--spill", f"{args.spill}:{args.size}B")
         if args.plan:
             found = follow(
                 program(directory), directory, env, epochs=args.plan, size_bytes=args.size,
@@ -257,13 +269,15 @@ def main() -> int:
             return _told(found, args)
         found = run(
             program(directory), directory, env, mwords=args.mwords, size_bytes=args.size,
-            budget_bytes=args.budget, seed=args.seed, options=options,
+            budget_bytes=args.budget, seed=args.seed, options=options, bed=bed,
         )  # fmt: skip
         bad = why_nothing_is_shown(found, args.size)
         if found["huge_pages"] != args.huge_pages:
             bad = f"huge pages: {found['huge_pages_reason']}"
         elif args.huge_pages and found["mapped_huge_bytes"] < args.size:
             bad = "page tables got no huge pages"
+        if args.spill and (not found["spill"] or found["spill"]["read_bytes"] < args.size):
+            bad = f"little came from the disk: {found['spill']}"
     gb = found["words"] * 8 / 1e9
     print(
         f"pages of {'2 MiB' if args.huge_pages else '4 KiB'}: {found['words'] / 1e6:.0f} million "

@@ -172,17 +172,18 @@ def flip(fd: int, draw: random.Random) -> int:
     return end // SLOT
 
 
-def test_each_flipped_bit_is_found_and_the_file_is_read_instead(make: Make) -> None:
+@pytest.mark.parametrize("bits", [64, 10_000])
+def test_each_flipped_bit_is_found_and_the_file_is_read_instead(make: Make, bits: int) -> None:
     bed = make(size=8 * MIB)
     bed.spill_all()
     draw, flipped = random.Random(1), 0
-    for _ in range(8):
+    for _ in range(bits // 8):
         flipped += flip(bed.spill_fd, draw)
         for start in (0, BUDGET):
             bed.bring(start, start + BUDGET)
         bed.spill_all()
     counts = bed.pool.spill_counts()
-    assert flipped == 64 and (counts.error[0], counts.errors[0]) == (errno.EBADMSG, flipped)
+    assert flipped == bits and (counts.error[0], counts.errors[0]) == (errno.EBADMSG, flipped)
 
 
 def test_three_errors_in_a_minute_end_it(make: Make) -> None:
