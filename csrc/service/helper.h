@@ -417,6 +417,7 @@ struct up_pool_counts {
 struct up_pool_file_counts {
 	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes, others_bytes, given_bytes;
 	uint64_t disk_bytes, disk_read_bytes; /* copies of it lie in the disk tier; came from there */
+	uint64_t disk_written_bytes, disk_dropped_bytes; /* went there; left memory before they could */
 };
 
 /* Whether a chunk has a copy in the disk tier (pool/spill.h). */

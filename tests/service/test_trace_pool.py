@@ -22,7 +22,7 @@ from uffdprefetch.trace.analyse.pictures import pictures
 from uffdprefetch.trace.analyse.ranks import NOBODY
 from uffdprefetch.trace.file import events
 from uffdprefetch.trace.file import trace_file as file
-from uffdprefetch.trace.file.events import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, Kind
+from uffdprefetch.trace.file.events import DISK_OFF, POOL_BACKWARD, POOL_MISS, POOL_TOUCH, Kind
 from uffdprefetch.trace.record.overview import Overview
 
 pytest_plugins = ("harness_fixtures",)
@@ -147,6 +147,8 @@ def test_what_left_the_pool_and_came_again_is_counted_and_found() -> None:
         "touches": 2 * PAGES // CHUNK, "missed": 2 * PAGES // CHUNK // 8,
         "warm_bytes": size * 3 // 2, "warm_again_bytes": size // 2, "punched_bytes": size // 2,
         "from_nodes_bytes": None, "to_nodes_bytes": None, "storage_bytes": None,
+        "disk_read_bytes": None, "disk_written_bytes": None, "disk_dropped_bytes": None,
+        "disk_is_off": None,
     }  # fmt: skip
     (found,) = [f for f in report["findings"] if "the pool let" in f["title"]]
     assert "4 MiB or more of train.bin" in found["title"]
@@ -166,6 +168,27 @@ def test_what_came_from_other_nodes_is_told_of_the_file() -> None:
         10 << 20, 6 << 20, 14 << 20,
     )  # fmt: skip
     assert "10 MiB from other nodes" in " ".join(text_report.text(report).split())
+
+
+def test_what_went_to_the_disk_and_came_back_is_told_of_the_file() -> None:
+    machine, by = pooled_machine(1, evict=False)
+    for turn in (1, 2):
+        machine.event(
+            by,
+            Kind.DISK,
+            (5 << 20) * turn,
+            (3 << 20) * turn,
+            (1 << 20) * turn,
+            aux=DISK_OFF * (turn - 1),
+        )
+    report = report_of(machine)
+    pool = report["files"][0]["pool"]
+    assert (pool["disk_read_bytes"], pool["disk_written_bytes"], pool["disk_dropped_bytes"]) == (
+        10 << 20, 6 << 20, 2 << 20,
+    )  # fmt: skip
+    assert pool["disk_is_off"]
+    told = " ".join(text_report.text(report).split())
+    assert "6 MiB went to the disk tier, which is off now, 10 MiB came back, 2 MiB left" in told
 
 
 def test_what_the_pool_let_go_and_nobody_wanted_again_is_no_finding() -> None:

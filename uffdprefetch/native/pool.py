@@ -131,6 +131,8 @@ class FileCounts(NamedTuple):
     given_bytes: int  # to other nodes
     disk_bytes: int = 0  # copies of it in the disk tier
     disk_read_bytes: int = 0  # came from there
+    disk_written_bytes: int = 0  # went there
+    disk_dropped_bytes: int = 0  # left memory before they could
 
 
 class SpillCounts(NamedTuple):

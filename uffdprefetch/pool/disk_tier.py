@@ -61,6 +61,16 @@ class DiskTier:
         c = self._pool.spill_counts()
         return not c.full and not c.ended and c.used_bytes < c.size_bytes
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is written any more, by an error of the disk."""
+        return self._pool.spill_counts().full != 0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is not used any more."""
+        return self._pool.spill_counts().ended != 0
+
     def free(self, number: int, size_bytes: int) -> int:
         """Copies of so much of a file go, by its number in the pool: bytes that are free."""
         return self._pool.free_spilled(number, size_bytes)

@@ -148,7 +148,38 @@ def _pool(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     longest = max(pools, key=lambda pool: pool["demand_wait_ns"].get("max") or 0)
     wait = {**longest["demand_wait_ns"], "count": sum(p["demand_wait_ns"]["count"] for p in pools)}
     sums = {name: _sum([pool.get(name) for pool in pools]) for name in _POOL_SUMS}
-    return {**pools[0], **sums, "demand_wait_ns": wait, "spill": None}  # each node's own
+    return {**pools[0], **sums, "demand_wait_ns": wait, "spill": _spill(summaries)}
+
+
+def _spill(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The nodes' disk tiers as one: ``directory`` names all, ``ended`` says which have."""
+    pools = [(one["host"], one["pool"]) for one in summaries if one.get("pool")]
+    tiers = [(host, pool["spill"]) for host, pool in pools if pool.get("spill")]
+    if not tiers:
+        return None
+    parts = [part for _, part in tiers]
+    errors: dict[str, int] = {}
+    for part in parts:
+        for name, times in part["errors"].items():
+            errors[name] = errors.get(name, 0) + times
+    rates = {
+        f"{what}_bytes_per_second": _mean_rate(
+            [(part[f"{bytes_}_bytes"], part[f"{what}_bytes_per_second"]) for part in parts]
+        )
+        for what, bytes_ in (("read", "read"), ("write", "written"))
+    }
+    ended = [f"{host}: {part['ended']}" for host, part in tiers if part["ended"]]
+    return {
+        **_added(parts), "directory": ", ".join(sorted({part["directory"] for part in parts})),
+        "errors": errors, **rates, "ended": "; ".join(ended) or None,
+    }  # fmt: skip
+
+
+def _mean_rate(parts: Sequence[tuple[int, float | None]]) -> float | None:
+    """Of (bytes, their rate): all bytes over all of the time; None where none has one."""
+    known = [(size, rate) for size, rate in parts if rate]
+    seconds = sum(size / rate for size, rate in known)
+    return sum(size for size, _ in known) / seconds if seconds else None
 
 
 #: Of a node's part of the cluster: the same for all, or said of it alone.

@@ -153,6 +153,18 @@ def _missing(report: dict[str, Any]) -> list[str]:
     return out
 
 
+def _of_the_disk(pool: dict[str, Any]) -> list[str]:
+    """Of a file in the pool, if something of it went to the disk tier."""
+    if not pool.get("disk_written_bytes"):
+        return []
+    off = ", which is off now" if pool["disk_is_off"] else ""
+    return [
+        f"{_size(pool['disk_written_bytes'])} went to the disk tier{off},"
+        f" {_size(pool['disk_read_bytes'])} came back,"
+        f" {_size(pool['disk_dropped_bytes'])} left before they could"
+    ]
+
+
 def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
     """The facts of a file, for all its readers."""
     about = _size(file.get("size_bytes"))
@@ -177,6 +189,7 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
                 f"{_size(pool['from_nodes_bytes'])} from other nodes,"
                 f" {_size(pool['to_nodes_bytes'])} to them, {_size(pool['storage_bytes'])} read"
             )
+        figures += _of_the_disk(pool)
         if pool["punched_bytes"]:
             figures.append(
                 f"{_size(pool['punched_bytes'])} left it, at least"

@@ -15,7 +15,7 @@ from uffdprefetch.service.summary import read_so_far, summary
 from uffdprefetch.service.timeline import TimelineNotes
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.publisher import NODES, EventPublisher
+from uffdprefetch.state.publisher import DISK, DISK_FULL, DISK_OFF, NODES, EventPublisher
 
 if TYPE_CHECKING:
     from uffdprefetch.protocol.snapshot import Snapshot
@@ -65,6 +65,7 @@ class Told:
         """Once a second."""
         if self._cluster is not None:
             self._tell_what_went(self._cluster, now)
+        self._tell_of_the_disk(now)
         if self._live is not None:
             self._live.tick(now)
         elif not is_first:
@@ -81,6 +82,19 @@ class Told:
                 self._publisher.put(
                     NODES, now, 0, file, counts.others_bytes, counts.given_bytes, counts.read_bytes
                 )
+
+    def _tell_of_the_disk(self, now: int) -> None:
+        pool = self._core.pool
+        if pool is None or pool.disk is None or not self._publisher.active:
+            return
+        state = DISK_FULL * pool.disk.is_full | DISK_OFF * pool.disk.is_off
+        for number, file in pool.files.by_number.items():
+            c = pool.pool.file_counts(number)
+            if c.disk_written_bytes or c.disk_dropped_bytes:
+                self._publisher.put(
+                    DISK, now, 0, file, c.disk_read_bytes, c.disk_written_bytes,
+                    c.disk_dropped_bytes, state,
+                )  # fmt: skip
 
     # -------------------------------------------------------------- who asks
 

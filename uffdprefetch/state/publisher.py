@@ -21,9 +21,11 @@ from uffdprefetch.state.reader import Region
 
 #: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")
-TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH, NODES = 20, 21, 22, 23, 24, 25, 26
+TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH, NODES, DISK = 20, 21, 22, 23, 24, 25, 26, 27
 #: Flags in `aux` of a TOUCH that the pool answered.
 POOL_TOUCH, POOL_MISS, POOL_BACKWARD = 1, 2, 4
+#: The same of a DISK.
+DISK_FULL, DISK_OFF = 1, 2
 #: Small enough that several batches fit into a socket's default send buffer.
 BATCH_BYTES = 1024 * _EVENT.size
 RECORDERS_MAX = 4

@@ -286,6 +286,7 @@ void up_pool_file_counts(struct up_pool *p, int file, struct up_pool_file_counts
 {
 	pthread_mutex_lock(&p->lock);
 	*out = p->file[file].count;
-	out->disk_bytes = p->spill ? spill_file_bytes(p->spill, file) : 0;
+	if (p->spill)
+		spill_count_file(p->spill, file, out);
 	pool_unlock(p);
 }

@@ -54,7 +54,8 @@ void spill_drop_file(struct spill *s, int file);
 uint64_t spill_free(struct spill *s, int file, uint64_t bytes);
 /* One up_spill_state a chunk, until spill_forget_file(). */
 const uint8_t *spill_states(struct spill *s, int file);
-uint64_t spill_file_bytes(struct spill *s, int file);
+/* Its figures there. */
+void spill_count_file(struct spill *s, int file, struct up_pool_file_counts *out);
 /* The file may be so large; what lies beyond goes. */
 void spill_fit(struct spill *s, uint64_t bytes);
 void spill_count(struct spill *s, struct up_spill_counts *out);

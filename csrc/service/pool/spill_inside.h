@@ -65,6 +65,9 @@ struct spill_writes {
 	uint64_t pause_ns;  /* until then nothing is written while somebody reads */
 	uint64_t has_bytes; /* of the disk's blocks */
 	uint64_t bytes, busy_ns, dropped_bytes, refused_bytes;
+	struct {
+		uint64_t bytes, dropped_bytes;
+	} file[POOL_FILES];
 };
 
 struct spill_errors {
@@ -161,6 +164,9 @@ int spill_is_slower(const struct spill *s, uint64_t *disk_rate, uint64_t *storag
 void spill_disk_was_read(struct spill *s, uint64_t bytes, uint64_t took_ns);
 /* The number is another file's. */
 void spill_forget_rate(struct spill *s, int file);
+
+/* --- spill_write.c, with the lock: the number is another file's --- */
+void spill_forget_writes(struct spill *s, int file);
 
 /* --- spill_try.c, with the lock but for the loop, which is a thread's --- */
 void *spill_try_loop(void *spill);

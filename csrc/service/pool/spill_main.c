@@ -85,6 +85,7 @@ int spill_add_file(struct spill *s, int file, uint64_t chunks)
 	pthread_mutex_lock(&s->lock);
 	spill_books_add(&s->books, file, &f);
 	spill_forget_rate(s, file);
+	spill_forget_writes(s, file);
 	pthread_mutex_unlock(&s->lock);
 	return 0;
 }
@@ -118,14 +119,13 @@ const uint8_t *spill_states(struct spill *s, int file)
 	return s->books.file[file].state;
 }
 
-uint64_t spill_file_bytes(struct spill *s, int file)
+void spill_count_file(struct spill *s, int file, struct up_pool_file_counts *out)
 {
-	uint64_t copies;
-
 	pthread_mutex_lock(&s->lock);
-	copies = s->books.file[file].copies;
+	out->disk_bytes = s->books.file[file].copies * s->chunk_bytes;
+	out->disk_written_bytes = s->writes.file[file].bytes;
+	out->disk_dropped_bytes = s->writes.file[file].dropped_bytes;
 	pthread_mutex_unlock(&s->lock);
-	return copies * s->chunk_bytes;
 }
 
 void spill_fit(struct spill *s, uint64_t bytes)

@@ -133,6 +133,17 @@ static int write_slot(struct spill *s, int fd, uint64_t most_bytes, const struct
 	return 0;
 }
 
+static void count_written(struct spill_writes *w, int file, uint64_t bytes)
+{
+	w->bytes += bytes;
+	w->file[file].bytes += bytes;
+}
+
+void spill_forget_writes(struct spill *s, int file)
+{
+	s->writes.file[file].bytes = s->writes.file[file].dropped_bytes = 0;
+}
+
 void spill_write(struct spill *s, const struct spill_copy *c, const char *buffer)
 {
 	uint64_t began = pool_now_ns(), took;
@@ -152,7 +163,7 @@ void spill_write(struct spill *s, const struct spill_copy *c, const char *buffer
 	took = pool_now_ns() - began;
 	s->writes.busy_ns += took;
 	if (!ret)
-		s->writes.bytes += (uint64_t)c->count * s->chunk_bytes;
+		count_written(&s->writes, c->file, (uint64_t)c->count * s->chunk_bytes);
 	settle(s, c, ret ? NULL : sum);
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG) {
 		spill_note_errno(s, -ret);
@@ -171,9 +182,13 @@ void spill_chunks_left(struct spill *s, int file, uint64_t first, uint64_t count
 	const struct spill_file *f = &s->books.file[file];
 
 	pthread_mutex_lock(&s->lock);
-	for (uint64_t c = first; spill_is_on(s) && !w->full && f->state && c < first + count; c++)
-		if (f->state[c] != UP_SPILL_THERE)
-			*(spill_books_has_room(&s->books, file, c) ? &w->dropped_bytes : &w->refused_bytes) +=
-				s->chunk_bytes;
+	for (uint64_t c = first; spill_is_on(s) && !w->full && f->state && c < first + count; c++) {
+		int room = spill_books_has_room(&s->books, file, c);
+
+		if (f->state[c] == UP_SPILL_THERE)
+			continue;
+		*(room ? &w->dropped_bytes : &w->refused_bytes) += s->chunk_bytes;
+		w->file[file].dropped_bytes += room ? s->chunk_bytes : 0;
+	}
 	pthread_mutex_unlock(&s->lock);
 }

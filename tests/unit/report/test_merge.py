@@ -10,6 +10,11 @@ from uffdprefetch.launch import nothing_reported
 from uffdprefetch.report.merge import merged
 from uffdprefetch.report.summary import lines
 
+DISK = {
+    "directory": "/tmp", "size_bytes": 9, "used_bytes": 6, "written_bytes": 4, "read_bytes": 12,
+    "dropped_bytes": 2, "refused_bytes": 1, "late_reads": 0, "errors": {"EIO": 1},
+    "read_bytes_per_second": 6.0, "write_bytes_per_second": None, "ended": None,
+}  # fmt: skip
 KEYS = ("read_bytes", "reread_bytes", "evicted_bytes", "faults", "missing_faults", "budget_bytes")
 
 
@@ -141,3 +146,20 @@ def test_what_was_read_by_calls_is_added_up() -> None:
         },
     }  # fmt: skip
     assert merged([node(0), node(1)])["reads"] is None
+
+
+def test_the_disk_tiers_of_nodes_add_up_and_each_that_has_ended_is_named() -> None:
+    nodes = [node(0), node(1), node(2)]
+    assert merged(nodes)["pool"]["spill"] is None
+    nodes[0]["pool"]["spill"] = DISK
+    nodes[1]["pool"]["spill"] = None
+    nodes[2]["pool"]["spill"] = {
+        **DISK, "directory": "/scratch", "read_bytes": 36, "read_bytes_per_second": 9.0,
+        "errors": {"EIO": 2, "ENOSPC": 1}, "ended": "it is full",
+    }  # fmt: skip
+    assert merged(nodes)["pool"]["spill"] == {
+        "directory": "/scratch, /tmp", "size_bytes": 18, "used_bytes": 12, "written_bytes": 8,
+        "read_bytes": 48, "dropped_bytes": 4, "refused_bytes": 2, "late_reads": 0,
+        "errors": {"EIO": 3, "ENOSPC": 1}, "read_bytes_per_second": 8.0,
+        "write_bytes_per_second": None, "ended": "node2: it is full",
+    }  # fmt: skip

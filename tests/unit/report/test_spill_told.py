@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from uffdprefetch.doctor import pool as doctor_pool
 from uffdprefetch.doctor.check import NOTE, OK
 from uffdprefetch.protocol.snapshot import SpillState
 from uffdprefetch.report.how_it_ran import spill_line
+from uffdprefetch.service.told import Told
+from uffdprefetch.trace.file import events
 from uffdprefetch.view.render import disk_line
 
 GIB = 1 << 30
@@ -34,6 +38,28 @@ def test_a_line_says_what_lies_on_the_disk_and_what_came_from_there() -> None:
     idle = {**told, "written_bytes": 0, "read_bytes": 0, "dropped_bytes": 0, "used_bytes": 0}
     assert (spill_line({"pool": {"spill": idle}}) or "").endswith(": nothing was written")
     assert spill_line({"pool": {"spill": None}}) is None and spill_line({"pool": None}) is None
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_recorders_are_told_of_each_file_of_which_something_went_there(is_off: bool) -> None:
+    counts = {
+        3: SimpleNamespace(disk_read_bytes=5, disk_written_bytes=4, disk_dropped_bytes=1),
+        4: SimpleNamespace(disk_read_bytes=0, disk_written_bytes=0, disk_dropped_bytes=0),
+    }
+    told: Any = Told.__new__(Told)
+    put: list[tuple[Any, ...]] = []
+    pool = SimpleNamespace(
+        disk=SimpleNamespace(is_full=False, is_off=is_off),
+        pool=SimpleNamespace(file_counts=counts.get),
+        files=SimpleNamespace(by_number={3: "a", 4: "b"}),
+    )  # fmt: skip
+    told._core = SimpleNamespace(pool=pool)
+    told._publisher = SimpleNamespace(active=True, put=lambda *what: put.append(what))
+    told._tell_of_the_disk(9)
+    assert put == [(events.Kind.DISK, 9, 0, "a", 5, 4, 1, events.DISK_OFF if is_off else 0)]
+    pool.disk = None
+    told._tell_of_the_disk(9)
+    assert len(put) == 1
 
 
 def test_top_has_a_row_of_it() -> None:

@@ -13,7 +13,7 @@ from uffdprefetch.trace.analyse.accesses import POOL, Accesses
 from uffdprefetch.trace.analyse.coverage import NEVER, Coverage
 from uffdprefetch.trace.analyse.fills import extents
 from uffdprefetch.trace.analyse.pieces import Pieces
-from uffdprefetch.trace.file.events import POOL_MISS, POOL_TOUCH, Kind
+from uffdprefetch.trace.file.events import DISK_OFF, POOL_MISS, POOL_TOUCH, Kind
 
 #: Extents searched for the one with a page: the last that begin at or before it.
 EXTENTS_BACK = 4
@@ -55,6 +55,10 @@ def pool_report(events: Array, start_ns: int, page_bytes: int) -> dict[str, int 
     came, went, read = (
         int(last[name][0]) if len(last) else None for name in ("offset", "length", "value")
     )
+    disk = events[events["kind"] == Kind.DISK][-1:]
+    back, written, dropped = (
+        int(disk[name][0]) if len(disk) else None for name in ("offset", "length", "value")
+    )
     return {
         "touches": len(touches),
         "missed": int((touches["aux"] & POOL_MISS > 0).sum()),
@@ -64,6 +68,10 @@ def pool_report(events: Array, start_ns: int, page_bytes: int) -> dict[str, int 
         "from_nodes_bytes": came,
         "to_nodes_bytes": went,
         "storage_bytes": read,
+        "disk_read_bytes": back,
+        "disk_written_bytes": written,
+        "disk_dropped_bytes": dropped,
+        "disk_is_off": bool(disk["aux"][0] & DISK_OFF) if len(disk) else None,
     }
 
 

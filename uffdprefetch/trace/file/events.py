@@ -100,6 +100,10 @@ class Kind(IntEnum):
     #: Once a second, of a file that nodes share: bytes that came from other nodes so far (offset),
     #: went to them (length), were read from storage (value).
     NODES = 26
+    #: Once a second, of a file in the pool that has a disk tier (`--spill`): bytes that came back
+    #: from there so far (offset), that went there (length), that left memory before they could
+    #: (value). aux: DISK_* bits.
+    DISK = 27
 
 
 #: ``aux`` of FAULT: an AROUND of the same fault was reported before; the kernel itself touched.
@@ -109,6 +113,9 @@ FAULT_KERNEL = 2
 POOL_TOUCH = 1
 POOL_MISS = 2
 POOL_BACKWARD = 4
+#: ``aux`` of DISK: nothing goes there any more; nothing comes from there either.
+DISK_FULL = 1
+DISK_OFF = 2
 #: ``length`` of an AROUND that mapped a huge page.
 HUGE_BYTES = 2 << 20
 #: ``aux`` of AROUND: the page is not known.
