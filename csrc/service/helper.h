@@ -420,9 +420,6 @@ struct up_pool_file_counts {
 	uint64_t disk_written_bytes, disk_dropped_bytes; /* went there; left memory before they could */
 };
 
-/* Whether a chunk has a copy in the disk tier (pool/spill.h). */
-enum up_spill_state { UP_SPILL_NONE = 0, UP_SPILL_THERE = 1, UP_SPILL_COMES = 2 };
-
 struct up_spill_options {
 	uint64_t size_bytes;
 	uint64_t try_bytes; /* with so many it is tried once how quick it is; 0: never */
@@ -479,7 +476,9 @@ int up_pool_unpark(struct up_pool *pool, int file, int fd, const struct up_file_
 struct up_pool_books {
 	uint8_t *state; /* up_chunk_state */
 	uint8_t *kept;  /* other nodes ask for it here */
-	const uint8_t *spilled; /* up_spill_state; NULL: there is no disk tier */
+	/* A bit a chunk, from bit 0 of the first word on, so many in each: it has a copy in the disk tier. NULL: there is none */
+	const uint16_t *spilled;
+	uint32_t spilled_chunks;
 	/* Written by the main thread (pool/workingset.py): from UP_ACTIVE on, it goes after all others. */
 	uint8_t *refaults;
 	uint32_t *touched_ms; /* since the pool began, never 0; 0: not touched since it was read */

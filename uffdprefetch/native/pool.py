@@ -33,7 +33,6 @@ MISS: int = _lib.UP_POOL_MISS
 EVICTED: int = _lib.UP_POOL_EVICTED
 FAILED: int = _lib.UP_POOL_FAILED
 STUCK: int = _lib.UP_POOL_STUCK
-SPILLED: int = _lib.UP_SPILL_THERE
 #: Errors of a disk within a minute after which it is not used any more.
 SPILL_ERRORS_MOST = 3
 
@@ -60,6 +59,21 @@ class PoolEvent(NamedTuple):
     passed: int = 0
 
 
+class DiskCopies(NamedTuple):
+    """Of which chunks of a file the disk tier has copies: a view of its books."""
+
+    words: npt.NDArray[np.uint16]  # a bit a chunk
+    per_word: int
+    chunks: int
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """As they are now, one entry a chunk."""
+        import numpy as np
+
+        bits = np.unpackbits(self.words.view(np.uint8), bitorder="little").reshape(-1, 16)
+        return bits[:, : self.per_word].reshape(-1)[: self.chunks].astype(bool)
+
+
 class Books(NamedTuple):
     """A file's accounts by chunk (csrc/service/helper.h, struct up_pool_books)."""
 
@@ -68,8 +82,7 @@ class Books(NamedTuple):
     kept: npt.NDArray[np.uint8]
     refaults: npt.NDArray[np.uint8]
     left: npt.NDArray[np.uint32]
-    #: SPILLED: it has a copy in the disk tier; None: there is no such tier.
-    spilled: npt.NDArray[np.uint8] | None = None
+    spilled: DiskCopies | None = None  # None: there is no disk tier, or nothing of it goes there
 
     @property
     def in_memory(
@@ -253,9 +266,10 @@ class Pool:
         touched_ms, left = (
             np.frombuffer(_ffi.buffer(at, 4 * n), np.uint32) for at in (b.touched_ms, b.left)
         )
-        spilled = (
-            None if b.spilled == _ffi.NULL else np.frombuffer(_ffi.buffer(b.spilled, n), np.uint8)
-        )
+        spilled = None
+        if b.spilled != _ffi.NULL:
+            words = _ffi.buffer(b.spilled, 2 * -(-n // b.spilled_chunks))
+            spilled = DiskCopies(np.frombuffer(words, np.uint16), int(b.spilled_chunks), n)
         return Books(state, touched_ms, kept, refaults, left, spilled)
 
     def evictions(self) -> int:

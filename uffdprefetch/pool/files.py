@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import numpy.typing as npt
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.native import pool as uffd_pool
@@ -30,8 +29,8 @@ class PooledFiles:
         """``disk``: to which what leaves memory goes."""
         self._pool, self._chunk_bytes, self._disk = pool, chunk_bytes, disk
         self.by_number: dict[int, FileState] = {}
-        #: By the same numbers, of each chunk: uffd_pool.SPILLED where it has a copy on the disk.
-        self.spilled: dict[int, npt.NDArray[np.uint8]] = {}
+        #: By the same numbers, of which chunks the disk has copies.
+        self.spilled: dict[int, uffd_pool.DiskCopies] = {}
         self.others: OtherNodes = NoOthers()
         self._random = np.random.default_rng()
 
@@ -122,14 +121,14 @@ class PooledFiles:
 
 def sampled_pages(
     pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator,
-    spilled: npt.NDArray[np.uint8] | None = None,
+    spilled: uffd_pool.DiskCopies | None = None,
 ) -> list[int]:  # fmt: skip
     """A random page of each SAMPLED_BYTES with chunks that are resident, or lie in the disk tier
     (service/freshness.py)."""
     page_bytes = uffd.PAGE_BYTES
     there = pooled.state == uffd_pool.PRESENT
     if spilled is not None:
-        there |= spilled == uffd_pool.SPILLED
+        there |= spilled.mask()
     chunks = random.permutation(np.flatnonzero(there))
     cells = chunks * pooled.chunk_bytes // SAMPLED_BYTES
     _, first = np.unique(cells, return_index=True)

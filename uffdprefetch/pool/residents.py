@@ -48,7 +48,7 @@ def resident_blocks(
     pooled: Mapping[int, FileState],
     chunks: int,
     spared: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({}),
-    spilled: Mapping[int, npt.NDArray[np.uint8]] = MappingProxyType({}),
+    spilled: Mapping[int, uffd_pool.DiskCopies] = MappingProxyType({}),
 ) -> Residents:
     """The blocks of ``chunks`` chunks with any resident chunk that is not kept for other nodes, nor
     ``spared`` (masks of chunks), of all files by their numbers, in the order of files and blocks; a
@@ -70,7 +70,7 @@ def resident_blocks(
         blocks.append(found.astype(np.int64))
         touched.append(times[found])
         if number in spilled:
-            lacks = np.flatnonzero(there & (spilled[number] != uffd_pool.SPILLED)) // chunks
+            lacks = np.flatnonzero(there & ~spilled[number].mask()) // chunks
             copied.append(~np.isin(found, lacks))
     block = np.concatenate(blocks)
     pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # pinned chunks are skipped in C

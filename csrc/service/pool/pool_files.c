@@ -274,7 +274,8 @@ uint64_t up_pool_books(struct up_pool *p, int file, struct up_pool_books *out)
 	*out = (struct up_pool_books){
 		.state = f->state,
 		.kept = f->kept,
-		.spilled = p->spill ? spill_states(p->spill, file) : NULL,
+		.spilled = p->spill ? spill_copies(p->spill, file) : NULL,
+		.spilled_chunks = p->spill ? spill_slot_chunks(p->spill) : 0,
 		.refaults = f->refaults,
 		.touched_ms = f->touched_ms,
 		.left = f->left,

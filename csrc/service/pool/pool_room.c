@@ -212,12 +212,14 @@ static uint64_t find_run(struct up_pool *p, const struct pool_file *f, uint64_t 
 static int is_copied(const struct up_pool *p, const struct up_pool_victim *v)
 {
 	const struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
-	const uint8_t *copies = f && f->used ? spill_states(p->spill, (int)v->file) : NULL;
+	const uint16_t *copies = f && f->used ? spill_copies(p->spill, (int)v->file) : NULL;
 	uint64_t end = v->chunk + v->chunks, c = v->chunk;
+	uint32_t per = spill_slot_chunks(p->spill);
 
 	if (!copies || !v->chunks)
 		return 0;
-	while (c < end && c < f->chunks && (f->state[c] != UP_PRESENT || copies[c] == UP_SPILL_THERE))
+	while (c < end && c < f->chunks &&
+	       (f->state[c] != UP_PRESENT || __atomic_load_n(&copies[c / per], __ATOMIC_RELAXED) >> c % per & 1))
 		c++;
 	return c == end || c == f->chunks;
 }

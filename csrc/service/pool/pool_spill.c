@@ -178,8 +178,10 @@ void up_pool_spill_fit(struct up_pool *p, uint64_t bytes)
 
 void up_pool_spill_not(struct up_pool *p, int file)
 {
+	pthread_mutex_lock(&p->lock); /* who looks for copies has it */
 	if (p->spill)
 		spill_forget_file(p->spill, file);
+	pool_unlock(p);
 }
 
 uint64_t up_pool_spill_free(struct up_pool *p, int file, uint64_t bytes)

@@ -52,8 +52,9 @@ void spill_forget_file(struct spill *s, int file);
 void spill_drop_file(struct spill *s, int file);
 /* Those of its last parts go, in whole slots: bytes that are free. */
 uint64_t spill_free(struct spill *s, int file, uint64_t bytes);
-/* One up_spill_state a chunk, until spill_forget_file(). */
-const uint8_t *spill_states(struct spill *s, int file);
+/* Which chunks have a copy, as struct up_pool_books says; until spill_forget_file(). */
+const uint16_t *spill_copies(const struct spill *s, int file);
+uint32_t spill_slot_chunks(const struct spill *s);
 /* Its figures there. */
 void spill_count_file(struct spill *s, int file, struct up_pool_file_counts *out);
 /* The file may be so large; what lies beyond goes. */

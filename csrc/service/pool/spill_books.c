@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "service/pool/spill_inside.h"
 
@@ -36,20 +37,17 @@ static uint32_t take_slot(struct spill_books *b)
 
 static uint64_t parts_of(const struct spill_books *b, const struct spill_file *f)
 {
-	return f->state ? (f->chunks + b->slot_chunks - 1) / b->slot_chunks : 0;
+	return f->valid ? (f->chunks + b->slot_chunks - 1) / b->slot_chunks : 0;
 }
 
 void spill_books_drop(struct spill_books *b, int file, uint64_t part)
 {
 	struct spill_file *f = &b->file[file];
-	uint64_t first = part * b->slot_chunks, end = first + b->slot_chunks;
 
 	if (!f->slot[part])
 		return;
-	for (uint64_t c = first; c < end && c < f->chunks; c++) {
-		f->copies -= f->state[c] == UP_SPILL_THERE;
-		__atomic_store_n(&f->state[c], UP_SPILL_NONE, __ATOMIC_RELAXED);
-	}
+	f->copies -= (uint64_t)__builtin_popcount(f->valid[part]);
+	__atomic_store_n(&f->valid[part], 0, __ATOMIC_RELAXED);
 	free_slot(b, f->slot[part] - 1);
 	f->slot[part] = 0;
 }
@@ -81,10 +79,10 @@ void spill_books_drop_all(struct spill_books *b)
 
 static void free_file(struct spill_file *f)
 {
-	free(f->state);
+	free(f->valid);
 	free(f->sum);
 	free(f->slot);
-	f->state = NULL;
+	__atomic_store_n(&f->valid, NULL, __ATOMIC_RELEASE);
 	f->sum = f->slot = NULL;
 	f->chunks = f->copies = 0;
 	f->serial++;
@@ -110,10 +108,10 @@ int spill_file_make(const struct spill_books *b, uint64_t chunks, struct spill_f
 	uint64_t parts = (chunks + b->slot_chunks - 1) / b->slot_chunks;
 
 	*out = (struct spill_file){ .chunks = chunks };
-	out->state = calloc(chunks, sizeof(*out->state));
+	out->valid = calloc(parts, sizeof(*out->valid));
 	out->sum = calloc(chunks, sizeof(*out->sum));
 	out->slot = calloc(parts, sizeof(*out->slot));
-	if (out->state && out->sum && out->slot)
+	if (out->valid && out->sum && out->slot)
 		return 0;
 	free_file(out);
 	return -ENOMEM;
@@ -121,10 +119,14 @@ int spill_file_make(const struct spill_books *b, uint64_t chunks, struct spill_f
 
 void spill_books_add(struct spill_books *b, int file, const struct spill_file *f)
 {
-	uint32_t serial = b->file[file].serial + 1;
+	struct spill_file *at = &b->file[file];
 
-	b->file[file] = *f;
-	b->file[file].serial = serial;
+	at->chunks = f->chunks;
+	at->sum = f->sum;
+	at->slot = f->slot;
+	at->serial++;
+	at->copies = 0;
+	__atomic_store_n(&at->valid, f->valid, __ATOMIC_RELEASE);
 }
 
 void spill_books_forget(struct spill_books *b, int file)
@@ -187,12 +189,12 @@ uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, u
 	uint64_t part = first / b->slot_chunks, n = 0;
 	uint32_t slot;
 
-	if (!f->state)
+	if (!f->valid)
 		return 0;
 	for (uint32_t i = 0; i < SPILL_WRITERS; i++)
 		if (f->slot[part] && b->writer[i].slot == f->slot[part] - 1)
 			return 0; /* one at a time in a slot */
-	while (n < count && n < b->slot_chunks - first % b->slot_chunks && f->state[first + n] == UP_SPILL_NONE)
+	while (n < count && n < b->slot_chunks - first % b->slot_chunks && !spill_has_copy(b, f, first + n))
 		n++;
 	if (!n)
 		return 0;
@@ -200,8 +202,6 @@ uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, u
 	if (slot == NO_SLOT)
 		return 0;
 	f->slot[part] = slot + 1;
-	for (uint64_t c = first; c < first + n; c++)
-		__atomic_store_n(&f->state[c], UP_SPILL_COMES, __ATOMIC_RELAXED);
 	b->writer[writer].slot = slot;
 	b->writer[writer].lost = 0;
 	*out = (struct spill_copy){ .file = file, .first = first, .count = (uint32_t)n, .slot = slot,
@@ -212,22 +212,21 @@ uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, u
 void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const uint32_t *sum)
 {
 	struct spill_file *f = &b->file[c->file];
-	uint64_t part = c->first / b->slot_chunks, any = 0;
+	uint64_t part = c->first / b->slot_chunks;
+	uint32_t bits = ((1u << c->count) - 1) << c->first % b->slot_chunks;
 	int lost = b->writer[c->writer].lost;
 
 	b->writer[c->writer].slot = NO_SLOT;
-	if (lost || f->serial != c->serial || !f->state || f->slot[part] != c->slot + 1) {
+	if (lost || f->serial != c->serial || !f->valid || f->slot[part] != c->slot + 1) {
 		free_slot(b, c->slot);
 		return;
 	}
-	for (uint32_t i = 0; i < c->count; i++) {
-		f->sum[c->first + i] = sum ? sum[i] : 0;
-		f->copies += !!sum;
-		__atomic_store_n(&f->state[c->first + i], sum ? UP_SPILL_THERE : UP_SPILL_NONE, __ATOMIC_RELAXED);
+	if (sum) {
+		memcpy(f->sum + c->first, sum, c->count * sizeof(*sum));
+		f->copies += c->count;
+		__atomic_store_n(&f->valid[part], (uint16_t)(f->valid[part] | bits), __ATOMIC_RELAXED);
 	}
-	for (uint64_t i = part * b->slot_chunks; i < (part + 1) * b->slot_chunks && i < f->chunks; i++)
-		any |= f->state[i];
-	if (!any) {
+	if (!f->valid[part]) {
 		free_slot(b, c->slot);
 		f->slot[part] = 0;
 	}
@@ -263,10 +262,10 @@ uint64_t spill_books_run(const struct spill_books *b, int file, uint64_t first, 
 	*there = 0;
 	if (!f->copies)
 		return count;
-	*there = f->state[first] == UP_SPILL_THERE;
+	*there = spill_has_copy(b, f, first);
 	if (*there && count > b->slot_chunks - first % b->slot_chunks)
 		count = b->slot_chunks - first % b->slot_chunks;
-	while (n < count && (f->state[first + n] == UP_SPILL_THERE) == *there)
+	while (n < count && spill_has_copy(b, f, first + n) == *there)
 		n++;
 	return n;
 }
@@ -276,7 +275,7 @@ int spill_books_find(const struct spill_books *b, int file, uint64_t first, uint
 	const struct spill_file *f = &b->file[file];
 	uint64_t part = first / b->slot_chunks;
 
-	if (!f->state || !count || !f->slot[part] || count > b->slot_chunks - first % b->slot_chunks)
+	if (!f->valid || !count || !f->slot[part] || count > b->slot_chunks - first % b->slot_chunks)
 		return 0;
 	*out = (struct spill_place){ .file = file, .first = first, .count = (uint32_t)count,
 				     .slot = f->slot[part] - 1, .serial = f->serial };
@@ -289,10 +288,10 @@ int spill_books_has(const struct spill_books *b, const struct spill_place *at)
 {
 	const struct spill_file *f = &b->file[at->file];
 
-	if (!f->state || f->serial != at->serial || f->slot[at->first / b->slot_chunks] != at->slot + 1)
+	if (!f->valid || f->serial != at->serial || f->slot[at->first / b->slot_chunks] != at->slot + 1)
 		return 0;
 	for (uint32_t i = 0; i < at->count; i++)
-		if (f->state[at->first + i] != UP_SPILL_THERE || f->sum[at->first + i] != at->sum[i])
+		if (!spill_has_copy(b, f, at->first + i) || f->sum[at->first + i] != at->sum[i])
 			return 0;
 	return 1;
 }

@@ -21,9 +21,9 @@
 
 struct spill_file {
 	uint64_t chunks;
-	uint8_t *state;  /* up_spill_state of each chunk; NULL: no such file */
-	uint32_t *sum;   /* of each chunk */
+	uint16_t *valid; /* of each part: a bit for each chunk that has a copy; NULL: no such file */
 	uint32_t *slot;  /* 1 + that of each part; 0: none */
+	uint32_t *sum;   /* of each chunk */
 	uint32_t serial; /* of its books: what was begun by others is void */
 	uint64_t copies; /* chunks */
 };
@@ -101,6 +101,11 @@ struct spill {
 	struct spill_trial trial;
 	struct spill_errors errors;
 };
+
+static inline int spill_has_copy(const struct spill_books *b, const struct spill_file *f, uint64_t chunk)
+{
+	return f->valid[chunk / b->slot_chunks] >> chunk % b->slot_chunks & 1;
+}
 
 /* --- spill_books.c: all but spill_file_make() with the lock --- */
 void spill_books_begin(struct spill_books *b, uint32_t slot_chunks);

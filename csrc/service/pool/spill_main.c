@@ -114,9 +114,14 @@ void spill_forget_file(struct spill *s, int file)
 	pthread_mutex_unlock(&s->lock);
 }
 
-const uint8_t *spill_states(struct spill *s, int file)
+const uint16_t *spill_copies(const struct spill *s, int file)
 {
-	return s->books.file[file].state;
+	return __atomic_load_n(&s->books.file[file].valid, __ATOMIC_ACQUIRE);
+}
+
+uint32_t spill_slot_chunks(const struct spill *s)
+{
+	return s->books.slot_chunks;
 }
 
 void spill_count_file(struct spill *s, int file, struct up_pool_file_counts *out)

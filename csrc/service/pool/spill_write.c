@@ -182,10 +182,10 @@ void spill_chunks_left(struct spill *s, int file, uint64_t first, uint64_t count
 	const struct spill_file *f = &s->books.file[file];
 
 	pthread_mutex_lock(&s->lock);
-	for (uint64_t c = first; spill_is_on(s) && !w->full && f->state && c < first + count; c++) {
+	for (uint64_t c = first; spill_is_on(s) && !w->full && f->valid && c < first + count; c++) {
 		int room = spill_books_has_room(&s->books, file, c);
 
-		if (f->state[c] == UP_SPILL_THERE)
+		if (spill_has_copy(&s->books, f, c))
 			continue;
 		*(room ? &w->dropped_bytes : &w->refused_bytes) += s->chunk_bytes;
 		w->file[file].dropped_bytes += room ? s->chunk_bytes : 0;

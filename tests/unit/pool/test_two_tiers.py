@@ -31,6 +31,19 @@ def residents(blocks: list[int], touched: list[int], copied: list[bool] | None) 
     )  # fmt: skip
 
 
+def copies(mask: np.ndarray) -> uffd_pool.DiskCopies:
+    return uffd_pool.DiskCopies(np.packbits(mask, bitorder="little").view(np.uint16), 16, len(mask))
+
+
+@pytest.mark.parametrize("chunks, per_word", [(64, 16), (35, 16), (5, 1)])
+def test_a_bit_a_chunk_says_which_have_a_copy(chunks: int, per_word: int) -> None:
+    words: np.ndarray = np.zeros(-(-chunks // per_word), np.uint16)
+    for chunk in (1, 3, chunks - 1):
+        words[chunk // per_word] |= 1 << chunk % per_word
+    mask = uffd_pool.DiskCopies(words, per_word, chunks).mask()
+    assert len(mask) == chunks and np.flatnonzero(mask).tolist() == [1, 3, chunks - 1]
+
+
 def test_those_with_a_copy_go_first_and_then_the_others_as_ever() -> None:
     rows = residents([0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [False, True, False, True, False])
     policy = LRU()
@@ -105,9 +118,9 @@ def test_the_list_of_victims_is_of_both_tiers(has_room: bool) -> None:
     pool, told = pool_of(4 << 20, "lru")
     pool.victims.plan([])
     alone = len(told)
-    spilled = np.zeros(64, np.uint8)
-    spilled[10:40] = uffd_pool.SPILLED
-    pool.files.spilled[3] = spilled
+    spilled: np.ndarray = np.zeros(64, bool)
+    spilled[10:40] = True
+    pool.files.spilled[3] = copies(spilled)
     pool.victims._disk = SimpleNamespace(has_room=has_room, free=lambda *_: 0)
     pool.victims.plan([])
     assert [chunk for _, chunk, _ in told][:2] == ([0, 1] if has_room else [10, 11])
@@ -124,7 +137,7 @@ def test_a_full_disk_has_room_again_when_a_files_break_has_expired(evict: str) -
     state[0] = uffd_pool.PRESENT
     old = PoolFile(native, 4, -1, 64 << 10, state.astype(np.uint8), touched, *others)  # type: ignore[arg-type]
     by_number[4] = SimpleNamespace(pooled=old, size_bytes=4 << 20)  # type: ignore[assignment]
-    pool.files.spilled = {3: np.zeros(64, np.uint8), 4: np.full(64, uffd_pool.SPILLED, np.uint8)}
+    pool.files.spilled = {3: copies(np.zeros(64, bool)), 4: copies(np.ones(64, bool))}
 
     def free(number: int, size_bytes: int) -> int:
         freed.append((number, size_bytes))
