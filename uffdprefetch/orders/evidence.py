@@ -32,7 +32,8 @@ WINDOWS = (64, 256, 1024)
 OTHERS = 256
 #: Samples read, and perhaps read ahead, that are excluded from the comparison.
 KNOWN_MAX = 1 << 14
-#: Samples read after which, where no hypothesis fits, the search ends.
+#: Samples read after which the search ends where no hypothesis fits, and one that is not proven is
+#: not waited for.
 ENOUGH_SAMPLES = 64
 #: Hypotheses compared pairwise at most (quadratic).
 RIVALS_MAX = 16
@@ -123,7 +124,7 @@ def _chosen(
     holding = [each for each in predictions if each.seen(evidence).holds]
     proven = [each for each in holding if each.proof(evidence) >= CERTAIN]
     if proven:
-        return _among(proven, holding, evidence)
+        return _among(proven, holding, evidence, samples)
     if holding:
         return HypothesisChoice((), _unproven(holding, evidence, file), False)
     return _none(predictions, evidence, samples, file)
@@ -133,10 +134,18 @@ def _chosen(
 
 
 def _among(
-    proven: list[Prediction], holding: list[Prediction], evidence: ResidencyEvidence
+    proven: list[Prediction],
+    holding: list[Prediction],
+    evidence: ResidencyEvidence,
+    samples: int,
 ) -> HypothesisChoice:
     """Those proven whichever of the others is true: one may hold only because its records are
-    nearly those of the true one."""
+    nearly those of the true one.
+
+    One that is not proven may be a second record of each sample. It is waited for until so many
+    ``samples`` have been read that it would be proven, too: small records between those of the
+    samples are mapped with them, and are neither proven nor refuted.
+    """
     if len(holding) > RIVALS_MAX:
         return HypothesisChoice((), f"{len(holding)} ways look true: too many to tell apart", False)
     numbers = range(len(holding))
@@ -144,7 +153,8 @@ def _among(
     better, refutes = _compared(holding, evidence)
     beaten = {j for i, j in refutes if i in sure and (j, i) not in better}
     remaining = [i for i in numbers if i not in beaten]
-    for i in remaining:
+    needed = sure if samples >= ENOUGH_SAMPLES else set(numbers)
+    for i in needed.intersection(remaining):
         for j in remaining:
             if i != j and (i, j) not in better:
                 names = f"{holding[i].hypothesis.name}, or {holding[j].hypothesis.name}"

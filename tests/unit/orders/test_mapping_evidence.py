@@ -13,9 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from conftest import warnings_fail
-from mapping_readers import Readers, byte_keys, ints, lmdb_index, plain_index, texts
+from mapping_readers import (
+    PAGE,
+    Readers,
+    byte_keys,
+    ints,
+    keys_of,
+    lmdb_index,
+    plain_index,
+    texts,
+)
 
 from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.formats.places import Listed, RecordPlaces, one_part
 from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
 from uffdprefetch.orders.mapping import Hypothesis, HypothesisChoice, KeyList, choose, hypotheses
 from uffdprefetch.orders.residency_evidence import (
@@ -213,6 +223,40 @@ def test_the_file_without_keys_is_proven_by_what_is_touched() -> None:
     assert choice.why == (
         "record number = sample number: 8 of 8 records of samples that were read are mapped"
     )
+
+
+def test_small_records_that_lie_between_the_samples_hold_up_nothing() -> None:
+    """Descriptions in pages all over the file are mapped with what surrounds them: not all of them,
+    and no more of those of the samples read than of others."""
+    chance = random.Random(8)
+    names = [b"%08x" % chance.getrandbits(32) for _ in range(400)]
+    made: list[tuple[bytes, int, int]] = []
+    at = 2 * PAGE
+    for first in range(0, len(names), 50):
+        described = range(first, first + 50)
+        made += [(b"~%04d" % i, at + 80 * (i - first), 73) for i in described]
+        at += PAGE
+        for name in names[first : first + 50]:
+            made.append((name, at + 16, chance.randrange(30 * KIB, 60 * KIB)))
+            at += -(-(made[-1][2] + 16) // PAGE) * PAGE
+    made.sort()
+    keys, starts, lengths = zip(*made, strict=True)
+    places = RecordPlaces(
+        one_part(len(made)), [Listed(np.array(starts, np.int64), np.array(lengths, np.uint32))]
+    )
+    index = RecordIndex("lmdb", at, places, keys_of(keys))
+    case = Case(index, [byte_keys("samples", names)], [[name] for name in names])
+    order = np.random.default_rng(2).permutation(400)
+    readers = Readers(index)
+    readers.read(np.array(sorted(case.truth(order[:96]))))
+    for page in (starts[i] // PAGE for i in range(len(made)) if keys[i].startswith(b"~")):
+        readers.mapped[page] = True
+    found = hypotheses(index, 400, case.lists, order[:64])
+    assert len(found) > 1
+    choice = choose(index, found, order[: ENOUGH_SAMPLES - 1], readers.present, "a.lmdb")
+    assert not choice.decided and "do not tell" in choice.why
+    choice = choose(index, found, order[:96], readers.present, "a.lmdb")
+    assert [each.name for each in choice.hypotheses] == ["keys from .samples"]
 
 
 # ---- not yet ------------------------------------------------------------------------------------
