@@ -1,53 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache hits of a sequence of accesses by eviction policy. Pure.
+"""Where a sequence of accesses finds its items: in memory, or on the disks below it. Pure.
 
-Items have sizes; an item larger than the cache is never kept. Belady's rule ([Belady]) is optimal
+Items have sizes; an item larger than memory is never kept. Belady's rule ([Belady]) is optimal
 for items of one size, and nearly so for similar sizes.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
+from uffdprefetch.sim.evict_rules import EVICT, Group
+
 NEVER = 1 << 62
+#: Key of a next use that is not known: later than any that is, that of the newest the latest.
+UNKNOWN = 1 << 61
 
 
 def hits(items: np.ndarray, sizes: np.ndarray, capacity: float, evict: str) -> np.ndarray:
-    """(len(items),) bool. ``sizes`` is by item, in the unit of ``capacity``.
+    """(len(items),) bool: :func:`tiers` of memory alone."""
+    return tiers(items, sizes, [capacity], evict) > 0
 
-    evict: "lru" the least recently used; "cyclic" the item that a reader going round all items in
-    order reaches last; "belady" the one whose next use is farthest.
+
+def tiers(
+    items: np.ndarray,
+    sizes: np.ndarray,
+    capacities: Sequence[float],
+    evict: str,
+    epochs: Sequence[int] = (0,),
+) -> np.ndarray:
+    """(len(items),) int8: 0 where an access finds its item nowhere, 1 in memory, 2, 3, ... on that
+    disk. ``sizes`` is by item, in the unit of ``capacities``: of memory and of each disk.
+
+    What leaves memory is copied to the first disk that has room. The copy stays when the item comes
+    back. Once the disks are full nothing goes there, and of what may leave memory that with a copy
+    leaves first (csrc/service/pool/spill.c, pool/eviction.copied_first).
+
+    evict: "lru" the least recently used, "newest" the most recently used; "cyclic" the item that a
+    reader going round all items in order reaches last; "belady" the one whose next use is farthest;
+    "planned" by Belady's rule within each of the ``epochs`` (their first accesses), of what is not
+    used again in it the newest.
     """
-    if len(items) and sizes[np.unique(items)].sum() <= capacity:
+    if len(items) and sizes[np.unique(items)].sum() <= capacities[0]:
         # All of it fits: every access but the first.
-        found: np.ndarray = np.ones(len(items), bool)
-        found[np.unique(items, return_index=True)[1]] = False
+        found: np.ndarray = np.ones(len(items), np.int8)
+        found[np.unique(items, return_index=True)[1]] = 0
         return found
-    return EVICT[evict](items, sizes, capacity)
-
-
-def _lru(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
-    found: np.ndarray = np.zeros(len(items), bool)
-    kept: OrderedDict[int, float] = OrderedDict()
-    used = 0.0
-    size_of = sizes.tolist()
-    for at, item in enumerate(items.tolist()):
-        if item in kept:
-            kept.move_to_end(item)
-            found[at] = True
-            continue
-        size = size_of[item]
-        if size > capacity:
-            continue
-        kept[item] = size
-        used += size
-        while used > capacity:
-            used -= kept.popitem(last=False)[1]
-    return found
+    return _Tiers(items, sizes, capacities, evict, epochs).run()
 
 
 def next_uses(items: np.ndarray) -> np.ndarray:
@@ -59,102 +59,87 @@ def next_uses(items: np.ndarray) -> np.ndarray:
     return following
 
 
-def _belady(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
-    found: np.ndarray = np.zeros(len(items), bool)
-    next_use: dict[int, int] = {}  # of what is kept
-    farthest: list[tuple[int, int]] = []  # heap of (-next use, item); old entries stay
-    used = 0.0
-    size_of = sizes.tolist()
-    for at, (item, following) in enumerate(
-        zip(items.tolist(), next_uses(items).tolist(), strict=True)
-    ):
-        size = size_of[item]
-        if item in next_use:
-            found[at] = True
-        elif following == NEVER or size > capacity:
-            continue  # never used again: not kept
-        else:
-            used += size
-        next_use[item] = following
-        heapq.heappush(farthest, (-following, item))
-        while used > capacity:
-            negative, victim = heapq.heappop(farthest)
-            if next_use.get(victim) == -negative:
-                del next_use[victim]
-                used -= size_of[victim]
-    return found
+class _Tiers:
+    """One sequence of accesses."""
 
+    def __init__(
+        self,
+        items: np.ndarray,
+        sizes: np.ndarray,
+        capacities: Sequence[float],
+        evict: str,
+        epochs: Sequence[int],
+    ) -> None:
+        self._items, self._sizes = items, sizes.tolist()
+        self._capacity, self._room = capacities[0], list(capacities[1:])
+        self._clairvoyant = evict == "belady"
+        by_use = evict in ("belady", "planned")
+        #: Of "planned": first accesses of the epochs, with an end.
+        self._epochs = [*epochs, NEVER] if evict == "planned" else [0, NEVER]
+        self._following = next_uses(items).tolist() if by_use else []
+        self._copies: dict[int, int] = {}  # item -> its disk
+        self._memory = EVICT[evict](int(items.max(initial=0)) + 1)
+        #: Once the disks are full: what of memory has a copy there, which leaves first.
+        self._copied: Group | None = None
+        self._used = 0.0
 
-class Numbers:
-    """A set of numbers below ``end`` with predecessor search.
+    def run(self) -> np.ndarray:
+        """See tiers()."""
+        found: np.ndarray = np.zeros(len(self._items), np.int8)
+        number = 0
+        for at, item in enumerate(self._items.tolist()):
+            if at >= self._epochs[number + 1]:
+                number += 1
+                self._begin_epoch(self._epochs[number + 1])
+            found[at] = self._access(at, item, self._epochs[number + 1])
+        return found
 
-    A bitmap in words of 64 bits, and bitmaps of its non-empty words above it.
-    """
+    def _access(self, at: int, item: int, end: int) -> int:
+        group = self._memory
+        if self._copied is not None and item in self._copies:
+            group = self._copied
+        if item in group:
+            group.use(item, self._key(at, end))
+            return 1
+        source = self._copies.get(item, 0)
+        if self._sizes[item] <= self._capacity and not self._is_last(at):
+            group.use(item, self._key(at, end))
+            self._used += self._sizes[item]
+            while self._used > self._capacity:
+                self._evict(item)
+        return source
 
-    def __init__(self, end: int) -> None:
-        self.levels = []
-        while True:
-            end = (end >> 6) + 1  # so that below(end) is valid
-            self.levels.append([0] * end)
-            if end <= 1:
-                break
+    def _is_last(self, at: int) -> bool:
+        """Whether it is known to be never used again: it is not kept."""
+        return self._clairvoyant and self._following[at] == NEVER
 
-    def add(self, number: int) -> None:
-        for words in self.levels:
-            words[number >> 6] |= 1 << (number & 63)
-            number >>= 6
+    def _key(self, at: int, end: int) -> int:
+        """When the item used at ``at`` will be used again, as far as that is known by then;
+        ``end``: of the epoch."""
+        if not self._following:
+            return at
+        following: int = self._following[at]
+        return following if following < end or self._clairvoyant else UNKNOWN + at
 
-    def remove(self, number: int) -> None:
-        for words in self.levels:
-            words[number >> 6] &= ~(1 << (number & 63))
-            if words[number >> 6]:
-                break
-            number >>= 6
+    def _begin_epoch(self, end: int) -> None:
+        """Its order is known from now on."""
+        for group in filter(None, (self._memory, self._copied)):
+            for item, key in group.items():
+                if key >= UNKNOWN:
+                    group.use(item, self._key(key - UNKNOWN, end))
 
-    def below(self, number: int) -> int:
-        """The greatest member less than ``number``; -1 if there is none."""
-        for height, words in enumerate(self.levels):
-            word = words[number >> 6] if number >> 6 < len(words) else 0
-            word &= (1 << (number & 63)) - 1
-            if word:
-                number = (number >> 6 << 6) + word.bit_length() - 1
-                for lower in reversed(self.levels[:height]):
-                    number = (number << 6) + lower[number].bit_length() - 1
-                return number
-            number >>= 6
-        return -1
-
-
-def _cyclic(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
-    found: np.ndarray = np.zeros(len(items), bool)
-    end = int(items.max(initial=0)) + 1
-    kept = Numbers(end)
-    inside = bytearray(end)
-    used = 0.0
-    size_of = sizes.tolist()
-    for at, item in enumerate(items.tolist()):
-        if inside[item]:
-            found[at] = True
-            continue
-        size = size_of[item]
-        if size > capacity:
-            continue
-        while used + size > capacity:
-            # From ``item`` on the one just below it is reached last.
-            victim = kept.below(item)
-            if victim < 0:
-                victim = kept.below(end)
-            kept.remove(victim)
-            inside[victim] = 0
-            used -= size_of[victim]
-        kept.add(item)
-        inside[item] = 1
-        used += size
-    return found
-
-
-EVICT: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
-    "cyclic": _cyclic,
-    "lru": _lru,
-    "belady": _belady,
-}
+    def _evict(self, coming: int) -> None:
+        """One item leaves memory; ``coming``: that for which."""
+        group = self._copied or self._memory
+        victim, key = group.first(coming)
+        size = self._sizes[victim]
+        may_be_copied = self._room and self._copied is None and victim not in self._copies
+        if may_be_copied and key < NEVER:
+            disk = next((j for j, room in enumerate(self._room) if size <= room), None)
+            if disk is None:  # full: what has a copy goes in its place
+                self._copied = group.parted(self._copies)
+                return
+            self._room[disk] -= size
+            self._copies[victim] = disk + 2
+        group.remove(victim)
+        self._used -= size

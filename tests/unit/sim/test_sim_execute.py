@@ -46,6 +46,8 @@ EVERY: list[LoadingPolicy] = [
     KnownOrderPool("lru"),
     KnownOrderPool("cyclic"),
     KnownOrderPool("belady"),
+    KnownOrderPool("planned"),
+    KnownOrderPool("newest"),
     ClusterPool(),
     ClusterPool("frequency", "sample"),
 ]
@@ -391,6 +393,37 @@ def test_our_pools_need_a_class_beside_the_staging_buffer() -> None:
     for policy in (KnownOrderPool(), ClusterPool(), KnownOrderCache()):
         with pytest.raises(CannotRun, match="no storage class"):
             outcome(policy, bare, workload())
+
+
+def with_disk(ram: float, disk: float, rate: float = 4000.0, N: int = 1) -> System:
+    classes = [storage("staging", 100, RAM), storage("RAM", ram, RAM), storage("disk", disk, rate)]
+    return replace(system(N=N), classes=classes)
+
+
+@pytest.mark.parametrize("evict", ["cyclic", "planned", "newest"])
+def test_what_leaves_the_pools_memory_comes_back_from_the_nodes_disk(evict: str) -> None:
+    order = "sequential" if evict == "cyclic" else "shuffled"
+    work = workload(F=600, E=4, B=20, scheme="whole", order=order)
+    sizes = (150.0, 0.0), (150.0, 470.0), (150.0, 240.0)
+    alone, large, small = (outcome(KnownOrderPool(evict), with_disk(*s), work) for s in sizes)
+    assert alone.pfs_mb == pytest.approx(work.S * (1 + 3 * 0.75), rel=0.02)
+    assert large.pfs_mb == pytest.approx(work.S, rel=0.01) and large.read_mb[2] > 2.1 * work.S
+    least = work.S + 3 * (work.S - 150 - 240)  # what neither can hold, in each epoch
+    assert least <= small.pfs_mb < least + 3 * 0.1 * work.S
+    slow = outcome(KnownOrderPool(evict), with_disk(150.0, 470.0, 50.0), work)
+    assert slow.pfs_mb == alone.pfs_mb and slow.read_mb[2] == 0
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "whole"])
+def test_what_a_cluster_does_not_keep_comes_back_from_each_nodes_own_disk(scheme: str) -> None:
+    work = workload(F=600, E=4, B=20, scheme=scheme)
+    without, having = (
+        outcome(ClusterPool(), with_disk(60.0, disk, N=4), work) for disk in (0.0, 600.0)
+    )
+    # a quarter of what a node reads in an epoch it has read in the one before
+    assert having.pfs_mb < (0.8 if scheme == "uniform" else 0.5) * without.pfs_mb
+    assert having.read_mb[2] > 0
+    assert having.read_mb[1] == pytest.approx(without.read_mb[1], rel=0.05)
 
 
 @pytest.mark.parametrize("scheme", ["uniform", "whole"])

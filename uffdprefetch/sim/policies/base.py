@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from uffdprefetch.sim import caches
 from uffdprefetch.sim.model import System
 from uffdprefetch.sim.plan import LoadingPlan
 from uffdprefetch.sim.workload import Workload
+
+#: Ratio by which the shared file system must be faster to be preferred to a node's disk, or to
+#: another node (csrc/service/pool/spill.c, net/fetch.c).
+FAVOUR = 1.25
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,30 @@ class LoadingPolicy(ABC):
 def whole_order(workload: Workload, nodes: int) -> np.ndarray:
     """(E T, N, b): all epochs."""
     return np.concatenate(list(workload.epochs(nodes)))
+
+
+def disks_mb(system: System) -> list[float]:
+    """Capacities of the classes below memory, as the disk tier of a pool has them (`--spill`):
+    nothing of one than which the file system is faster."""
+    least = FAVOUR * float(system.pfs(system.N))
+    return [
+        one.d if system.local(j, 1) <= least else 0.0 for j, one in enumerate(system.classes[2:], 2)
+    ]
+
+
+def tiers_of(
+    mine: np.ndarray,
+    among: np.ndarray,
+    workload: Workload,
+    evict: str,
+    capacities_mb: Sequence[float],
+) -> np.ndarray:
+    """Where a node finds those of its accesses (``mine``: (batches, b), as whole_order()) that a
+    mask has: caches.tiers()."""
+    before = np.append(0, np.cumsum(among.sum(axis=1)))
+    epochs = before[: -1 : workload.T].tolist()
+    found: np.ndarray = caches.tiers(mine[among], workload.sizes, capacities_mb, evict, epochs)
+    return found
 
 
 def preload_seconds(system: System, mb: np.ndarray, clients: int | None = None) -> float:

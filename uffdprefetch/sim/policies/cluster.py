@@ -11,11 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES, Home, Word, keep_bytes
-from uffdprefetch.sim import caches
+from uffdprefetch.sim.evict_rules import EVICT
 from uffdprefetch.sim.model import System
 from uffdprefetch.sim.outcome import PFS
 from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
-from uffdprefetch.sim.policies.base import LoadingPolicy, whole_order
+from uffdprefetch.sim.policies.base import (
+    FAVOUR,
+    LoadingPolicy,
+    disks_mb,
+    tiers_of,
+    whole_order,
+)
 from uffdprefetch.sim.workload import NONE, Workload
 
 MB = 1_000_000
@@ -24,9 +30,6 @@ BLOCK_MB = BLOCK_BYTES / MB
 #: node's readers come to blocks that others keep where more than 1 / PART of the last WALK blocks
 #: are such.
 STEP, WALK, PART = 4, 16, 4
-#: Ratio, as there, by which the shared file system must be faster than another node to be
-#: preferred.
-FAVOUR = 1.25
 #: Most nodes whose questions about a block are simulated: more change nothing.
 ASKERS = 16
 PLACEMENTS = ("home", "frequency")
@@ -116,7 +119,8 @@ def most_frequent(
 @dataclass(frozen=True)
 class ClusterPool(LoadingPolicy):
     """Each byte once per cluster: who asks first for a block of 4 MiB keeps it (class 1, less a
-    reserve), and where all read the same they take turns (`--engine pool --cluster`)."""
+    reserve), and where all read the same they take turns (`--engine pool --cluster`). What a node
+    does not keep for others goes from memory to its own disk (the other classes; `--spill`)."""
 
     placement: str = "home"  # or "frequency": who reads it most often, as HDMLP has it
     unit: str = "block"  # of frequency: or "sample"
@@ -126,7 +130,7 @@ class ClusterPool(LoadingPolicy):
         for name, value, values in (
             ("placement", self.placement, PLACEMENTS),
             ("unit", self.unit, UNITS),
-            ("evict", self.evict, tuple(caches.EVICT)),
+            ("evict", self.evict, tuple(EVICT)),
         ):
             if value not in values:
                 raise ValueError(f"{name}: {value!r} is none of {', '.join(values)}")
@@ -172,10 +176,9 @@ class ClusterPool(LoadingPolicy):
             mine = order[:, node]
             far = (mine >= 0) & (of[:, node] != node)
             place = source[:, node]
-            kept = caches.hits(mine[far], workload.sizes, float(capacity[node]), self.evict)
-            there = place[far]
-            there[kept] = own
-            place[far] = there
+            tiers = [float(capacity[node]), *disks_mb(system)]
+            found = tiers_of(mine, far, workload, self.evict, tiers)
+            place[far] = np.where(found > 0, found, place[far])
         return source
 
     @staticmethod

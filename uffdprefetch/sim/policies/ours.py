@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from uffdprefetch.sim import caches
+from uffdprefetch.sim.evict_rules import EVICT
 from uffdprefetch.sim.model import System
 from uffdprefetch.sim.plan import CannotRun, LoadingPlan, Phase
-from uffdprefetch.sim.policies.base import LoadingPolicy, whole_order
+from uffdprefetch.sim.policies.base import LoadingPolicy, disks_mb, tiers_of, whole_order
 from uffdprefetch.sim.workload import Workload
 
 #: Share of samples within their reader's window from which windows apply, else demand reads.
@@ -24,16 +25,18 @@ def _memory_mb(system: System) -> float:
     return system.classes[1].d
 
 
-def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) -> np.ndarray:
-    """The sources of all accesses, int8 as ``order``: 1 where the node still has it, else 0."""
+def _kept(
+    order: np.ndarray, workload: Workload, evict: str, capacities_mb: Sequence[float]
+) -> np.ndarray:
+    """The sources of all accesses, int8 as ``order``: the class in which the node still has it, 0
+    for none. ``capacities_mb``: of its memory and of each disk."""
     source = np.zeros(order.shape, np.int8)
-    if capacity_mb <= 0:
+    if capacities_mb[0] <= 0:
         return source  # not even empty samples
     for node in range(order.shape[1]):
         mine = order[:, node]
-        real = mine >= 0
         place = np.zeros(mine.shape, np.int8)
-        place[real] = caches.hits(mine[real], sizes, capacity_mb, evict)
+        place[mine >= 0] = tiers_of(mine, mine >= 0, workload, evict, capacities_mb)
         source[:, node] = place
     return source
 
@@ -48,7 +51,7 @@ class FixedWindowPolicy(LoadingPolicy):
     def plan(self, system: System, workload: Workload) -> LoadingPlan:
         order = whole_order(workload, system.N)
         cache_mb = system.classes[1].d if system.J else 0.0
-        source = _kept(order, workload.sizes, "lru", cache_mb)
+        source = _kept(order, workload, "lru", [cache_mb])
         starts: np.ndarray = np.append(0.0, np.cumsum(workload.sizes))
         gap = self._gaps(order, starts)
         followed = (order >= 0) & (gap >= 0) & (gap <= self.size_mb)
@@ -82,21 +85,23 @@ class KnownOrderCache(LoadingPolicy):
     lru."""
 
     def plan(self, system: System, workload: Workload) -> LoadingPlan:
-        return KnownOrderPool("lru").plan(system, workload)
+        order = whole_order(workload, system.N)
+        source = _kept(order, workload, "lru", [_memory_mb(system)])
+        return LoadingPlan([Phase(order, "staged", source=source)])
 
 
 @dataclass(frozen=True)
 class KnownOrderPool(LoadingPolicy):
-    """Known orders with a pool in each node's memory (class 1) that evicts by cyclic, lru or
-    belady."""
+    """Known orders with a pool in each node's memory (class 1) that evicts by cyclic, lru, newest,
+    planned or belady, and a disk below it (the other classes; `--spill`)."""
 
     evict: str = "belady"
 
     def __post_init__(self) -> None:
-        if self.evict not in caches.EVICT:
-            raise ValueError(f"evict: {self.evict!r} is none of {', '.join(caches.EVICT)}")
+        if self.evict not in EVICT:
+            raise ValueError(f"evict: {self.evict!r} is none of {', '.join(EVICT)}")
 
     def plan(self, system: System, workload: Workload) -> LoadingPlan:
         order = whole_order(workload, system.N)
-        source = _kept(order, workload.sizes, self.evict, _memory_mb(system))
+        source = _kept(order, workload, self.evict, [_memory_mb(system), *disks_mb(system)])
         return LoadingPlan([Phase(order, "staged", source=source)])

@@ -10,7 +10,7 @@ from collections import OrderedDict
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.sim.caches import Numbers
+from uffdprefetch.sim.evict_rules import Numbers
 from uffdprefetch.sim.replay.demand import Demand
 
 #: The unit of eviction: the pool's chunk, 64 KiB.
