@@ -2,7 +2,7 @@
 """Simulates the hits of an eviction policy in a pool of a given number of blocks.
 
 For tests, and for the bench to compare measurements with: :func:`belady_hits` is the optimum of all
-demand-paging policies ([Belady]; Mattson et al. 1970).
+demand-paging policies ([Belady]; Mattson et al. 1970), :func:`tier_hits` that of memory and a disk.
 """
 
 from __future__ import annotations
@@ -209,3 +209,11 @@ def belady_hits(accesses: Accesses | np.ndarray, capacity: int) -> np.ndarray:
         resident[block] = use
         heapq.heappush(heap, (-use, block))
     return hits
+
+
+def tier_hits(accesses: Accesses, memory: int, disk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hits per epoch of the optimum of two tiers, of so many blocks each: (in memory, on the disk).
+    What a smaller cache holds by Belady's rule a larger one holds, too (it is a stack algorithm;
+    Mattson et al. 1970): memory and both together are as good as can be at the same time."""
+    inside = belady_hits(accesses, memory)
+    return inside, belady_hits(accesses, memory + disk) - inside

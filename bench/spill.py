@@ -26,10 +26,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 from pool_cgroup import memory_group
 from pool_cgroup import why_not as why_no_cgroup
+from pool_replay import interleave, tier_hits
 from render import markdown_table
 from reports import ROOT, a_line_for_errors, command, conditions, save
+from spill_job import records_in_order
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_size
@@ -44,7 +47,10 @@ SLACK_BYTES = 256 << 20
 #: The disk's part of the data, by variant; None: there is no disk.
 DISKS: dict[str, float | None] = {
     "plain": None, "pool": None, "disk 1.0": 1.0, "disk 0.65": 0.65, "disk 0.4": 0.4,
+    "memory": None,
 }  # fmt: skip
+#: Memory's part of the data; of "memory" all of it, and of what the pool itself takes.
+MEMORY = 0.25
 Run = dict[str, Any]
 
 
@@ -57,18 +63,18 @@ class Setting:
     disk: Path
     size_bytes: int
     epochs: int
+    compute_seconds: float  # on each record
 
-    @property
-    def budget_bytes(self) -> int:
-        """A quarter of the data."""
-        return self.size_bytes // 4
+    def budget_bytes(self, variant: str) -> int:
+        """Of the pool."""
+        return 2 * self.size_bytes if variant == "memory" else int(self.size_bytes * MEMORY)
 
     def words(self, variant: str, order: str) -> list[str]:
         """The command of one run."""
         job = [
             sys.executable, str(ROOT / "bench" / "spill_job.py"), str(self.bed.path("data")),
             str(self.scratch / "sums"), f"--record={RECORD_BYTES}", f"--epochs={self.epochs}",
-            "--order", order,
+            "--order", order, f"--compute={self.compute_seconds}",
         ]  # fmt: skip
         if variant == "plain":
             return job
@@ -82,7 +88,7 @@ class Setting:
         return [
             *wrap_command(
                 "-f", "-o", str(self.scratch / "tool"), "--engine", "pool",
-                "--budget", str(self.budget_bytes), *spill,
+                "--budget", str(self.budget_bytes(variant)), *spill,
             ),
             *job,
         ]  # fmt: skip
@@ -116,7 +122,7 @@ def measure(setting: Setting, variant: str, order: str) -> Run:
     (setting.scratch / "tool.summary.json").unlink(missing_ok=True)
     lines: list[Run] = []
     before = 0
-    with _group(setting.budget_bytes + SLACK_BYTES) as group:
+    with _group(setting.budget_bytes(variant) + SLACK_BYTES) as group:
         words = setting.words(variant, order)
         process = subprocess.Popen(
             group.joined(words) if group else words, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -139,6 +145,24 @@ def measure(setting: Setting, variant: str, order: str) -> Run:
     return run
 
 
+def optimum(size_bytes: int, epochs: int, order: str, share: float) -> list[float]:
+    """Of the data, what each epoch reads at the least where memory and disk hold this share of it:
+    by who knows all epochs."""
+    count = size_bytes // RECORD_BYTES
+    walk = [np.array(records_in_order(count, epoch, order)) for epoch in range(epochs)]
+    memory = int(MEMORY * count)
+    found = sum(tier_hits(interleave([walk]), memory, int(share * count) - memory))
+    return [1 - hits / count for hits in found.tolist()]
+
+
+def _least(report: Run, run: Run) -> str:
+    if run["variant"] not in DISKS or run["variant"] in ("plain", "memory"):
+        return ""
+    share = min(1.0, MEMORY + (DISKS[run["variant"]] or 0.0))
+    least = optimum(report["size_bytes"], len(run["epochs"]), run["order"], share)
+    return " ".join(f"{each:.2f}" for each in least)
+
+
 def table(report: Run) -> str:
     """By order and variant: seconds, the share of the data that each epoch read from storage."""
     size = report["size_bytes"]
@@ -150,6 +174,7 @@ def table(report: Run) -> str:
             run["order"], run["variant"],
             " ".join(f"{epoch['seconds']:.1f}" for epoch in run["epochs"]),
             " ".join(f"{epoch['storage_bytes'] / size:.2f}" for epoch in run["epochs"]),
+            _least(report, run),
             " ".join(f"{epoch['most_ms']:.0f}" for epoch in run["epochs"]),
             f"{spill.get('written_bytes', 0) / size:.2f}",
             f"{spill.get('read_bytes', 0) / size:.2f}",
@@ -157,8 +182,8 @@ def table(report: Run) -> str:
             "" if cpu is None else f"{cpu:.2f}",
         ])  # fmt: skip
     heads = [
-        "order", "variant", "seconds by epoch", "of the data from storage", "longest wait, ms",
-        "written", "read from disk", "not in time", "CPU s",
+        "order", "variant", "seconds by epoch", "of the data from storage", "the least",
+        "longest wait, ms", "written", "read from disk", "not in time", "CPU s",
     ]  # fmt: skip
     return markdown_table(heads, rows)
 
@@ -172,7 +197,8 @@ def main(words: Sequence[str]) -> int:
     add("--disk", type=Path, default=Path(tempfile.gettempdir()), help="where the tier is")
     add("--bandwidth", type=int, default=300_000_000)
     add("--latency-us", type=int, default=1000)
-    add("--only", default=",".join(DISKS), help="variants, with commas")
+    add("--compute-us", type=float, default=0, help="the job computes so long on each record")
+    add("--only", default=",".join(list(DISKS)[:-1]), help="variants, with commas")
     add("--orders", default=",".join(ORDERS), help="with commas")
     add("--rounds", type=int, default=1)
     add("--json", type=Path)
@@ -186,7 +212,9 @@ def main(words: Sequence[str]) -> int:
         source.mkdir()
         make_data(source / "data", Path(scratch) / "sums", args.size)
         with SlowBed(source, bandwidth=args.bandwidth, latency_us=args.latency_us) as bed:
-            setting = Setting(bed, Path(scratch), args.disk, args.size, args.epochs)
+            setting = Setting(
+                bed, Path(scratch), args.disk, args.size, args.epochs, args.compute_us / 1e6
+            )
             for _ in range(args.rounds):
                 for order in args.orders.split(","):
                     for variant in args.only.split(","):

@@ -17,6 +17,14 @@ from pathlib import Path
 from uffdprefetch.plan import announce
 
 
+def records_in_order(count: int, epoch: int, order: str) -> list[int]:
+    """Those of one epoch."""
+    found = list(range(count))
+    if order != "in order":
+        random.Random(epoch).shuffle(found)
+    return found
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Raises SystemExit for a wrong byte."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -25,6 +33,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("sums", type=Path, help="CRC-32 of each record, as C's uint32")
     add("--record", type=int, required=True)
     add("--epochs", type=int, required=True)
+    add("--compute", type=float, default=0.0, help="seconds on each record")
     add("--order", choices=("in order", "known", "unknown"), required=True)
     args = parser.parse_args(words)
     sums = array("I", args.sums.read_bytes())
@@ -32,9 +41,7 @@ def main(words: Sequence[str] | None = None) -> None:
         data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     view = memoryview(data)
     for epoch in range(args.epochs):
-        order = list(range(len(sums)))
-        if args.order != "in order":
-            random.Random(epoch).shuffle(order)
+        order = records_in_order(len(sums), epoch, args.order)
         if args.order == "known":
             ranges = [(i * args.record, (i + 1) * args.record) for i in order]
             announce(args.file, ranges=ranges)
@@ -43,6 +50,8 @@ def main(words: Sequence[str] | None = None) -> None:
             at = time.monotonic()
             found = zlib.crc32(view[i * args.record : (i + 1) * args.record])
             waited.append(time.monotonic() - at)
+            if args.compute:
+                time.sleep(args.compute)
             if found != sums[i]:
                 raise SystemExit(f"WRONG BYTES in record {i} of epoch {epoch}")
         waited.sort()

@@ -14,11 +14,13 @@ import pytest
 from paths import BENCH
 
 from uffdprefetch.pool.eviction import LRU, POLICIES, BlockReader, Cyclic, Policy, Residents
+from uffdprefetch.sim.caches import tiers
+from uffdprefetch.sim.evict_rules import EVICT
 
 sys.path.insert(0, str(BENCH))
 
 from belady import REACH, STRAYS, Belady
-from pool_replay import Accesses, belady_hits, interleave, replay, scan
+from pool_replay import Accesses, belady_hits, interleave, replay, scan, tier_hits
 
 BLOCKS, CAPACITY, EPOCHS = 400, 200, 4
 SEEDS = range(20)
@@ -85,6 +87,24 @@ def test_belady_hits_as_much_as_exhaustive_search(seed: int) -> None:
     assert replay(accesses, capacity, policy, behind=0).sum() == best
     for other in (LRU, Cyclic):
         assert replay(accesses, capacity, other, behind=0).sum() <= best
+
+
+@pytest.mark.parametrize("order", ["shuffled", "in order"])
+def test_no_rule_of_two_tiers_beats_their_optimum(order: str) -> None:
+    random = np.random.default_rng(3)
+    walk = [random.permutation(400) if order == "shuffled" else np.arange(400) for _ in range(4)]
+    accesses = interleave([walk])
+    inside, below = tier_hits(accesses, 100, 260)
+    assert inside.tolist() == belady_hits(accesses, 100).tolist() and (below >= 0).all()
+    reads = 400 - inside - below
+    assert reads[0] == 400 and (reads[1:] == 40).all()
+    for evict in EVICT:
+        found = tiers(accesses.block, np.ones(400), [100, 260], evict, [0, 400, 800, 1200])
+        missed = (found.reshape(4, 400) == 0).sum(axis=1)
+        assert missed.sum() >= reads.sum()
+        assert ((found == 1).reshape(4, 400).sum(axis=1)).sum() <= inside.sum()
+        if evict != "lru" and (evict != "cyclic" or order == "in order"):
+            assert (missed[2:] <= 40 + 400 * 0.03).all(), evict
 
 
 @pytest.mark.parametrize("seed", range(8))
