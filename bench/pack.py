@@ -205,6 +205,8 @@ def measure(args: argparse.Namespace) -> Report:
         bench = Bench(own, memory, args)
         report["tree_bytes"] = bench.make()
         for name, words in bench.preparing().items():
+            if args.programs and name not in args.programs.split(","):
+                continue
             with bench.bed() as mount:
                 report["prepared"][name] = bench.timed(mount, words)
             told(f"{name}: {report['prepared'][name]['seconds']:.1f} s")
@@ -261,6 +263,7 @@ def _measured(words: Sequence[str]) -> tuple[Report, bool]:
     add("--json", type=Path, required=True, metavar="F")
     add("--files", type=int, default=20_000)
     add("--text", action="store_true", help="files that compress")
+    add("--programs", metavar="LIST", help="of those that prepare, with commas (default: all)")
     add("--workers", type=int, default=8)
     add("--rounds", type=int, default=1)
     add("--batches", type=int, default=0, help="of an epoch (default: all)")

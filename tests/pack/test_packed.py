@@ -136,6 +136,27 @@ def test_it_is_read_in_children_however_they_start(
     assert [data[number] for number in range(len(data))] == expected
 
 
+def test_the_metadata_server_hears_of_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tree(tmp_path / "tree", {b"a/1": b"one", b"a/2": b"two"})
+    packed(tmp_path / "tree", tmp_path / "o.lmdb")
+    data = Packed(tmp_path / "o.lmdb")
+    asked = []
+    real = os.stat
+    monkeypatch.setattr(os, "stat", lambda *args, **more: asked.append(args) or real(*args, **more))
+    assert [data[i] for i in (0, 1, 0)] == [(b"one", 0), (b"two", 0), (b"one", 0)]
+    assert asked == []
+
+
+def test_another_database_at_the_same_path_is_another_data_set(tmp_path: Path) -> None:
+    for value in (b"first", b"second"):
+        write_tree(tmp_path / value.decode(), {b"a/1": value})
+        packed(tmp_path / value.decode(), tmp_path / f"{value.decode()}.lmdb")
+        os.replace(tmp_path / f"{value.decode()}.lmdb" / "data.mdb", tmp_path / "data.mdb")
+        assert Packed(tmp_path)[0] == (value, 0)
+
+
 def test_it_is_pickled_without_what_is_open(tmp_path: Path) -> None:
     make_tree(tmp_path / "tree")
     packed(tmp_path / "tree", tmp_path / "o.lmdb")

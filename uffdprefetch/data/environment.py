@@ -19,6 +19,8 @@ from .layout import META
 _lock = threading.Lock()
 #: (device, inode) of the data file -> process that has opened it, environment, its database META.
 _open: dict[tuple[int, int], tuple[int, Any, Any]] = {}
+#: The data file of each path, as it was opened: whoever reads a record asks no server for it.
+_files: dict[str, tuple[int, int]] = {}
 
 
 def _renew_lock() -> None:
@@ -45,9 +47,14 @@ def environment(path: str) -> tuple[Any, Any]:
 
     Raises UffdPrefetchError: 1 when it cannot be opened, 2 when it is no packed database.
     """
+    with _lock:
+        pid, env, meta = _open.get(_files.get(path, (-1, -1)), (0, None, None))
+        if pid == os.getpid():
+            return env, meta
     lmdb = library()
     key = _key(path)
     with _lock:
+        _files[path] = key
         pid, env, meta = _open.get(key, (0, None, None))
         if pid == os.getpid():
             return env, meta
@@ -69,6 +76,13 @@ def environment(path: str) -> tuple[Any, Any]:
             ) from None
         _open[key] = os.getpid(), env, meta
         return env, meta
+
+
+def look_again(path: str) -> None:
+    """There may be another database at a path than when it was opened: the next environment() of
+    it asks."""
+    with _lock:
+        _files.pop(path, None)
 
 
 def close(path: str) -> None:

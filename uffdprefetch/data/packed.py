@@ -12,7 +12,7 @@ from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 
 from . import layout
 from .codec import Codec
-from .environment import environment, library
+from .environment import environment, library, look_again
 
 
 def image(value: bytes) -> Any:
@@ -52,6 +52,7 @@ class Packed:
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
         self.loader, self.transform, self.target_transform = loader, transform, target_transform
+        look_again(self.path)
         described = layout.PackDescription.decoded(self._meta(layout.SOURCE), self.path)
         if not described.complete:
             raise usage_error(
