@@ -27,7 +27,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -122,9 +121,8 @@ def make_tree(source: Path, archives: bool) -> None:
     shutil.copytree(
         Path(os.__file__).parent, tree / "lib" / version, symlinks=True, ignore=_not_ours
     )
-    shutil.copytree(
-        sysconfig.get_paths()["purelib"], packages_of(tree), dirs_exist_ok=True, ignore=_not_ours
-    )
+    for packages in reversed(places_of_packages()):  # what comes first counts
+        shutil.copytree(packages, packages_of(tree), dirs_exist_ok=True, ignore=_not_ours)
     _run(str(tree / "bin" / version), "-m", "compileall", "-q", str(tree / "lib"), check=False)
     if archives:
         _run("tar", "-C", str(source), "-cf", str(source / ARCHIVE), "tree")
@@ -136,6 +134,13 @@ def _not_ours(directory: str, names: Sequence[str]) -> set[str]:
     """What a tree does not need: ourselves, tests, and what no program imports."""
     left = {"test", "idlelib", "ensurepip", "polars", "_polars_runtime_32", "duckdb"}
     return {name for name in names if name in left or "uffdprefetch" in name}
+
+
+def places_of_packages() -> list[str]:
+    """Where this interpreter finds packages, in its order: of a virtual environment the system's,
+    too, which has what some of its packages need."""
+    names = "site-packages", "dist-packages"
+    return [path for path in sys.path if os.path.basename(path) in names and os.path.isdir(path)]
 
 
 def packages_of(tree: Path) -> Path:
