@@ -130,11 +130,14 @@ struct up_started {
 	int32_t pid;
 };
 
+#define UP_REPLAY_BYTES 224
+
 /* UP_FINISH, a launcher's */
 struct up_finish {
 	int32_t wait_status, reserved;
 	int64_t read_call_bytes; /* what the job has read by read(2) and its kind; -1: not known */
 	int64_t storage_bytes; /* what it has had read from block devices; -1: not known */
+	char replay[UP_REPLAY_BYTES]; /* what came of the replay of its start (protocol/replayed.py); empty: none */
 };
 
 /* The JSON is in the memfd that comes with the message. */

@@ -35,7 +35,7 @@ FILE_BYTES = 40_000
 #: That jobs here start with: a profile that does not name it is another program's.
 PROGRAMS = [
     Path(os.path.realpath(shutil.which(name) or sys.executable))
-    for name in ("sleep", "sh", "true", sys.executable)
+    for name in ("sleep", "sh", "true", "cat", sys.executable)
 ]
 #: That a profile names: files, their directory, a name that is not there, and these.
 PATHS = 22 + len(PROGRAMS)
@@ -331,6 +331,34 @@ def test_of_several_launchers_one_replays(endless: Home) -> None:
     wait_until(lambda: any(map(_replays, ranks)), "a replay")
     assert {rank.wait(HANG_SECONDS) for rank in ranks} == {0}
     assert endless.left() == []
+
+
+def test_the_last_of_several_launchers_tells_what_another_has_replayed(endless: Home) -> None:
+    endless.env["UFFDPREFETCH_RUN"] = "ranks"
+    words = uffdprefetch("wrap", "-q", "-f", "-o", "run", f"--learn={KEY}", "--", "cat")
+    ranks = []
+    for _ in range(2):
+        ranks.append(
+            subprocess.Popen(words, env=endless.env, cwd=endless.directory, stdin=subprocess.PIPE)
+        )
+        wait_until(lambda: any(map(_replays, ranks)), "a replay")
+        wait_until(lambda: _has_started(ranks[-1]), "its job")
+    for rank in ranks:  # the one that replays first
+        assert rank.stdin is not None
+        rank.stdin.close()
+        assert rank.wait(HANG_SECONDS) == 0
+    learn = json.loads((endless.directory / "run.summary.json").read_text())["learn"]
+    assert learn["state"] == "cut short" and learn["key"] == KEY
+    assert learn["paths"] > 0 and learn["seconds"] > 0
+
+
+def _has_started(rank: subprocess.Popen[bytes]) -> bool:
+    """Whether its job runs."""
+    for child in Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{child}/comm").read_text() == "cat\n":
+                return True
+    return False
 
 
 def _replays(rank: subprocess.Popen[bytes]) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 from conftest import HANG_SECONDS
 
 from uffdprefetch.base.file_systems import type_of
-from uffdprefetch.launch.replay import PROGRAM, told_by
+from uffdprefetch.launch.replay import PROGRAM
+from uffdprefetch.protocol.replayed import told_by
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile

@@ -21,7 +21,7 @@ HEADER = struct.Struct("<IHH")
 HELLO_BODY = struct.Struct("<I6i")  # struct up_hello up to job_pid; the rest is zero
 WELCOME_BODY = struct.Struct("<I")
 JOB_BODY = struct.Struct("<i")
-FINISH_BODY = struct.Struct("<iiqq")
+FINISH_BODY = struct.Struct("<iiqq224s")
 SUMMARY_BODY = struct.Struct("<II")
 PLAN_BODY = struct.Struct("<IiI")
 

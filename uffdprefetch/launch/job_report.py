@@ -12,6 +12,7 @@ from uffdprefetch.base.messages import columns, say
 from uffdprefetch.base.record import record
 from uffdprefetch.launch import oom, service
 from uffdprefetch.protocol.node import ServiceGone
+from uffdprefetch.protocol.replayed import text_of
 from uffdprefetch.report import output
 
 TYPE_CHECKING = False
@@ -100,7 +101,9 @@ class JobReport:
         try:
             client = self._node.client()
             deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
-            finished = client.finish(self._ended.status, self._ended.read, deadline)
+            ended = self._ended
+            replay = text_of(ended.learn) if ended.learn is not None else b""
+            finished = client.finish(ended.status, ended.read, deadline, replay)
         except ServiceGone as error:
             self._tell_that_it_died(error)
             return True

@@ -25,8 +25,8 @@ from uffdprefetch.base.start_key import (
     started,
 )
 from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol.replayed import BUSY, learned, told_by
 from uffdprefetch.protocol.start_log import SUFFIX as STARTS
-from uffdprefetch.protocol.summary import learned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Replay:
         self._pid, self.read = 0, JobRead.now().since(before)
         code = os.waitstatus_to_exitcode(status)
         if code in (_BUSY, _NO_LOCK):
-            self._state = "another replays" if code == _BUSY else "no room in the run directory"
+            self._state = BUSY if code == _BUSY else "no room in the run directory"
             return
         self._read()
         self._state = self._told.get("state", "failed") if code == 0 else "killed"
@@ -185,20 +185,6 @@ class Replay:
             self._told = told_by(os.pread(self._result, _RESULT_BYTES, 0).decode())
         except (OSError, ValueError):
             pass
-
-
-def told_by(text: str) -> dict[str, Any]:
-    """What a replay tells (csrc/replay/replay.c, tell()), with ``skipped`` by reason. Raises
-    ValueError. (It is no JSON, to load whose reader the job's end would wait.)"""
-    told: dict[str, Any] = {"skipped": {}}
-    for line in text.split("\n"):
-        name, _, value = line.partition(" ")
-        if name == "skipped":
-            why, _, count = value.partition(" ")
-            told["skipped"][why] = int(count)
-        elif name:
-            told[name] = value if name == "state" else float(value) if "." in value else int(value)
-    return told
 
 
 def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) -> Replay | None:

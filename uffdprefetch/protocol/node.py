@@ -178,13 +178,17 @@ class NodeClient:
         except ServiceGone:
             pass
 
-    def finish(self, wait_status: int, read: JobRead, deadline: float) -> Finished:
-        """Tell how the job ended (as waitpid's status), and what it has read, and take the summary.
+    def finish(
+        self, wait_status: int, read: JobRead, deadline: float, replay: bytes = b""
+    ) -> Finished:
+        """Tell how the job ended (as waitpid's status), what it has read, and what came of the
+        replay of its start (protocol/replayed.py), and take the summary.
 
         Raises ServiceGone when the service died, TimeoutError when it does not answer in time.
         """
         told = (-1 if n is None else n for n in (read.by_calls, read.from_storage))
-        self._send(messages.pack(messages.FINISH, messages.FINISH_BODY.pack(wait_status, 0, *told)))
+        body = messages.FINISH_BODY.pack(wait_status, 0, *told, replay)
+        self._send(messages.pack(messages.FINISH, body))
         return self._receive_summary(deadline)
 
     def _receive_summary(self, deadline: float) -> Finished:

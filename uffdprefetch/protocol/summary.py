@@ -12,7 +12,6 @@ from uffdprefetch.base.record import field, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 SCHEMA = "uffdprefetch.summary/2"
@@ -68,26 +67,6 @@ def service(
         "stood_still_seconds": round(stood_still_seconds, 3),
         "died": died,
         "silent": silent,
-    }
-
-
-def learned(key: str, state: str, replayed: Mapping[str, Any]) -> dict[str, Any]:
-    """The object ``learn``, as a launcher knows it; ``replayed``: as csrc/replay/replay.c tells.
-    What is None the service has to say, which records."""
-    names = ("files", "directories", "names")
-    return {
-        "key": key,
-        "state": state,
-        "paths": sum(replayed.get(name, 0) for name in names),
-        "bytes": replayed.get("bytes", 0),
-        "read_bytes": replayed.get("waited_bytes", 0),
-        "seconds": replayed.get("seconds", 0.0),
-        "cpu_seconds": replayed.get("cpu_seconds", 0.0),
-        "skipped": {why: n for why, n in replayed.get("skipped", {}).items() if n},
-        "used": None,
-        "ring_losses": None,
-        "recorded": None,
-        "orders": None,
     }
 
 

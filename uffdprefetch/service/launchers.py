@@ -78,10 +78,12 @@ class Launchers:
             launcher.job_pid = wire.JOB.unpack_from(body)[0]
         elif kind == wire.Type.FINISH:
             launcher.finished = True
-            _, _, by_calls, storage = wire.FINISH.unpack_from(body)
+            _, _, by_calls, storage, replay = wire.FINISH.unpack_from(body)
             self._reads.finished(
                 by_calls if by_calls >= 0 else None, storage if storage >= 0 else None
             )
+            if replay.rstrip(b"\0"):
+                self._reads.replays.append(replay)
             last_words()
             self._send_summary(launcher)
         else:

@@ -18,6 +18,7 @@ from uffdprefetch.native.start_log import StartLog
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_fit import learned, used_files
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
+from uffdprefetch.protocol.replayed import merged
 from uffdprefetch.readers.learned_plans import LearnedPlans
 from uffdprefetch.service import our_files
 from uffdprefetch.service.learned_orders import LearnedOrders
@@ -71,7 +72,12 @@ class Learning:
         if not self._jobs():
             self.end()
         told = self._recorder.describe()
+        try:
+            replays = merged(self._ledger.jobs.replays)
+        except (ValueError, KeyError):
+            replays = {}  # each launcher has its own
         return {
+            **replays,
             "used": self._kept.used, "ring_losses": told.pop("lost"), "recorded": told,
             "orders": self._orders.describe() if self._orders is not None else None,
         }  # fmt: skip

@@ -15,11 +15,13 @@ READ_MAX = 4096
 class JobReads:
     """Bytes by each launcher's job that has ended: by read(2), and from block devices; None: not
     known. ``missed_blocks``: by rank, blocks of 64 KiB of followed files that were read by calls
-    and not read ahead."""
+    and not read ahead. ``replays``: what their launchers tell of those of their starts
+    (protocol/replayed.py)."""
 
     read: list[int | None] = field(default_factory=list)
     storage: list[int | None] = field(default_factory=list)
     missed_blocks: dict[int, int] = field(default_factory=dict)
+    replays: list[bytes] = field(default_factory=list)
     _positions: dict[tuple[int, str], int] = field(default_factory=dict)  # (pid, path) -> position
 
     def finished(self, read_call_bytes: int | None, storage_bytes: int | None) -> None:
