@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,28 +16,8 @@
 #include "service/pathread.h"
 #include "service/reading.h"
 
-/* As many as a start touches, several times over; of more all directories are listed. */
-#define DEVICES 64u
-
+/* Whether a device's names are kept. */
 enum keeping { IS_UNKNOWN = 0, IS_LISTED = 1, IS_KEPT = 2, IS_NOT_KEPT = 3 };
-
-/* Of each device, whether its names are kept; a place is taken for good. */
-static struct {
-	_Atomic uint64_t device; /* + 1 */
-	atomic_int keeping;
-} known[DEVICES];
-
-/* NULL: there are too many. */
-static atomic_int *keeping_of(uint64_t device)
-{
-	for (uint32_t i = 0; i < DEVICES; i++) {
-		uint64_t there = 0;
-
-		if (atomic_compare_exchange_strong(&known[i].device, &there, device + 1) || there == device + 1)
-			return &known[i].keeping;
-	}
-	return NULL;
-}
 
 static int open_to_list(int path_fd)
 {
@@ -82,6 +61,7 @@ static int list_and_learn(int fd, atomic_int *keeping, char *scratch, const int 
 
 void up_path_list(int path_fd, struct up_path_result *r, char *scratch, const int *stop)
 {
+	struct up_device *device;
 	atomic_int *keeping;
 	struct stat st;
 	uint32_t f_type;
@@ -99,7 +79,8 @@ void up_path_list(int path_fd, struct up_path_result *r, char *scratch, const in
 		r->state = UP_PATH_NOT_REGULAR;
 		return;
 	}
-	keeping = keeping_of(st.st_dev);
+	device = up_device_of(st.st_dev);
+	keeping = device ? &device->keeping : NULL;
 	if (!err && keeping && atomic_load(keeping) == IS_NOT_KEPT) {
 		r->state = UP_PATH_DONE; /* it was looked up */
 		return;

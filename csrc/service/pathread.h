@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pathread.h - what paths.c has of pathread.c, and that of pathtype.c and pathlist.c. */
+/* pathread.h - what paths.c has of pathread.c, and that of pathtype.c, pathlist.c and pathdevice.c. */
 #ifndef UP_PATHREAD_H
 #define UP_PATHREAD_H
+
+#include <stdatomic.h>
 
 #include "service/helper.h"
 
@@ -10,6 +12,17 @@
  * *stop is not 0. */
 int up_path_read(const struct up_path_request *request, struct up_path_result *result, char *scratch,
 		 const int *stop);
+
+/* What is known of a device: f_type of statfs(2), 0: not yet; and whether it keeps names (pathlist.c). */
+struct up_device {
+	struct up_device *next;
+	uint64_t number; /* st_dev */
+	uint32_t f_type;
+	atomic_int keeping;
+};
+
+/* That of a number; NULL: there is no memory. */
+struct up_device *up_device_of(uint64_t number);
 
 /* f_type of statfs(2) of the file system behind a descriptor (O_PATH suffices) of a file of this device: 0 or -errno.
  * A device is known after the first of its files; a file system has several where it says so (btrfs). */

@@ -15,35 +15,26 @@
 
 #include "service/pathread.h"
 
-/* As many as a start touches, several times over; of more each file's is asked for. */
-#define DEVICES 64u
 /* CONFIGFS_MAGIC (fs/configfs/mount.c), which linux/magic.h lacks. */
 #define CONFIGFS 0x62656570
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-	uint64_t device;
-	uint32_t f_type;
-} known[DEVICES];
-static uint32_t devices;
 
 /* With the lock, which is kept meanwhile: whoever comes for the same device does not ask as well. */
 static int ask(int fd, uint64_t device, uint32_t *f_type)
 {
+	struct up_device *known = up_device_of(device);
 	struct statfs fs;
 
-	for (uint32_t i = 0; i < devices; i++)
-		if (known[i].device == device) {
-			*f_type = known[i].f_type;
-			return 0;
-		}
+	if (known && known->f_type) {
+		*f_type = known->f_type;
+		return 0;
+	}
 	if (fstatfs(fd, &fs))
 		return -errno;
 	*f_type = (uint32_t)fs.f_type;
-	if (devices < DEVICES) {
-		known[devices].device = device;
-		known[devices++].f_type = *f_type;
-	}
+	if (known)
+		known->f_type = *f_type;
 	return 0;
 }
 

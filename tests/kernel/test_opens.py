@@ -226,17 +226,6 @@ def test_two_services_do_not_watch_one_directory(opens: Opens, tree: Path) -> No
     other.close()
 
 
-def test_no_more_are_marked_than_an_eighth_of_what_all_may(tmp_path: Path, tree: Path) -> None:
-    opens = watcher("inotify", tmp_path / "run", limit=lambda sensor: 8)
-    key = opens.mark(str(tree))
-    with pytest.raises(OSError, match="1 directories") as refused:
-        opens.mark(str(tree / "sub"))
-    assert refused.value.errno == errno.ENOSPC
-    opens.unmark(key)
-    opens.mark(str(tree / "sub"))
-    opens.close()
-
-
 @pytest.mark.parametrize("name, number", [("a", errno.ENOTDIR), ("none", errno.ENOENT)])
 def test_what_is_no_directory_is_refused(opens: Opens, tree: Path, name: str, number: int) -> None:
     before = len(os.listdir("/proc/self/fd"))

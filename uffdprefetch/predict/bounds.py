@@ -6,7 +6,7 @@ from __future__ import annotations
 
 #: Entries of a table of files, processes, ranges or places: beyond, the oldest go, or no
 #: more are taken. More than a job has at a time (the files of a data set, the ranges that one scan
-#: finds), and some hundred KiB of memory for each table.
+#: finds, 32 threads of 128 processes), and 0.1 to 2 MiB of memory for each table.
 ENTRIES_MAX = 4096
 #: What was seen within this time still holds: that a reader is there, how fast it is, that what was
 #: read is in memory, and that there is room for more. A job's pauses between two batches are longer

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
-from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS, LIST_MAX
+from uffdprefetch.predict.bounds import CPU_PART, ENTRIES_MAX, LATELY_NS, LIST_MAX
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.storage import BLOCK_BYTES
@@ -52,8 +52,6 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
 SURE_BYTES = PIECES * PIECE_BYTES
 #: Sequences of one rank in one file that may turn out wrong.
 ATTEMPTS = 3
-#: Runs of pages of a rank that are read at a time, in LOOK_AT_ONCE_BYTES.
-RUNS_MAX = 16 * RUNS_AT_ONCE
 
 
 @dataclass
@@ -288,13 +286,13 @@ class Strides(Predictor):
         runs: list[tuple[int, int]] = []
         for region in [r for reader, _ in streams for r in reader.regions.values()]:
             at = low
-            while at < high and len(runs) < RUNS_MAX:
+            while at < high and len(runs) < ENTRIES_MAX:
                 some = pagetables.runs(region, at, high)
                 runs += some
                 if len(some) < RUNS_AT_ONCE:
                     break
                 at = sum(some[-1])
-        if len(runs) >= RUNS_MAX:
+        if len(runs) >= ENTRIES_MAX:
             return None
         return stride.look(index, runs, low, high, direction)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.bounds import LATELY_NS
 
 #: One request of the largest, which few readers wait behind ...
 MIN_BYTES = CHUNK_MAX_BYTES
@@ -25,8 +26,9 @@ MIN_SECONDS = 0.016
 STEP = 1.5
 #: A step is kept when the bandwidth grew by this; less is noise.
 GAIN = 1.1
-#: Samples to wait before the next try.
-HOLD = 20
+#: Samples to wait before the next try: what one has found holds as long as all that was seen, and a
+#: sample is of MAX_SECONDS at least.
+HOLD = round(LATELY_NS / (MAX_SECONDS * 1e9))
 
 
 class Depth:

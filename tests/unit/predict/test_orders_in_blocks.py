@@ -9,7 +9,8 @@ import pytest
 from conftest import warnings_fail
 from walked_orders import KIB, PAGE, fixed_records
 
-from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.base.units import MIB
+from uffdprefetch.predict.order.extents import OrderExtents, grain_bytes
 from uffdprefetch.predict.order.seen import SeenCursor
 
 pytestmark = warnings_fail
@@ -41,3 +42,13 @@ def test_another_order_is_still_found_wrong() -> None:
         ]
         walk.looked(found, walk.mapped(found, at + 1))
     assert walk.wrong is not None
+
+
+@pytest.mark.parametrize(("size_tib", "grain_mib"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 4)])
+def test_an_order_of_whole_large_files_is_cut_no_finer_than_its_arrays_may_be(
+    size_tib: int, grain_mib: int
+) -> None:
+    """32 MiB each, of eight bytes a piece."""
+    grain = grain_bytes(size_tib << 40)
+    assert grain == grain_mib * MIB
+    assert 8 * (size_tib << 40) // grain <= 32 * MIB

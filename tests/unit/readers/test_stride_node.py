@@ -18,6 +18,7 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
+from uffdprefetch.readers import strides
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.strides import ATTEMPTS, AWAIT_NS, SURE_BYTES, Strides
 from uffdprefetch.sense import pagetables
@@ -380,3 +381,16 @@ def test_looks_do_not_judge_an_order_that_was_inferred(make: Any) -> None:
     for at in range(0, len(ahead), 10):
         reader.mapped(ahead[at : at + 10], node.now)
     assert (reader.dropped, reader.wrong) == (None, None) and reader.live
+
+
+def test_who_has_touched_more_stretches_than_are_remembered_is_not_sought_an_order(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make(equal())
+    node.shelf.index = node.index
+    monkeypatch.setattr(strides, "ENTRIES_MAX", 5)
+    node.skips([0], 4, range(60))
+    assert node.reader() is None
+    monkeypatch.setattr(strides, "ENTRIES_MAX", 400)
+    node.skips([0], 4, range(60, 80))
+    assert node.reader() is not None

@@ -77,3 +77,13 @@ def test_noise_does_not_make_it_climb() -> None:
         depth.note(3e8 * factor)
         seen.append(depth.bytes)
     assert max(seen) <= max(MIN_BYTES, 3e8 * 1.04 * MIN_SECONDS) * 1.5
+
+
+def test_what_a_try_has_found_holds_for_a_second_of_samples() -> None:
+    """A try has more stand before a demand miss, so they are few; a link that changes is met by the
+    next one."""
+    depth = Depth()
+    seen = run(depth, bandwidth=3e8, latency=0.0, samples=400)
+    tries = [at for at, (a, b) in enumerate(itertools.pairwise(seen)) if b > a]
+    gaps = {b - a for a, b in itertools.pairwise(tries)}
+    assert len(tries) > 10 and gaps == {21}  # of MAX_SECONDS each

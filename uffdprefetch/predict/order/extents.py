@@ -62,7 +62,7 @@ class OrderExtents:
         if max(total, float(order.whole_bytes)) >= MAX_BYTES / 2:
             raise ValueError(f"an order of {total:.3g} bytes: at most 2^62 can be counted")
         whole_starts = starts
-        starts, ends, owner = _cut(starts, ends, _grain_bytes(total))
+        starts, ends, owner = _cut(starts, ends, grain_bytes(total))
         coordinate: Array = np.zeros(len(starts) + 1, np.int64)
         if before is None:
             np.cumsum(ends - starts, out=coordinate[1:])
@@ -124,7 +124,8 @@ class OrderExtents:
         return self.starts[first:end] // page, -(-self.ends[first:end] // page)
 
 
-def _grain_bytes(total_bytes: float) -> int:
+def grain_bytes(total_bytes: float) -> int:
+    """At what of an order of so much its extents are cut."""
     grain = GRAIN_BYTES
     while total_bytes / grain > ENTRIES_MOST:
         grain *= 2
