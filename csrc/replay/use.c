@@ -14,9 +14,10 @@
 #include <unistd.h>
 
 #include "replay/use.h"
+#include "service/helper.h"
 
-/* A power of two: twice as many as a profile and a log have. */
-#define PLACES 262144u
+/* Twice as many as a profile and a log have. */
+#define PLACES (2u * (UP_PROFILE_ENTRIES_MAX + UP_START_SLOTS))
 #define IS_READ 1u
 #define IS_OPENED 2u
 #define STATES (IS_READ | IS_OPENED)
