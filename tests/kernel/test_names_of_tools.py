@@ -172,7 +172,7 @@ def test_a_stack_of_names_is_an_order_from_behind(tree: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_a_shuffled_walk_nothing_is_known(seed: int, tree: Path, tmp_path: Path) -> None:
+def test_of_a_shuffled_stream_nothing_is_known(seed: int, tree: Path, tmp_path: Path) -> None:
     script = (
         f"random.seed({seed})\npaths = sorted(glob.glob('*/*'))\nrandom.shuffle(paths)\n"
         "for path in paths: open(path, 'rb').read()"

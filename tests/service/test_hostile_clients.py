@@ -40,6 +40,7 @@ from harness import (
     settle,
     snapshot,
 )
+from nobody import as_nobody
 from suite import own_name, owned_by, owner
 
 from uffdprefetch.protocol import wire
@@ -605,22 +606,6 @@ def test_a_stranger_who_holds_a_connection_does_not_keep_the_service(
 
 
 # ---- other users --------------------------------------------------------------------------------
-
-
-def as_nobody(action: Callable[[], int]) -> int:
-    """Run in a child of uid 65534 and no group of ours: its exit status."""
-    require(os.geteuid() == 0, "only root can become another user")
-    pid = os.fork()
-    if pid == 0:
-        status = 99
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            status = action()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_another_user_does_not_reach_the_socket_and_is_not_served_if_they_do(

@@ -168,7 +168,7 @@ def test_a_checkpoint_that_was_touched_shows_once(watched: Watched) -> None:
     assert watched.blocks() == []
 
 
-def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watched) -> None:
+def test_a_skipping_stream_is_followed_however_many_runs_it_leaves(watched: Watched) -> None:
     """At 300 MB/s, through more separate runs than one call tells of."""
     steps = watched.region.span.end_bytes // STRIDE_BYTES
     assert steps > 4 * uffd.RUNS_AT_ONCE

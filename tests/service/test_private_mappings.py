@@ -76,7 +76,7 @@ def test_a_private_mapping_that_may_be_written_is_prefetched_and_its_writes_stay
     assert told == others_are_seen_better
 
 
-def test_what_a_forked_child_has_not_read_itself_is_no_walk_of_it(
+def test_what_a_forked_child_has_not_read_itself_is_no_stream_of_it(
     job: Start, records: Records
 ) -> None:
     """fork(2) copies the page table of a private mapping that was written."""

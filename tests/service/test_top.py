@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HANG_SECONDS, clean_environment, require, uffdprefetch, wait_until
+from conftest import HANG_SECONDS, clean_environment, uffdprefetch, wait_until
 from harness import auto, service_socket
+from nobody import as_nobody
 from snapshots import document
 from terminal import terminal
 from watched import Watched
@@ -263,22 +264,6 @@ def test_a_job_with_another_tmpdir_is_found_by_the_kernels_list(
     monkeypatch.setattr(watch.rundir, "existing_directories", lambda environ: [])
     assert watch.sockets(environ, listing) == [ours]
     assert watch.sockets({"UFFDPREFETCH_RUNDIR": str(tmp_path / "x")}, listing) == []
-
-
-def as_nobody(action: Callable[[], int]) -> int:
-    """Run in a child of uid 65534: its exit status."""
-    require(os.geteuid() == 0, "only root can become another user")
-    pid = os.fork()
-    if pid == 0:
-        status = 99
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            status = action()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_another_users_run_is_not_listed_and_refuses_to_be_watched(run: Watched) -> None:

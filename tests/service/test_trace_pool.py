@@ -84,7 +84,7 @@ def test_touches_of_the_pool_are_faults_and_the_late_ones_major() -> None:
     assert reader["stall_seconds"] is None and "the pool" in reader["stall_sensor"]
 
 
-def test_what_lies_between_two_touches_of_a_walk_counts_as_touched() -> None:
+def test_what_lies_between_two_touches_of_a_stream_counts_as_touched() -> None:
     machine, _ = pooled_machine(1, evict=False)
     report = report_of(machine)
     (reader,) = readers_of(report)

@@ -55,7 +55,7 @@ def reads(
 
 
 @ENGINES
-def test_a_walk_is_read_ahead_of_once(job: Start, bed: SlowBed, store: Path, engine: str) -> None:
+def test_a_stream_is_read_ahead_of_once(job: Start, bed: SlowBed, store: Path, engine: str) -> None:
     size = (store / ARRAY).stat().st_size
     with slowly(bed, BANDWIDTH):
         came, ahead = reads(job, bed, store, [(0, size)], engine)

@@ -7,6 +7,7 @@ import importlib
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import _cffi_backend
@@ -15,6 +16,22 @@ from conftest import require
 import uffdprefetch
 
 UID = 65534
+
+
+def as_nobody(action: Callable[[], int]) -> int:
+    """Run in a child of that user, and of no group of ours: its exit status."""
+    require(os.geteuid() == 0, "only root can become another user")
+    pid = os.fork()
+    if pid == 0:
+        status = 99
+        try:
+            os.setgroups([])
+            os.setgid(UID)
+            os.setuid(UID)
+            status = action()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Nobody:

@@ -349,7 +349,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	if (f->used && !f->changed) {
 		w = net_word_of(n, file, block, last, &this.until_ns, part);
 		if (range->demand && f->used)
-			net_note_walk(n, f, block);
+			net_note_stream(n, f, block);
 		for (int tries = 0; tries < 2 && net_is_here(n, net_node_of(w), pool_now_ns()); tries++) {
 			struct up_net_range rest = *range;
 			uint64_t until;

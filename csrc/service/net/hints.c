@@ -12,12 +12,12 @@
 #define ASK_AGAIN_MS 1000u
 /* Of so many blocks that readers came to, more than this part kept by others, and what they keep is read ahead: where N
  * nodes read the same, (N - 1) / N of it are others'; of a part of one's own, at most the last block. */
-#define WALK_BLOCKS 16
-#define WALK_PART 4u
+#define LATEST_BLOCKS 16
+#define ALIKE_PART 4u
 /* Blocks that are asked for before their turn in a window: more than are read in a message's time, and not so many that
  * whoever asks first reads all of what all read. */
 #define AHEAD_BLOCKS 4
-/* The next block of a walk is no farther: what one fault maps at the most (FAR_BYTES of pool_faults.c). */
+/* The next block of a stream is no farther: what one fault maps at the most (FAR_BYTES of pool_faults.c). */
 #define STEP_BLOCKS 4
 
 static uint32_t now_ms(const struct up_net *n)
@@ -46,13 +46,13 @@ static enum up_net_room has_room(const struct up_net *n)
 }
 
 /* Whether nodes read the same: readers here come to what others keep, or theirs to what is here, at more than one of
- * WALK_PART of the last blocks that anybody keeps, of this file or, before its second block, of the one that was read last:
+ * ALIKE_PART of the last blocks that anybody keeps, of this file or, before its second block, of the one that was read last:
  * who reads the shards of a data set reads them alike. */
 static int reads_alike(const struct up_net *n, const struct net_file *f)
 {
-	if (!f->walked)
-		f = &n->file[n->walked_file];
-	return (uint32_t)__builtin_popcount(f->elsewhere & ((1u << WALK_BLOCKS) - 1)) * WALK_PART > f->walked;
+	if (!f->counted)
+		f = &n->file[n->latest_file];
+	return (uint32_t)__builtin_popcount(f->elsewhere & ((1u << LATEST_BLOCKS) - 1)) * ALIKE_PART > f->counted;
 }
 
 int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk)
@@ -139,7 +139,7 @@ static int is_known(const struct net_file *f, uint64_t block)
 static void note_block(struct net_file *f, int elsewhere)
 {
 	f->elsewhere = f->elsewhere << 1 | !!elsewhere;
-	f->walked += f->walked < WALK_BLOCKS;
+	f->counted += f->counted < LATEST_BLOCKS;
 }
 
 void net_note_given(struct net_file *f, uint64_t block)
@@ -163,25 +163,25 @@ static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
 	}
 }
 
-void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block)
+void net_note_stream(struct up_net *n, struct net_file *f, uint64_t block)
 {
-	uint64_t last = NET_WALKERS - 1;
+	uint64_t last = NET_STREAMS - 1;
 
 	if (!is_known(f, block)) /* it is noted when it has been asked for */
 		return;
-	for (uint64_t i = 0; i < NET_WALKERS; i++) {
-		uint64_t at = f->walker[i] - 1;
+	for (uint64_t i = 0; i < NET_STREAMS; i++) {
+		uint64_t at = f->stream[i] - 1;
 
-		if (!f->walker[i] || (at > block ? at - block : block - at) > STEP_BLOCKS)
+		if (!f->stream[i] || (at > block ? at - block : block - at) > STEP_BLOCKS)
 			continue;
 		note_steps(f, at, block);
-		if (f->walked)
-			n->walked_file = (int)(f - n->file);
+		if (f->counted)
+			n->latest_file = (int)(f - n->file);
 		last = i;
 		break;
 	}
-	memmove(f->walker + 1, f->walker, last * sizeof(*f->walker));
-	f->walker[0] = block + 1;
+	memmove(f->stream + 1, f->stream, last * sizeof(*f->stream));
+	f->stream[0] = block + 1;
 }
 
 void net_touched(struct up_net *n, int file, uint64_t chunk)
@@ -191,7 +191,7 @@ void net_touched(struct up_net *n, int file, uint64_t chunk)
 
 	pthread_mutex_lock(&n->lock);
 	if (f->used && block < f->blocks)
-		net_note_walk(n, f, block);
+		net_note_stream(n, f, block);
 	pthread_mutex_unlock(&n->lock);
 }
 

@@ -43,7 +43,7 @@ struct net_rate {
 };
 
 /* Readers of one file whose places are known. */
-#define NET_WALKERS 16
+#define NET_STREAMS 16
 
 enum net_slot_state { SLOT_FREE = 0, SLOT_ASKED, SLOT_CAME, SLOT_LOST };
 
@@ -92,8 +92,8 @@ struct net_file {
 	/* Blocks that readers here came to from their neighbours, or those of other nodes to here, the newest in bit 0:
 	 * whether another node than the reader's keeps it; how many; 1 + the blocks where readers were last, the latest
 	 * first; and 1 + the block that another node asked for last. */
-	uint32_t elsewhere, walked;
-	uint64_t walker[NET_WALKERS], given;
+	uint32_t elsewhere, counted;
+	uint64_t stream[NET_STREAMS], given;
 };
 
 struct net_request {
@@ -127,7 +127,7 @@ struct up_net {
 	struct net_file file[POOL_FILES];
 	struct net_node node[UP_NET_NODES];
 	uint32_t others; /* that are here */
-	int walked_file; /* of which readers came to another block last */
+	int latest_file; /* of which readers came to another block last */
 	struct net_queue queue[2]; /* by class */
 	struct net_queue wants[2]; /* of those, what has to be read first */
 	uint32_t reading;          /* threads that do so */
@@ -207,7 +207,7 @@ uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block);
 /* Whether home has told this node to read the chunk, lately. */
 int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk);
 /* A reader here has come to a block. */
-void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block);
+void net_note_stream(struct up_net *n, struct net_file *f, uint64_t block);
 /* Another node asks for chunks of a block, of which readers there come to more than one. */
 void net_note_given(struct net_file *f, uint64_t block);
 

@@ -35,7 +35,7 @@
 #define POOL_EVENTS 4096u
 #define POOL_AHEADS 64
 /* Of a mapping: two of a copy, or so many threads'. */
-#define POOL_WALKS 4
+#define POOL_STREAMS 4
 #define RUN_MAX_BYTES (4u << 20)
 /* A chunk that somebody has just got stays this long: the instruction that touched it has to end,
  * also one that reads from two chunks. */
@@ -65,7 +65,7 @@ struct pool_file {
 
 /* Where a reader goes on, or one of its threads; a large copy touches the last page of what it takes before those
  * in the middle, too. `passed` 0: free. */
-struct pool_walk {
+struct pool_stream {
 	uint64_t low, high; /* chunks mapped of it: who goes on there gets more at once */
 	uint64_t at;        /* the chunk that was touched last */
 	uint64_t passed;    /* chunks that were come over */
@@ -79,8 +79,8 @@ struct pool_region {
 	uint32_t id;
 	int file;
 	uint64_t address, length, offset;
-	struct pool_walk walk[POOL_WALKS];
-	uint32_t now, touches; /* the walk that was touched last */
+	struct pool_stream stream[POOL_STREAMS];
+	uint32_t now, touches; /* the stream that was touched last */
 };
 
 /* guardian_link.c: the process that holds what is held here, too. */
@@ -127,7 +127,7 @@ struct pool_waiter {
 
 /* Chunks to be mapped before their reader touches them: the fault thread's own. */
 struct pool_ahead {
-	uint32_t client, generation, region, walk;
+	uint32_t client, generation, region, stream;
 	uint64_t piece, chunk, end; /* of each piece, the first page stays unmapped */
 };
 

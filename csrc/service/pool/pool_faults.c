@@ -19,7 +19,7 @@
 #define MAIN_SILENT_NS 2000000000ull
 #define SAY_MS 2
 #define STUCK_TIMES 64
-/* What a miss brings of a walk, as the kernel's readahead does: what lies further ahead is a guess, which has a price
+/* What a miss brings of a stream, as the kernel's readahead does: what lies further ahead is a guess, which has a price
  * (predict/storage.py). */
 #define DEMAND_MAX_BYTES (128u << 10)
 /* One part in so many of what a reader has come over in order is mapped ahead of it. */
@@ -64,33 +64,33 @@ static uint64_t map_most(const struct up_pool *p)
 	return share_of(p, MAP_SHARE, RUN_MAX_BYTES);
 }
 
-/* Whether a walk goes on with this chunk, or comes back to it: another thread of it, or what has left the pool since. */
-static int goes_on(const struct pool_walk *w, uint64_t chunk, uint64_t most)
+/* Whether a stream goes on with this chunk, or comes back to it: another thread of it, or what has left the pool since. */
+static int goes_on(const struct pool_stream *s, uint64_t chunk, uint64_t most)
 {
-	if (!w->passed)
+	if (!s->passed)
 		return 0;
-	return chunk + 1 == w->low || (chunk > w->at ? chunk <= w->high
-						     : chunk + most > w->at && chunk >= w->low);
+	return chunk + 1 == s->low || (chunk > s->at ? chunk <= s->high
+						     : chunk + most > s->at && chunk >= s->low);
 }
 
-/* The walk that a touch of `chunk` is part of: of several the longest. Else the one that has stood for the longest
+/* The stream that a touch of `chunk` is part of: of several the longest. Else the one that has stood for the longest
  * begins anew there. */
-static struct pool_walk *walk_of(struct pool_region *r, uint64_t chunk, uint64_t most)
+static struct pool_stream *stream_of(struct pool_region *r, uint64_t chunk, uint64_t most)
 {
-	struct pool_walk *found = NULL, *oldest = &r->walk[0];
+	struct pool_stream *found = NULL, *oldest = &r->stream[0];
 
-	for (struct pool_walk *w = r->walk; w < r->walk + POOL_WALKS; w++) {
-		if (goes_on(w, chunk, most) && (!found || w->passed > found->passed))
-			found = w;
-		if (r->touches - w->touched > r->touches - oldest->touched)
-			oldest = w;
+	for (struct pool_stream *s = r->stream; s < r->stream + POOL_STREAMS; s++) {
+		if (goes_on(s, chunk, most) && (!found || s->passed > found->passed))
+			found = s;
+		if (r->touches - s->touched > r->touches - oldest->touched)
+			oldest = s;
 	}
 	if (!found) {
 		found = oldest;
-		*found = (struct pool_walk){ .miss_next = UINT64_MAX };
+		*found = (struct pool_stream){ .miss_next = UINT64_MAX };
 	}
 	found->touched = ++r->touches;
-	r->now = (uint32_t)(found - r->walk);
+	r->now = (uint32_t)(found - r->stream);
 	return found;
 }
 
@@ -102,22 +102,22 @@ static struct pool_walk *walk_of(struct pool_region *r, uint64_t chunk, uint64_t
 static int64_t note_order(const struct up_pool *p, struct pool_region *r, uint64_t chunk)
 {
 	uint64_t most = map_most(p), run;
-	struct pool_walk *w = walk_of(r, chunk, most);
-	int64_t passed = (int64_t)(chunk - w->at);
+	struct pool_stream *s = stream_of(r, chunk, most);
+	int64_t passed = (int64_t)(chunk - s->at);
 
-	if (!w->passed) {
-		w->passed = 1;
-		w->run = 1;
-		w->low = w->high = w->at = chunk;
+	if (!s->passed) {
+		s->passed = 1;
+		s->run = 1;
+		s->low = s->high = s->at = chunk;
 		return 0;
 	}
-	if (chunk <= w->at && chunk >= w->low)
+	if (chunk <= s->at && chunk >= s->low)
 		return 0;
-	w->backward = chunk + 1 == w->low;
-	w->passed += (uint64_t)(passed < 0 ? -passed : passed);
-	run = w->passed / AHEAD_PART;
-	w->run = run < 1 ? 1 : run < most ? (uint32_t)run : (uint32_t)most;
-	w->at = chunk;
+	s->backward = chunk + 1 == s->low;
+	s->passed += (uint64_t)(passed < 0 ? -passed : passed);
+	run = s->passed / AHEAD_PART;
+	s->run = run < 1 ? 1 : run < most ? (uint32_t)run : (uint32_t)most;
+	s->at = chunk;
 	return passed;
 }
 
@@ -148,17 +148,17 @@ static int can_pin(const struct pool_file *f, uint64_t chunk)
 static void run_around(const struct up_pool *p, const struct pool_region *r,
 		       const struct pool_file *f, uint64_t chunk, uint64_t *first, uint64_t *end)
 {
-	const struct pool_walk *w = &r->walk[r->now];
+	const struct pool_stream *s = &r->stream[r->now];
 	uint64_t bytes = pool_chunk_bytes(p), low = r->offset / bytes;
 	uint64_t high = (r->offset + r->length + bytes - 1) / bytes;
 
 	*first = chunk;
 	*end = chunk + 1;
-	if (w->backward)
-		while (*end - *first < w->run && *first > low && can_pin(f, *first - 1))
+	if (s->backward)
+		while (*end - *first < s->run && *first > low && can_pin(f, *first - 1))
 			--*first;
 	else
-		while (*end - *first < w->run && *end < high && can_pin(f, *end))
+		while (*end - *first < s->run && *end < high && can_pin(f, *end))
 			++*end;
 }
 
@@ -173,7 +173,7 @@ static uint64_t piece_of(const struct up_pool *p, const struct pool_client *c,
 
 	while (chunk < end && chunk < f->chunks && f->state[chunk] == UP_PRESENT)
 		chunk++;
-	if (r->walk[r->now].passed < AHEAD_PART * far)
+	if (r->stream[r->now].passed < AHEAD_PART * far)
 		return map_most(p);
 	return chunk == end || chunk == f->chunks ? far : map_most(p);
 }
@@ -187,10 +187,10 @@ static void plan_ahead(struct up_pool *p, uint32_t client, struct pool_region *r
 {
 	uint64_t bytes = pool_chunk_bytes(p), piece, limit, first;
 	struct pool_client *c = &p->client[client];
-	const struct pool_walk *w = &r->walk[r->now];
+	const struct pool_stream *s = &r->stream[r->now];
 	struct pool_ahead *a = NULL;
 
-	if (map_most(p) < 2 || w->run < map_most(p) || w->backward)
+	if (map_most(p) < 2 || s->run < map_most(p) || s->backward)
 		return;
 	piece = piece_of(p, c, r, chunk);
 	limit = (r->offset + r->length + bytes - 1) / bytes;
@@ -198,9 +198,9 @@ static void plan_ahead(struct up_pool *p, uint32_t client, struct pool_region *r
 		limit = (chunk / piece + 2) * piece;
 	for (uint32_t i = 0; i < p->aheads && !a; i++)
 		if (p->ahead[i].client == client && p->ahead[i].region == r->id &&
-		    p->ahead[i].walk == r->now)
+		    p->ahead[i].stream == r->now)
 			a = &p->ahead[i];
-	first = w->high > chunk && !a ? w->high : chunk + 1;
+	first = s->high > chunk && !a ? s->high : chunk + 1;
 	if (first >= limit)
 		return;
 	if (!a && p->aheads < POOL_AHEADS)
@@ -208,7 +208,7 @@ static void plan_ahead(struct up_pool *p, uint32_t client, struct pool_region *r
 	if (!a)
 		return; /* then it is mapped when it is touched */
 	*a = (struct pool_ahead){ .client = client, .generation = c->generation, .region = r->id,
-				  .walk = r->now, .piece = piece, .chunk = first, .end = limit };
+				  .stream = r->now, .piece = piece, .chunk = first, .end = limit };
 }
 
 /* Some of what is planned, so that who comes meanwhile waits no longer than that. */
@@ -217,7 +217,7 @@ static void map_ahead(struct up_pool *p)
 	uint64_t bytes = pool_chunk_bytes(p), first, end, most, from;
 	struct pool_mapped done = { 0 };
 	struct pool_region *found, r;
-	struct pool_walk *w;
+	struct pool_stream *s;
 	struct pool_ahead a;
 	struct pool_client *c;
 	struct pool_file *f;
@@ -242,9 +242,9 @@ static void map_ahead(struct up_pool *p)
 			p->ahead[p->aheads] = a;
 			p->ahead[p->aheads++].chunk = end;
 		}
-		w = &found->walk[a.walk];
-		if (w->low <= first && w->high >= first && w->high < end) /* else it is another by now */
-			w->high = end;
+		s = &found->stream[a.stream];
+		if (s->low <= first && s->high >= first && s->high < end) /* else it is another by now */
+			s->high = end;
 		r = *found;
 		pin(p, f, first, end);
 		pool_use(c);
@@ -264,17 +264,17 @@ static void map_ahead(struct up_pool *p)
 	pool_unlock(p);
 }
 
-/* Its walk has come to where others began: they are one. */
+/* Its stream has come to where others began: they are one. */
 static void join(struct pool_region *r)
 {
-	struct pool_walk *w = &r->walk[r->now];
+	struct pool_stream *s = &r->stream[r->now];
 
-	for (struct pool_walk *o = r->walk; o < r->walk + POOL_WALKS; o++) {
-		if (o == w || !o->passed || o->low > w->high || o->high < w->low)
+	for (struct pool_stream *o = r->stream; o < r->stream + POOL_STREAMS; o++) {
+		if (o == s || !o->passed || o->low > s->high || o->high < s->low)
 			continue;
-		w->low = o->low < w->low ? o->low : w->low;
-		w->high = o->high > w->high ? o->high : w->high;
-		w->passed += o->passed;
+		s->low = o->low < s->low ? o->low : s->low;
+		s->high = o->high > s->high ? o->high : s->high;
+		s->passed += o->passed;
 		o->passed = 0;
 	}
 }
@@ -287,15 +287,15 @@ static void answer(struct up_pool *p, uint32_t client, struct pool_region *r, ui
 	struct pool_file *f = &p->file[r->file];
 	uint64_t bytes = pool_chunk_bytes(p), first, end;
 	struct pool_mapped done = { 0 };
-	struct pool_walk *w = &r->walk[r->now];
+	struct pool_stream *s = &r->stream[r->now];
 	struct pool_region at;
 	uint32_t turn;
 
 	run_around(p, r, f, chunk, &first, &end);
-	if (w->low > first)
-		w->low = first;
-	if (w->high < end)
-		w->high = end;
+	if (s->low > first)
+		s->low = first;
+	if (s->high < end)
+		s->high = end;
 	join(r);
 	plan_ahead(p, client, r, end - 1);
 	pin(p, f, first, end);
@@ -317,7 +317,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	struct up_pool_event e = { .time_ns = pool_now_ns(), .client = client,
 				   .tid = m->arg.pagefault.feat.ptid, .length = p->page_bytes };
 	struct pool_region *r;
-	struct pool_walk *w;
+	struct pool_stream *s;
 	struct pool_file *f;
 
 	pthread_mutex_lock(&p->lock);
@@ -356,18 +356,18 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	if (f->state[chunk] == UP_ABSENT && f->left[chunk]) /* the first of those that ask for it */
 		e.refault = p->evictions - f->left[chunk] + 1;
 	/* who goes on where the last demand ended gets more */
-	w = &r->walk[r->now];
-	if (chunk != w->miss_next)
-		w->miss_run = 1;
-	else if (w->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)
-		w->miss_run *= 2;
-	w->miss_next = chunk + w->miss_run;
+	s = &r->stream[r->now];
+	if (chunk != s->miss_next)
+		s->miss_run = 1;
+	else if (s->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)
+		s->miss_run *= 2;
+	s->miss_next = chunk + s->miss_run;
 	if (pool_add_waiter(p, client, r->file, chunk, m, address)) {
 		pool_unlock(p);
 		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */
 		return;
 	}
-	pool_want(p, r->file, chunk, w->miss_run);
+	pool_want(p, r->file, chunk, s->miss_run);
 	if (is_stuck(c, e.tid, r->file, e.offset)) {
 		e.kind = UP_POOL_STUCK;
 		pool_post(p, &e);

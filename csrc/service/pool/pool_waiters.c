@@ -87,10 +87,10 @@ int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk
 	return 0;
 }
 
-/* The walk that stands at a chunk; NULL: its reader has gone on. */
-static struct pool_walk *walk_at(struct pool_region *r, uint64_t chunk)
+/* The stream that stands at a chunk; NULL: its reader has gone on. */
+static struct pool_stream *stream_at(struct pool_region *r, uint64_t chunk)
 {
-	for (struct pool_walk *w = r->walk; w < r->walk + POOL_WALKS; w++)
+	for (struct pool_stream *w = r->stream; w < r->stream + POOL_STREAMS; w++)
 		if (w->passed && w->at == chunk)
 			return w;
 	return NULL;
@@ -105,7 +105,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		struct pool_waiter w = **at;
 		struct pool_client *c = &p->client[w.client];
 		struct pool_region *found, r;
-		struct pool_walk *walk;
+		struct pool_stream *stream;
 		struct pool_mapped done = { 0 };
 		uint64_t end;
 		uint32_t turn;
@@ -128,11 +128,11 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 			continue;
 		}
 		/* no more of what was expected than of what was there already (pool_faults.c, run_around) */
-		walk = walk_at(found, w.chunk);
-		end = w.chunk + (walk ? walk->run : 1);
+		stream = stream_at(found, w.chunk);
+		end = w.chunk + (stream ? stream->run : 1);
 		end = end < first + count ? end : first + count;
-		if (walk && walk->high < end)
-			walk->high = end;
+		if (stream && stream->high < end)
+			stream->high = end;
 		p->file[file].mapped += end - w.chunk;
 		r = *found;
 		pool_use(c);

@@ -432,7 +432,7 @@ def tree_pages(data: bytes, *kinds: int) -> list[int]:
     return np.flatnonzero(np.isin(index_of(data).page_types(), kinds)).tolist()
 
 
-def test_a_child_that_is_its_own_ancestor_ends_the_walk(whole: dict[int, bytes]) -> None:
+def test_a_child_that_is_its_own_ancestor_ends_the_stream(whole: dict[int, bytes]) -> None:
     data = whole[0]
     index = index_of(data)
     root = index.meta.main.root

@@ -72,7 +72,7 @@ def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) ->
 CELL = 64 * (64 << 10)
 
 
-def test_over_what_is_still_mapped_a_walk_goes_by_one_page_of_each_cell() -> None:
+def test_over_what_is_still_mapped_a_stream_goes_by_one_page_of_each_cell() -> None:
     """Of an earlier epoch: nothing else of it faults (warm/placement.py, _rearm_pool)."""
     pool, _ = pool_of(64 * MIB, "cyclic")
     state = np.full(4 * 64, uffd_pool.PRESENT, np.uint8)

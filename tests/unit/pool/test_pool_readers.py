@@ -48,7 +48,7 @@ def test_a_look_at_a_page_elsewhere_is_no_reader() -> None:
     assert mapping.readers() == [walk]
 
 
-def test_a_walk_that_begins_elsewhere_takes_the_place_of_the_one_before() -> None:
+def test_a_stream_that_begins_elsewhere_takes_the_place_of_the_one_before() -> None:
     mapping = Mapping()
     old = mapping.walk(7, 400 * MIB, 20)
     mapping.touch(7, 0)
@@ -58,7 +58,7 @@ def test_a_walk_that_begins_elsewhere_takes_the_place_of_the_one_before() -> Non
     assert old in mapping.reader.table.active(), "else the test shows nothing"
 
 
-def test_each_thread_has_its_own_walk() -> None:
+def test_each_thread_has_its_own_stream() -> None:
     mapping = Mapping()
     walks = [mapping.walk(tid, tid * 100 * MIB, 4) for tid in (1, 2, 3)]
     assert sorted(mapping.readers(), key=lambda s: s.id) == sorted(walks, key=lambda s: s.id)
@@ -81,7 +81,7 @@ def test_threads_without_end_are_not_remembered_without_end() -> None:
     assert walk in mapping.readers()
 
 
-def test_a_touch_goes_on_with_a_walk_where_it_is_next_to_what_was_read() -> None:
+def test_a_touch_goes_on_with_a_stream_where_it_is_next_to_what_was_read() -> None:
     """In a small file any place is within the reach of a walk."""
     mapping = Mapping()
     walk = mapping.walk(7, 4 * MIB, 20)

@@ -5,7 +5,6 @@ show here: without a pool, by a clock that only it moves."""
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 from harness import programs

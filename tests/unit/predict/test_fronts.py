@@ -56,7 +56,7 @@ def test_touches_in_order_are_one_front() -> None:
     assert first.direction == 1 and first.gaps == 0 and first.density == pytest.approx(1)
 
 
-def test_what_a_rank_is_behind_by_since_it_was_seen_is_no_walk_of_its_own() -> None:
+def test_what_a_rank_is_behind_by_since_it_was_seen_is_no_stream_of_its_own() -> None:
     file = File()
     file.fronts.look(None)
     first = file.touch(0)
@@ -71,7 +71,7 @@ def test_what_a_rank_is_behind_by_since_it_was_seen_is_no_walk_of_its_own() -> N
     assert first.position == 1000
 
 
-def test_who_comes_back_behind_a_walk_that_stands_begins_a_walk() -> None:
+def test_who_comes_back_behind_a_stream_that_stands_begins_a_stream() -> None:
     file = File()
     first = [file.touch(at) for at in range(1000)][-1]
     file.fronts.look(file.now)  # whoever touches next: all was seen
@@ -82,7 +82,7 @@ def test_who_comes_back_behind_a_walk_that_stands_begins_a_walk() -> None:
     assert file.touch(300) not in (first, again)
 
 
-def test_of_two_walks_the_one_that_is_near_goes_on() -> None:
+def test_of_two_streams_the_one_that_is_near_goes_on() -> None:
     file = File()
     ahead = [file.touch(at) for at in range(1000)][-1]
     behind = [file.touch(at, pid=2) for at in range(300, 350)][-1]
@@ -91,7 +91,7 @@ def test_of_two_walks_the_one_that_is_near_goes_on() -> None:
     assert file.touch(350, pid=2) is behind
 
 
-def test_a_walk_is_as_dense_as_it_was_of_late() -> None:
+def test_a_stream_is_as_dense_as_it_was_of_late() -> None:
     """One that goes on in steps, after all in order."""
     file = File()
     front = file.touch(0, 500)
@@ -103,7 +103,9 @@ def test_a_walk_is_as_dense_as_it_was_of_late() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
-def test_gaps_that_are_filled_as_a_rule_were_part_of_the_walk(backward: bool, again: bool) -> None:
+def test_gaps_that_are_filled_as_a_rule_were_part_of_the_stream(
+    backward: bool, again: bool
+) -> None:
     """A large copy touches both ends of what it takes first; and again, when it is read again."""
     file, piece = File(), 8
     if again:
@@ -132,7 +134,7 @@ def test_gaps_of_which_a_part_is_filled_now_and_then_are_gaps(filled: int) -> No
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_what_a_walk_is_told_of_once_more_as_it_goes_on_counts_once(backward: bool) -> None:
+def test_what_a_stream_is_told_of_once_more_as_it_goes_on_counts_once(backward: bool) -> None:
     """Touches that one look finds are merged: what fills a gap lies in one run with what is new."""
     file, record = File(), 8
 
@@ -174,7 +176,7 @@ def test_touches_before_the_first_turn_it_round() -> None:
     assert front.direction == -1 and front.position == 97 and front.start == 101
 
 
-def test_processes_that_share_a_walk_share_its_front() -> None:
+def test_processes_that_share_a_stream_share_its_front() -> None:
     file = File()
     front = file.touch(100, pid=1)
     assert all(file.touch(101 + i, pid=1 + i % 4) is front for i in range(40))
@@ -236,7 +238,7 @@ def test_behind_touches_in_a_row_the_kernel_has_read_once_more() -> None:
 
 
 @pytest.mark.parametrize("run, around", [(1, 1), (2, 1), (3, 3), (4, 3)])
-def test_how_much_plain_reads_of_a_walk_goes_by_how_long_its_runs_are(
+def test_how_much_plain_reads_of_a_stream_goes_by_how_long_its_runs_are(
     run: int, around: int
 ) -> None:
     """Half of a miss before a run, as much behind it, and where that was come over the next."""
@@ -384,7 +386,7 @@ def test_what_has_left_memory_is_asked_for_and_lost_as_if_it_had_never_been() ->
     assert account.lost == 15 * BLOCK_BYTES and front.state is State.ALIVE
 
 
-def test_a_walk_that_turns_takes_back_what_was_guessed_in_the_other_direction() -> None:
+def test_a_stream_that_turns_takes_back_what_was_guessed_in_the_other_direction() -> None:
     file = File()
     front = file.touch(100, 3)
     file.fronts.ask(103, 120)

@@ -44,7 +44,9 @@ def test_another_order_is_still_found_wrong() -> None:
     assert walk.wrong is not None
 
 
-@pytest.mark.parametrize(("size_tib", "grain_mib"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 4)])
+@pytest.mark.parametrize(
+    ("size_tib", "grain_mib"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 4)]
+)
 def test_an_order_of_whole_large_files_is_cut_no_finer_than_its_arrays_may_be(
     size_tib: int, grain_mib: int
 ) -> None:

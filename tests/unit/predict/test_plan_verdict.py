@@ -162,7 +162,7 @@ def test_an_early_stop_is_not_wrong_and_what_follows_fits_the_next_epoch() -> No
     assert after.wrong is None
 
 
-def test_a_finished_walk_judges_nothing() -> None:
+def test_a_finished_stream_judges_nothing() -> None:
     rows, size = shuffled(1000, 13), MIB
     walk = SeenCursor(fixed_records(rows, size), 1000 * size)
     walk.said(1000, 1)

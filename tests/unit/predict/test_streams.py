@@ -72,7 +72,7 @@ def test_one_touch_is_no_stream_yet_a_second_one_is() -> None:
     assert first.active and not first.settled
 
 
-def test_a_walk_that_is_seen_late_counts_at_once() -> None:
+def test_a_stream_that_is_seen_late_counts_at_once() -> None:
     """A page-table look brings a long run in one touch: no need to wait for the next."""
     assert Reader().touch(0, 4 * MIB).active
 
@@ -124,7 +124,7 @@ def test_a_backward_reader_of_blocks_that_are_read_forward() -> None:
     assert stream.position_bytes == MIB
 
 
-def test_a_forward_walk_that_looked_backward_at_first_turns() -> None:
+def test_a_forward_stream_that_looked_backward_at_first_turns() -> None:
     reader = Reader()
     for at in (20 * BLOCK, 19 * BLOCK, 18 * BLOCK, *(i * BLOCK for i in range(21, 100))):
         stream = reader.touch(at)
@@ -132,7 +132,7 @@ def test_a_forward_walk_that_looked_backward_at_first_turns() -> None:
     assert (stream.direction, stream.position_bytes) == (1, 100 * BLOCK)
 
 
-def test_a_walk_up_to_a_place_that_was_touched_once_passes_it() -> None:
+def test_a_stream_up_to_a_place_that_was_touched_once_passes_it() -> None:
     """An LMDB's root page lies among the records: a checkpoint nearer to it is still the walk's."""
     reader = Reader()
     root = reader.touch(22 * MIB, 4 * KIB)
@@ -173,7 +173,7 @@ def test_a_header_and_a_tree_lead_to_the_records(root: int, first_record: int) -
     assert all(abs(s.position_bytes - root) > BLOCK or not s.settled for s in reader.table.active())
 
 
-def test_out_of_order_touches_of_one_walk_stay_in_it() -> None:
+def test_out_of_order_touches_of_one_stream_stay_in_it() -> None:
     """Kernel readahead, several threads and tree pages shuffle a walk a little."""
     reader = Reader()
     chance = random.Random(4)
@@ -196,7 +196,7 @@ def test_four_readers_of_one_process_are_four_streams() -> None:
     assert reader.positions() == [start + 16 * MIB for start in starts]
 
 
-def test_a_walk_that_runs_into_another_takes_it_over() -> None:
+def test_a_stream_that_runs_into_another_takes_it_over() -> None:
     reader = Reader()
     ahead = reader.walk(64 * MIB, 68 * MIB)
     behind = reader.walk(0, 72 * MIB, step=MIB, length=MIB)
@@ -206,7 +206,7 @@ def test_a_walk_that_runs_into_another_takes_it_over() -> None:
     assert behind.position_bytes == 72 * MIB
 
 
-def test_a_walk_that_was_left_for_one_nearby_ends_when_silent() -> None:
+def test_a_stream_that_was_left_for_one_nearby_ends_when_silent() -> None:
     """The head of a file, read once, is no second reader for ever."""
     reader = Reader()
     head = reader.touch(0, 512 * KIB)
@@ -229,7 +229,7 @@ def test_the_number_of_streams_is_bounded_and_the_silent_go_first() -> None:
     assert reader.table.absorbed
 
 
-def test_a_candidate_reaches_less_far_than_a_walk() -> None:
+def test_a_candidate_reaches_less_far_than_a_stream() -> None:
     far = CANDIDATE_REACH_BYTES + MIB
     reader = Reader()
     assert reader.touch(0) is not reader.touch(far)
@@ -277,7 +277,7 @@ def test_between_touches_a_reader_is_expected_where_its_rate_takes_it() -> None:
 
 
 @pytest.mark.parametrize(("wide", "skips"), [(BLOCK, True), (BLOCK * 7, False)])
-def test_a_walk_skips_when_it_leaves_something_out_in_each_of_its_last_pieces(
+def test_a_stream_skips_when_it_leaves_something_out_in_each_of_its_last_pieces(
     wide: int, skips: bool
 ) -> None:
     walk = Stream(1, 0, 1, 0, 0, 0, 0, active=True)

@@ -32,7 +32,7 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
 # ---- who is read ahead of -----------------------------------------------------------------------
 
 
-def test_a_walk_misses_at_its_beginning_only(bed: Bed, file: FileState) -> None:
+def test_a_stream_misses_at_its_beginning_only(bed: Bed, file: FileState) -> None:
     bed.walk(bed.region(file), 0, 128 * MIB)
     assert bed.misses < 32
     before = bed.misses
@@ -174,7 +174,7 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     assert depth_at(bed, other, now_ns=missed_ns) == alone, "of itself"
 
 
-def test_a_long_walk_may_have_more_under_way(bed: Bed, file: FileState) -> None:
+def test_a_long_stream_may_have_more_under_way(bed: Bed, file: FileState) -> None:
     walker = bed.region(file)
     bed.walk(walker, 0, 64 * MIB)
     (head,) = bed.ahead._of(file).heads.values()
@@ -219,7 +219,7 @@ def test_who_rests_time_and_again_finds_as_much_as_it_reads_in_between(
     assert 80 * MIB <= max(end for _, end in bed.read()) <= 83 * MIB
 
 
-def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(
+def test_a_short_stream_does_not_wait_for_what_long_ones_have_under_way(
     bed: Bed, file: FileState
 ) -> None:
     """Which of them is sent is told by who is nearest: else who is late falls further behind."""
@@ -234,7 +234,7 @@ def test_a_short_walk_does_not_wait_for_what_long_ones_have_under_way(
     assert short.depth_of_all_bytes > long.depth_of_all_bytes, "but beside its miss"
 
 
-def test_a_rank_that_misses_beside_a_walk_waits_for_what_is_read_ahead_of_it(
+def test_a_rank_that_misses_beside_a_stream_waits_for_what_is_read_ahead_of_it(
     bed: Bed, file: FileState
 ) -> None:
     walker, beside, elsewhere = (bed.region(file, rank, 7 + rank) for rank in range(3))
@@ -317,7 +317,7 @@ def test_one_that_nobody_comes_to_is_lost(bed: Bed, shards: list[FileState], end
     assert bed.ahead.account.lost >= read > 8 * MIB
 
 
-def test_what_a_walk_has_left_unread_is_lost(bed: Bed, file: FileState) -> None:
+def test_what_a_stream_has_left_unread_is_lost(bed: Bed, file: FileState) -> None:
     region = bed.region(file)
     bed.walk(region, 0, 32 * MIB)
     ahead = bed.ahead.account.open

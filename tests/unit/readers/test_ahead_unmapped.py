@@ -58,7 +58,7 @@ def wanted_bytes(policy: Ahead) -> int:
     return sum(wanted.end - wanted.start for _, wanted in policy.demand(region.reader, NOW))
 
 
-def test_walks_of_mappings_that_go_before_the_next_turn_tell_how_far_such_walks_go() -> None:
+def test_streams_of_mappings_that_go_before_the_next_turn_tell_how_far_such_streams_go() -> None:
     far, near = ahead(), ahead()
     for number in range(1, 17):
         for policy, size in ((far, 8 * MIB), (near, MIB)):

@@ -269,7 +269,7 @@ def near(node: Node, readahead_bytes: int) -> None:
         node.notes.meter.note_pages(took, 1)
 
 
-def test_walks_are_left_to_the_kernel_where_its_readahead_suffices() -> None:
+def test_streams_are_left_to_the_kernel_where_its_readahead_suffices() -> None:
     node = Node()
     near(node, 8 * MIB)
     node.reads(64)
@@ -302,7 +302,7 @@ def test_nor_of_a_job_that_says_that_it_reads_at_random() -> None:
     assert node.by() == {"Head"}
 
 
-def test_nor_a_walk_that_leaves_something_out() -> None:
+def test_nor_a_stream_that_leaves_something_out() -> None:
     """From where that is seen on: the kernel's readahead is led by what is touched."""
     node = Node()
     near(node, 8 * MIB)

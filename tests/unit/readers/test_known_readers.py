@@ -137,7 +137,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(monkeypatch)
 
 
-def test_a_chance_walk_gets_no_window_while_the_order_is_awaited(node: Node) -> None:
+def test_a_chance_stream_gets_no_window_while_the_order_is_awaited(node: Node) -> None:
     node.orders.awaited = True
     node.walks(density=0.02)
     node.plan()
@@ -154,7 +154,7 @@ def test_one_that_leaves_little_out_gets_its_window(node: Node) -> None:
     assert node.scheduler.wanted[0][0] == -(-int(16 * MIB * 0.9) // BLOCK) * BLOCK
 
 
-def test_a_walk_that_may_be_anything_waits_too(node: Node) -> None:
+def test_a_stream_that_may_be_anything_waits_too(node: Node) -> None:
     """Its first touches: nothing is known of what lies between."""
     node.orders.awaited = True
     node.walks(1.0, 4096)
@@ -207,7 +207,7 @@ def test_windows_of_before_are_taken_away_once(node: Node) -> None:
     assert len(node.scheduler.wanted) == asked
 
 
-def test_its_touches_are_no_walks(node: Node) -> None:
+def test_its_touches_are_no_streams(node: Node) -> None:
     node.orders.known = known()
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
@@ -277,7 +277,7 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
     assert (node.reader.access is Access.JUMPS) == (dropped is not None)
 
 
-def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:
+def test_one_whose_order_was_inferred_from_its_stream_is_watched_on(node: Node) -> None:
     node.orders.known = known(inferred=True)
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
@@ -321,7 +321,9 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
 
 
 @pytest.mark.parametrize(("apart_bytes", "places"), [(8 * MIB, 1), (80 * MIB, 2)])
-def test_walks_near_each_other_share_one_window(node: Node, apart_bytes: int, places: int) -> None:
+def test_streams_near_each_other_share_one_window(
+    node: Node, apart_bytes: int, places: int
+) -> None:
     """As ranks do that slice each tensor: what lies ahead of one lies ahead of all."""
     one = node.walks(1.0)
     at = one.position_bytes + apart_bytes

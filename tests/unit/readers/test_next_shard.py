@@ -157,7 +157,7 @@ def test_several_ranks_have_one_stream_of_it(node: Node) -> None:
     assert sum(len(node.beyond(reader, SIZE - 24 * MIB)) for reader in ranks) == 1
 
 
-def test_what_is_asked_for_is_taken_back_when_its_walk_is_none(node: Node) -> None:
+def test_what_is_asked_for_is_taken_back_when_its_stream_is_none(node: Node) -> None:
     reader = node.reader(SHARDS[0])
     node.beyond(reader, SIZE - 24 * MIB)
     node.opens()

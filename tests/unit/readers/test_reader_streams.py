@@ -64,7 +64,7 @@ def test_a_touch_is_in_order_when_what_was_passed_over_was_read(
 
 
 @pytest.mark.parametrize(("news", "expected"), [(0, True), (8 * MIB, False)])
-def test_of_a_random_reader_only_what_it_reads_for_the_first_time_tells_of_a_walk(
+def test_of_a_random_reader_only_what_it_reads_for_the_first_time_tells_of_a_stream(
     bed: Bed, file: FileState, news: int, expected: bool
 ) -> None:
     """It has been nearly everywhere at last: all that it passes over is mapped."""
@@ -89,14 +89,14 @@ def test_in_the_pool_it_is_what_a_fault_says_that_was_come_over(
     assert jumps_about(bed, region, forward, (8 * MIB, 8 * MIB), come_over) is expected
 
 
-def test_who_jumps_about_has_no_walks(bed: Bed, file: FileState) -> None:
+def test_who_jumps_about_has_no_streams(bed: Bed, file: FileState) -> None:
     """What looks like some is chance: in a file of a few hundred MiB any two touches are near."""
     region = bed.region(file)
     bed.visits(region, 100)
     assert region.reader.access is Access.JUMPS and region.reader.table.streams == []
 
 
-def test_a_long_look_at_a_page_table_is_no_walk(bed: Bed, file: FileState) -> None:
+def test_a_long_look_at_a_page_table_is_no_stream(bed: Bed, file: FileState) -> None:
     """It brings what was touched since the last one piece by piece, in the order of the file."""
     region, source = bed.region(file), random.Random(5)
     bed.visits(region, 100)

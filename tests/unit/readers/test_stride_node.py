@@ -315,14 +315,14 @@ def test_a_wrong_guess_of_auto_gives_the_windows_back_at_once(make: Any) -> None
     assert node.reader() is None and node.ledger.degradations == []
 
 
-def test_auto_asks_for_nothing_where_a_walk_only_begins_with_a_gap(make: Any) -> None:
+def test_auto_asks_for_nothing_where_a_stream_only_begins_with_a_gap(make: Any) -> None:
     node = make(equal(), policy="auto")
     assert not asked(node, [0, *range(160, 800)])
     node = make(equal(), policy="auto")  # nor where there is one now and then
     assert not asked(node, [record for record in range(800) if record % 90 < 60])
 
 
-def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
+def test_auto_asks_for_nothing_where_it_is_no_stream_for_sure(make: Any) -> None:
     node = make(equal(), policy="auto")
     node.of().jumps.access = Access.UNKNOWN  # type: ignore[misc]
     assert not asked(node, range(3, 800, 8))

@@ -171,7 +171,7 @@ def test_nothing_is_wanted_of_a_file_that_was_closed_or_changed_meanwhile(path: 
         os.close(node.fd)
 
 
-def test_a_touch_of_a_start_is_no_walk_and_one_behind_it_is(
+def test_a_touch_of_a_start_is_no_stream_and_one_behind_it_is(
     node: Node, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.mapped()
@@ -227,7 +227,7 @@ def test_what_was_touched_before_the_starts_were_known_counts_as_the_first(
     os.close(other.fd)
 
 
-def test_who_reads_what_follows_the_starts_is_a_walk(
+def test_who_reads_what_follows_the_starts_is_a_stream(
     node: Node, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.mapped()

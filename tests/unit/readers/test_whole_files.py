@@ -402,7 +402,7 @@ def test_the_summary_has_one_row_of_a_random_rank_however_often_it_maps(
     assert bed.ledger.degradations == []
 
 
-def test_who_does_not_jump_about_has_its_walks_in_the_summary(bed: Bed, file: FileState) -> None:
+def test_who_does_not_jump_about_has_its_streams_in_the_summary(bed: Bed, file: FileState) -> None:
     """Beside one that does."""
     jumps, walks = bed.region(file), bed.region(file, 1, 8)
     bed.visits(jumps, 100)

@@ -97,7 +97,7 @@ def test_its_reader_hears_what_a_look_has_found(node: Node) -> None:
 
 
 @pytest.mark.parametrize("walks", [True, False])
-def test_a_walk_narrows_the_look(node: Node, walks: bool) -> None:
+def test_a_stream_narrows_the_look(node: Node, walks: bool) -> None:
     """A reader that jumps about has none (readers/reader_streams.py)."""
     if walks:
         node.walk()
@@ -106,7 +106,7 @@ def test_a_walk_narrows_the_look(node: Node, walks: bool) -> None:
     assert (due == LOOK_FIRST_NS) is not walks
 
 
-def test_a_walk_of_unknown_pace_is_looked_at_soon(node: Node) -> None:
+def test_a_stream_of_unknown_pace_is_looked_at_soon(node: Node) -> None:
     """All of its window may be gone before the next look, and storage rest."""
     stream = node.walk()
     assert node.look() == POLL_FASTEST_NS
@@ -122,7 +122,9 @@ def test_the_next_look_is_before_the_end_of_what_was_asked_for(node: Node) -> No
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_where_a_walk_has_ended_its_reader_is_sought_everywhere(node: Node, direction: int) -> None:
+def test_where_a_stream_has_ended_its_reader_is_sought_everywhere(
+    node: Node, direction: int
+) -> None:
     """Who has come to the end of a file may begin at its beginning; no walk tells."""
     ends = SIZE if direction > 0 else 0
     stream = node.walk(ends - direction * MIB)
@@ -162,7 +164,7 @@ def test_a_crowd_that_nobody_reads_is_looked_at_for_a_part_of_a_core(node: Node)
     assert node.look(crowd=1000) == LOOK_FIRST_NS, "one that is read"
 
 
-def test_who_reads_ahead_everywhere_hears_of_what_is_behind_a_walk(node: Node) -> None:
+def test_who_reads_ahead_everywhere_hears_of_what_is_behind_a_stream(node: Node) -> None:
     node.walk(32 * MIB, rate=40 * MIB)
     node.region.scan.mapped.add(0, 32 * MIB)
     node.look()

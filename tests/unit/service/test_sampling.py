@@ -165,7 +165,7 @@ def test_the_history_is_of_rates_and_bounded(run: Run, file: FileState) -> None:
     assert last.misses_per_second == 3.0
 
 
-def test_a_walk_that_ends_takes_nothing_away(run: Run, file: FileState) -> None:
+def test_a_stream_that_ends_takes_nothing_away(run: Run, file: FileState) -> None:
     stream, samples = run.reader(0, file), sample(run)
     walk(stream, 8 * MIB)
     samples.tick(SECOND)

@@ -102,7 +102,7 @@ def test_random_reads_miss_one_by_one() -> None:
     assert result.stall_seconds == pytest.approx(result.seconds)
 
 
-def test_windows_follow_a_walk_and_nothing_else() -> None:
+def test_windows_follow_a_stream_and_nothing_else() -> None:
     plain, windows = run(straight(), Plain()), run(straight(), ReplayWindows(4 * MIB, MIB))
     # of so near a storage two of the kernel's windows under way are enough
     assert windows.seconds < 1.01 * plain.seconds and windows.misses <= plain.misses
@@ -114,7 +114,7 @@ def test_windows_follow_a_walk_and_nothing_else() -> None:
     assert run(jumps, ReplayWindows(4 * MIB)) == run(jumps, Plain())
 
 
-def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
+def test_a_stream_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     # With 5 ms a request the kernel's readahead, one window ahead, is far too slow.
     wanted, storage = straight(16384, think=0.0008), StorageModel(100e6, 5e-3)
     results = [

@@ -37,7 +37,7 @@ def region_of(policy: Auto) -> Region:
 # ---- walks --------------------------------------------------------------------------------------
 
 
-def test_wrap_follows_walks_as_far_ahead_as_their_rate_asks_for() -> None:
+def test_wrap_follows_streams_as_far_ahead_as_their_rate_asks_for() -> None:
     wanted = straight(16384, think=65536 / 90e6)  # computes a little longer than it reads
     result, plain = run(wanted, Auto()), run(wanted, Plain())
     # Lost is the beginning, until the walk is sure.
@@ -70,7 +70,7 @@ def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
     assert run(few, Auto(), storage=LINK).stall_seconds < plain.stall_seconds + 0.05
 
 
-def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
+def test_a_stream_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
     stopped = demand(stream(list(range(0, 16384, 16)), 16, 0.002), pages=1 << 18)
     for budget in (256 * MIB, 4096 * MIB):
         ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 64 * MIB)
@@ -146,7 +146,7 @@ def test_threads_that_walk_apart_do_not_jump_about() -> None:
     assert run(wanted, Plain(), None, storage).stall_seconds > 4
 
 
-def test_several_walks_share_what_may_be_ahead() -> None:
+def test_several_streams_share_what_may_be_ahead() -> None:
     part = 1 << 16
     stopped = demand(
         *(
@@ -160,7 +160,7 @@ def test_several_walks_share_what_may_be_ahead() -> None:
         assert min(allowed // 2, 8 * MIB) <= unused <= allowed + 4 * 2 * MIB, allowed
 
 
-def test_walks_that_have_ended_are_forgotten() -> None:
+def test_streams_that_have_ended_are_forgotten() -> None:
     there = list(range(0, 4096, 16))
     onward = list(range(1 << 17, (1 << 17) + 16 * 800, 16))
     wanted = demand(stream(there + onward, 16, 0.02), pages=1 << 18)

@@ -35,7 +35,7 @@ def walk(first: int, pages: int) -> list[int]:
     return list(range(first, first + pages, RECORD))
 
 
-def test_a_long_walk_is_read_at_the_speed_of_the_link() -> None:
+def test_a_long_stream_is_read_at_the_speed_of_the_link() -> None:
     pages = 128 * MIB // PAGE
     ours = run(straight(pages), Auto(), storage=LINK)
     assert ours.seconds < 1.1 * pages * PAGE / 300e6
@@ -87,7 +87,7 @@ def test_many_of_a_file_that_is_read_again_and_again_have_it_read_whole() -> Non
     assert time < 0.65 and bytes_ < 1.3  # 0.81 where it is not
 
 
-def test_walks_that_always_end_early_are_followed_no_further() -> None:
+def test_streams_that_always_end_early_are_followed_no_further() -> None:
     chance = np.random.default_rng(4)
     places = [
         at
@@ -98,7 +98,7 @@ def test_walks_that_always_end_early_are_followed_no_further() -> None:
     assert time < 1.05 and bytes_ < 1.15
 
 
-def test_a_walk_beside_a_random_reader_is_worth_it_for_both() -> None:
+def test_a_stream_beside_a_random_reader_is_worth_it_for_both() -> None:
     pages = 600 * MIB // PAGE
     places = np.random.default_rng(4).integers(pages, 2 * pages, 300).tolist()
     both = demand(

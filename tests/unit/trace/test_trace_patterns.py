@@ -136,7 +136,7 @@ def test_what_a_visit_mapped_is_passed_without_a_fault_and_not_left_out() -> Non
 
 
 @pytest.mark.parametrize("step", [1, 48])
-def test_walks_that_begin_again_keep_their_name(step: int) -> None:
+def test_streams_that_begin_again_keep_their_name(step: int) -> None:
     pattern = classify(pages(np.tile(runs(np.arange(50) * 24 * step, 24), 3)))
     assert pattern.name == ("consecutive" if step == 1 else "strided")
     assert pattern.direction == 1
