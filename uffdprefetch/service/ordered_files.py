@@ -136,13 +136,15 @@ class OrderedFiles:
         self._group = FIRST_GROUP
 
     def _announcer(self, peer: int) -> _Announcer:
+        """Of whom something is watched: from now on step() is to be called."""
         return self._processes.setdefault(peer, _Announcer(peer))
 
     def watch(self, peer: int, directories: Sequence[str]) -> bool:
         """See FileReaders."""
-        watching, process = self._make(), self._announcer(peer)
+        watching = self._make()
         if watching is None:
             return False
+        process = self._announcer(peer)
         has_lost, process.has_lost = process.has_lost, False
         for directory in directories:
             self._mark(watching, process, directory)
@@ -175,7 +177,8 @@ class OrderedFiles:
 
     def opened(self, peer: int) -> Sequence[str]:
         """See FileReaders."""
-        return list(self._announcer(peer).opened)
+        process = self._processes.get(peer)
+        return list(process.opened) if process is not None else []
 
     def follow(self, peer: int, order: FileOrder, after: FileOrder | None = None) -> None:
         """See FileReaders."""
@@ -190,7 +193,8 @@ class OrderedFiles:
 
     def forget(self, peer: int, orders: Sequence[FileOrder]) -> None:
         """See FileReaders."""
-        process, watching = self._processes.get(peer), self._make()
+        process = self._processes.get(peer)
+        watching = self._make() if process is not None else None
         if process is None or watching is None:
             return
         for followed in [one for one in process.orders if one.order in orders]:

@@ -63,6 +63,22 @@ def test_nothing_is_made_before_it_is_needed(made: Names) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_of_whom_nothing_is_watched_nothing_is_due(made: Names, tmp_path: Path) -> None:
+    """Whoever had announced an order of one file made the service turn without a pause."""
+    before = len(os.listdir("/proc/self/fd"))
+    assert not made.names.ordered.opened(PID)
+    assert made.names.due_ns is None
+    made.names.ordered.forget(PID, [])
+    assert len(os.listdir("/proc/self/fd")) == before, "and nothing was made for it"
+
+
+def test_where_nothing_can_be_watched_nothing_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch, "")
+    assert not names.names.ordered.watch(PID, ["/"])
+    assert names.names.due_ns is None
+    names.close()
+
+
 def test_what_is_opened_is_told_to_the_orders(made: Names, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
