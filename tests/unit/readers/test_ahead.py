@@ -155,7 +155,9 @@ def depth_at(bed: Bed, region: Region, front: Front | None = None, now_ns: int =
 def misses(bed: Bed, region: Region, front: Front) -> None:
     """Just now, at a front of the region's file."""
     of = bed.ahead._of(region.file)
-    bed.ahead._traffic.missed[region.reader.pid] = module.Miss(bed.now, region.reader.pid, of, front)
+    bed.ahead._traffic.missed[region.reader.pid] = module.Miss(
+        bed.now, region.reader.pid, of, front
+    )
 
 
 def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileState) -> None:
