@@ -14,11 +14,11 @@ from conftest import HANG_SECONDS
 
 from uffdprefetch.base.file_systems import type_of
 from uffdprefetch.launch.replay import PROGRAM
-from uffdprefetch.protocol.replayed import told_by
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry, StartProfile
 from uffdprefetch.protocol import start_log
+from uffdprefetch.protocol.replayed import told_by
 
 #: Of what a replay tells; behind that it is told where the start log is.
 RESULT_BYTES = 1024

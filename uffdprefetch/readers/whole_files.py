@@ -43,10 +43,9 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: What a run may read for nothing by files that it reads whole, beyond FREE_BYTES: a part of what
 #: their visits bring, while nothing is saved, and for each share of the time that is. Where half is
 #: saved it is 1.5 times as much, two and a half times what plain reads: what bench/harm_table.py
-#: allows. Not what the account of guesses says (predict/storage.py), which counts seconds of the
-#: link: while a file is read whole most of it is for nothing yet, and what is saved comes at random,
-#: so that seconds would let a fast link read many times what plain does before the first visit has
-#: paid.
+#: allows. The account of guesses (predict/storage.py) counts seconds of the link: while a file is
+#: read whole most of it is for nothing yet, and what is saved comes at random, so that seconds
+#: would let a fast link read many times what plain does before the first visit has paid.
 FREE_SHARE, SAVED_SHARE = 0.05, 3.0
 
 

@@ -10,8 +10,8 @@ from uffdprefetch.predict.storage import (
     FREE_SECONDS,
     OPEN_SHARE,
     RANDOM_FREE_BYTES,
-    UNDER_WAY_BYTES,
     SHY,
+    UNDER_WAY_BYTES,
     Account,
     Link,
     Storage,
@@ -83,7 +83,7 @@ def test_no_more_is_lost_than_was_used_and_a_little_however_fast_the_link_is(fre
 
 def test_what_is_free_is_what_a_job_that_gains_nothing_is_allowed() -> None:
     allowed = 4 << 20  # bench/harm_table.py
-    assert FREE_BYTES == allowed
+    assert allowed == FREE_BYTES
     assert allowed / 2 <= RANDOM_FREE_BYTES / OPEN_SHARE <= allowed
     assert FREE_BYTES / OPEN_SHARE >= 8e9 * 1e-3  # keeps a link of 8 GB/s and 1 ms busy
 

@@ -448,7 +448,7 @@ def test_what_is_read_for_nothing_is_bounded_for_all_files_together(
 
 def test_what_other_guesses_have_lost_is_free_no_more(bed: Bed, file: FileState) -> None:
     """A job that gains nothing has FREE_BYTES read for nothing, by whatever guess."""
-    region = streaming(bed, file)
+    streaming(bed, file)
     stream = bed.ahead._of(file).visited.streaming.stream
     assert stream is not None
     rooms = []
