@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At how many places of a mapping the pool knows that its reader goes on (POOL_WALKS, pool.h)."""
+"""At how many places of a mapping the pool knows that its reader goes on (POOL_STREAMS, pool.h)."""
 
 from __future__ import annotations
 
@@ -44,3 +44,33 @@ def test_what_is_there_is_mapped_ahead_of_readers_at_four_places(
         assert told["faults"] < places * STEPS // 2, told
     else:
         assert told["faults"] >= places * STEPS, told
+
+
+#: Records of so many chunks, at places that are far apart, each touched from its first page on.
+RECORDS = """
+m = Mapping(sys.argv[1])
+pooled = m.pooled()
+for record in range(128):
+    place = (record * 37) % 128
+    for chunk in range(int(sys.argv[2])):
+        m.view[(place << 19) + (chunk << 16)]
+say(pooled=pooled)
+"""
+
+
+@pytest.mark.parametrize(("chunks", "most"), [(1, 128), (2, 176)])
+def test_a_miss_at_a_new_place_brings_two_chunks_where_most_were_followed_by_the_next(
+    job: Start, tmp_path: Path, chunks: int, most: int
+) -> None:
+    """So a record that is longer than a chunk is waited for once; and of others no more is read than
+    is touched."""
+    path = tmp_path / "data.bin"
+    write_records(path, 64 * MIB)
+    work = job(python(RECORDS, path, chunks), options=("--engine", "pool", "--policy", "none"))
+    assert work.line()["pooled"]
+    summary = work.finish().good().summary
+    assert summary is not None
+    pool = summary["pool"]
+    assert 128 <= pool["missing_faults"] <= most, pool
+    # who goes on gets twice as much: a chunk too much of each that has missed twice
+    assert pool["demand_read_bytes"] <= chunks * pool["missing_faults"] << 16, pool

@@ -25,8 +25,8 @@ SHY = 2.0
 FREE_SECONDS = 0.05
 #: Bytes that a run may read for nothing before anything is known, however fast the link is: others
 #: share the storage. Streams and chains may lose no more beyond as many as were used; files that
-#: are read whole no more beyond a part of what their visits bring, less what streams and chains have
-#: lost. So much bench/harm_table.py allows to any program.
+#: are read whole no more beyond a part of what their visits bring, less what the others have lost.
+#: So much bench/harm_table.py allows to any program.
 FREE_BYTES = 4 << 20
 #: ... of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it brings a
 #: page, so that plain reads little.

@@ -49,6 +49,7 @@ struct pool_file {
 	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
 	uint8_t *stale; /* one a chunk: it holds what the file held before, and goes */
 	uint8_t *kept;  /* one a chunk: other nodes ask for it here */
+	uint32_t begun, went_on, paired; /* misses at a new place: see first_run() */
 	uint64_t by_unit, mapped; /* chunks: read by whole requests for misses; that readers were given */
 	uint64_t stale_at;
 	int dropping; /* some are */

@@ -24,11 +24,30 @@
 #define DEMAND_MAX_BYTES (128u << 10)
 /* One part in so many of what a reader has come over in order is mapped ahead of it. */
 #define AHEAD_PART 4
+/* So many misses at new places, and half as many from there on, tell whether their readers go on; and one in so many is
+ * still asked. */
+#define BEGUN 32
+#define ASKED_AGAIN 8
 #define MAP_SHARE 64
 #define FAR_BYTES (16u << 20)
 #define FAR_HUGE_BYTES (128u << 20)
 #define FAR_SHARE 32
 #define FAR_TIMES 4
+
+/* How many chunks a miss at a new place brings: one, or two where more than half of those that brought one were followed
+ * by a miss at the next, as of records that are longer than a chunk. */
+static uint32_t first_run(struct pool_file *f, uint64_t bytes)
+{
+	int is_told = f->begun >= BEGUN / 2 && 2 * f->went_on > f->begun && 2 * bytes <= DEMAND_MAX_BYTES;
+
+	if (is_told && ++f->paired % ASKED_AGAIN)
+		return 2;
+	if (++f->begun > BEGUN) {
+		f->begun /= 2;
+		f->went_on /= 2;
+	}
+	return 1;
+}
 
 /* A thread that waits for the same two pages, again and again, and for nothing else: one
  * instruction needs both, and there is never room for both. It would go on like that for ever. One
@@ -357,10 +376,13 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 		e.refault = p->evictions - f->left[chunk] + 1;
 	/* who goes on where the last demand ended gets more */
 	s = &r->stream[r->now];
-	if (chunk != s->miss_next)
-		s->miss_run = 1;
-	else if (s->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)
-		s->miss_run *= 2;
+	if (chunk != s->miss_next) {
+		s->miss_run = first_run(f, bytes);
+	} else {
+		f->went_on += s->miss_run == 1;
+		if (s->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)
+			s->miss_run *= 2;
+	}
 	s->miss_next = chunk + s->miss_run;
 	if (pool_add_waiter(p, client, r->file, chunk, m, address)) {
 		pool_unlock(p);
