@@ -16,6 +16,9 @@
 
 /* Chunks that the hand looks at before it gives up for now. */
 #define HAND_STEPS 65536u
+/* Of a list's victims so many are looked at for one with a copy: they are written in its order, and with known orders it is
+ * thousands long. */
+#define COPIES_LOOKED_AT 256
 /* A reader that waits does so much longer for a better choice than the hand's. */
 #define PATIENCE_NS 20000000ull
 
@@ -245,7 +248,9 @@ static int evict_first(struct up_pool *p, struct up_pool_victim *v)
  * written meanwhile. */
 static int evict_listed(struct up_pool *p)
 {
-	for (int i = p->victim_at; p->spill && i < p->victims; i++)
+	int end = p->victims - p->victim_at < COPIES_LOOKED_AT ? p->victims : p->victim_at + COPIES_LOOKED_AT;
+
+	for (int i = p->victim_at; p->spill && i < end; i++)
 		if (is_copied(p, &p->victim[i]) && evict_first(p, &p->victim[i]))
 			return 1;
 	for (; p->victim_at < p->victims; p->victim_at++)
