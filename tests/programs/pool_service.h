@@ -237,7 +237,7 @@ static inline void begin(struct service *s, uint64_t budget, uint32_t chunk, int
 /* What leaves memory goes to the disk, where there is one past the page cache. */
 static inline void spill(struct service *s)
 {
-	struct up_spill_options o = { .size_bytes = 32u << 20, .errors_most = UINT32_MAX };
+	struct up_spill_options o = { .size_bytes = 32u << 20, .errors_most = UINT32_MAX, .try_bytes = 2u << 20 };
 
 	o.fd = open(directory, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
 	if (o.fd < 0)
