@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -90,6 +91,64 @@ int use_find(struct use *u, int fd, uint64_t at)
 	return u->log != NULL;
 }
 
+/* Where a path that is not absolute begins, as /proc tells: bytes of `out`, 0 for the root; -1: nobody knows any more. */
+static ssize_t directory_of(const struct up_start_entry *e, char out[PATH_MAX])
+{
+	char link[64];
+	ssize_t n;
+
+	if (e->directory == AT_FDCWD)
+		snprintf(link, sizeof(link), "/proc/%d/cwd", (int)e->pid);
+	else
+		snprintf(link, sizeof(link), "/proc/%d/fd/%d", (int)e->pid, (int)e->directory);
+	n = readlink(link, out, PATH_MAX);
+	if (n <= 0 || n >= PATH_MAX || *out != '/')
+		return -1;
+	return n > 1 ? n : 0;
+}
+
+/* As a profile has it, which was recorded in the same way: bytes of `out`, -1: it cannot be told. Links stay. */
+static ssize_t absolute(const struct up_start_entry *e, const char *path, char out[PATH_MAX])
+{
+	const char *end = path + e->bytes;
+	ssize_t n = directory_of(e, out);
+
+	while (n >= 0 && path < end) {
+		const char *slash = memchr(path, '/', (size_t)(end - path));
+		size_t bytes = (size_t)((slash ? slash : end) - path);
+		char name[NAME_MAX];
+
+		if (bytes > sizeof(name) || (size_t)n + 1 + bytes > PATH_MAX)
+			return -1;
+		memcpy(name, path, bytes); /* the job may write there meanwhile */
+		path += bytes + 1;
+		if (!bytes || (bytes == 1 && *name == '.'))
+			continue;
+		if (bytes == 2 && !memcmp(name, "..", 2)) {
+			while (n && out[--n] != '/')
+				;
+			continue;
+		}
+		out[n++] = '/';
+		memcpy(out + n, name, bytes);
+		n += (ssize_t)bytes;
+	}
+	return n;
+}
+
+static void note_opened(struct use *u, const struct up_start_entry *e, const char *path)
+{
+	char whole[PATH_MAX];
+	ssize_t bytes = e->bytes;
+
+	if (*path != '/') {
+		bytes = absolute(e, path, whole);
+		path = whole;
+	}
+	if (bytes > 0)
+		note(u, path, (size_t)bytes, IS_OPENED);
+}
+
 /* Whether the slot was filled. */
 static int look_at(struct use *u, uint32_t slot)
 {
@@ -103,7 +162,7 @@ static int look_at(struct use *u, uint32_t slot)
 		return 1;
 	memcpy(&e, u->log->text + at, sizeof(e));
 	if (e.kind == UP_START_OPEN && !e.missing && e.bytes <= UP_START_TEXT_BYTES - sizeof(e) - at)
-		note(u, (const char *)u->log->text + at + sizeof(e), e.bytes, IS_OPENED);
+		note_opened(u, &e, (const char *)u->log->text + at + sizeof(e));
 	return 1;
 }
 

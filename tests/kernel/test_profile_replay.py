@@ -237,6 +237,36 @@ def test_no_more_is_read_than_the_job_uses(
     assert (told["state"], told["files"]) == ("done", FILES + 1)
 
 
+def test_what_is_opened_by_a_path_that_is_not_absolute_is_used_too(
+    bed: SlowBed, replays: Replays, opens: Opens, following: subprocess.Popen[bytes]
+) -> None:
+    """By the working directory, or the one that openat(2) is given, as long as its process has it:
+    what nobody knows any more shows no use."""
+    replays.follow(opens.path)
+    root = bed.mountpoint
+    names = [str(path.relative_to(root)) for path in small(bed)]
+    job = subprocess.Popen(["sleep", "600"], cwd=root)
+    fd = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in ("..", "/".join([".."] * 99), "x" * 256, f"{names[0]}/../missing", "." * 4000):
+            opens.note(name, pid=job.pid)
+        opens.note(names[1], pid=2**31 - 1)
+        opens.note(names[1], pid=job.pid, directory=2**31 - 1)
+        opens.note(names[0], pid=job.pid)
+        opens.note(f"./none/..//{names[1]}", pid=job.pid)
+        opens.note(f"{root.name}/{names[2]}", pid=os.getpid(), directory=fd)
+        opens.note(f"{'../' * 99}{str(small(bed)[3])[1:]}", pid=job.pid)
+        wait_until(lambda: count(replays) == AHEAD + 4, "so many more are read as were opened")
+        for name in names[4:]:
+            opens.note(name, pid=job.pid)
+        assert following.wait(HANG_SECONDS) == 0
+        assert replays.told()["state"] == "done"
+    finally:
+        os.close(fd)
+        job.kill()
+        job.wait()
+
+
 def test_a_log_in_which_anything_may_lie_harms_nobody(
     bed: SlowBed, replays: Replays, opens: Opens, following: subprocess.Popen[bytes]
 ) -> None:

@@ -63,10 +63,14 @@ class Opens:
         """By which another process finds it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
-    def note(self, path: Path, *, missing: bool = False, size: int | None = None) -> None:
-        """One more; ``size``: what is said of the path's."""
+    def note(
+        self, path: Path | str, *, missing: bool = False, size: int | None = None, pid: int = 1,
+        directory: int = -100,
+    ) -> None:  # fmt: skip
+        """One more, opened in a ``directory``; ``size``: what is said of the path's."""
         name = os.fsencode(path)
-        entry = struct.pack("<iiIHBB", 1, -100, 0, len(name) if size is None else size, 1, missing)
+        length = len(name) if size is None else size
+        entry = struct.pack("<iiIHBB", pid, directory, 0, length, 1, missing)
         self.slot(self._at // 8 + 1, entry + name)
 
     def slot(self, word: int, text: bytes = b"") -> None:
