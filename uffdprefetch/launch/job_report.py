@@ -12,7 +12,6 @@ from uffdprefetch.base.messages import columns, say
 from uffdprefetch.base.record import record
 from uffdprefetch.launch import oom, service
 from uffdprefetch.protocol.node import ServiceGone
-from uffdprefetch.protocol.replayed import text_of
 from uffdprefetch.report import output
 
 TYPE_CHECKING = False
@@ -41,6 +40,14 @@ class EndedJob:
     read: JobRead
     kills_before: oom.Counts | str
     learn: dict[str, Any] | None = None
+
+    def replay(self) -> bytes:
+        """What came of the replay, for the service."""
+        if self.learn is None:
+            return b""
+        from uffdprefetch.protocol.replayed import text_of
+
+        return text_of(self.learn)
 
     def oom(self, service_killed: bool | None) -> dict[str, Any]:
         """Processes that the kernel has killed meanwhile for want of memory."""
@@ -102,8 +109,7 @@ class JobReport:
             client = self._node.client()
             deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
             ended = self._ended
-            replay = text_of(ended.learn) if ended.learn is not None else b""
-            finished = client.finish(ended.status, ended.read, deadline, replay)
+            finished = client.finish(ended.status, ended.read, deadline, ended.replay())
         except ServiceGone as error:
             self._tell_that_it_died(error)
             return True
