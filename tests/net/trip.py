@@ -58,6 +58,10 @@ class Turn:
     windows: Counter[int] = field(default_factory=Counter)  # by process
 
 
+#: Makes and copies instances of dataclasses, as the standard library does for others.
+METHODS = "base/record.py"
+
+
 @dataclass
 class Trip:
     """Of a touch, up to the request that comes of it."""
@@ -75,7 +79,7 @@ def turns(name: str) -> Iterator[Turn]:
 
     def entered(frame: Any, event: str, _: Any) -> None:
         _, ours, file = frame.f_code.co_filename.rpartition("/uffdprefetch/")
-        if event != "call" or not ours:
+        if event != "call" or not ours or file == METHODS:
             return
         turn.files.setdefault(file)
         where, local = (file, frame.f_code.co_name), frame.f_locals

@@ -8,10 +8,10 @@ every choice is verified in use (Doubt): bytes requested against bytes that arri
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uffdprefetch.base.file_systems import PREAD, PROBE, READAHEAD, known
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import KIB, MIB
 
 #: Largest request: the scheduler's extents are no longer.

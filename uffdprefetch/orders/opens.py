@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from uffdprefetch.base.record import dataclass
 
 #: Latest opens that the helper hears of: it compares with the files of the latest 1,024 samples
 #: (orders/path_search.py), of which each may have several.

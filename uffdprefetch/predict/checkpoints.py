@@ -14,9 +14,9 @@ memfd serves every epoch and every rank.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
 #: The grid of checkpoints, and the least that a stream's progress is counted by: what one large

@@ -9,8 +9,8 @@ opened; where they are not, all begins anew. What a program leaves out by its su
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.name_orders import (
     GAP_NAMES,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from heapq import nsmallest
 from itertools import takewhile
 from operator import attrgetter
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_SECONDS, MISS_BYTES, Account, Link
 from uffdprefetch.predict.streams import BACK_BYTES

@@ -22,9 +22,9 @@ from the books of the run: of what was read ahead and then used, which misses di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from uffdprefetch.base.record import dataclass, replace
 from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
 from uffdprefetch.predict.used import Used
 

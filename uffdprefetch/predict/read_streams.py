@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 

@@ -8,8 +8,7 @@ law of its own (predict/survival.py). Places and steps are in blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.storage import Link, least_probability
 from uffdprefetch.predict.survival import Law
 

@@ -10,8 +10,9 @@ One account bounds a whole run: all files and processes, whoever has guessed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import inf
+
+from uffdprefetch.base.record import dataclass, replace
 
 #: The unit of all books: what one fault maps of the page cache (fault_around_bytes, mm/memory.c).
 BLOCK_BYTES = 64 << 10

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, UNDER_WAY_BYTES

@@ -8,12 +8,12 @@ Bounded by construction: one byte of flags per block (16 MiB per TiB).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 

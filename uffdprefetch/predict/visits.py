@@ -8,8 +8,7 @@ never goes back, so a place counts twice for each that lies behind the last one,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.storage import SHY, Link
 from uffdprefetch.predict.survival import Law
 

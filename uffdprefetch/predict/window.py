@@ -7,10 +7,10 @@ Pure functions of a stream, the options and what was measured. The executor is w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 
 from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.base.units import MIB
 from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import BOOST_MAX, Stream

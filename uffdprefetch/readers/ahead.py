@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 from uffdprefetch.base.config import GUESSING
+from uffdprefetch.base.record import dataclass, field, replace
 from uffdprefetch.base.units import PAGE_BYTES, format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_COUNT, LATELY_NS
 from uffdprefetch.predict.fronts import (

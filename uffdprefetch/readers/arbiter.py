@@ -8,10 +8,10 @@ goes to the scheduler, and so does what others add. Nobody else asks for reading
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import MAX_BYTES
 from uffdprefetch.readers.predictor import Confidence, Predictor, RangeSource
 from uffdprefetch.readers.reader_streams import ReaderStreams, Step

@@ -10,12 +10,12 @@ Room says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.base.units import MIB
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits

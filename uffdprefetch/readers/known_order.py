@@ -9,10 +9,10 @@ with a plan has no windows of its own streams. Where the orders come from: reade
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard

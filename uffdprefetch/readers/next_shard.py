@@ -15,10 +15,10 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict import shards
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.survival import Law

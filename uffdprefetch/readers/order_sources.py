@@ -12,9 +12,9 @@ import logging
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_NS

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.readers.announced_files import FileReaders
 from uffdprefetch.state.ledger import Ledger

@@ -9,13 +9,13 @@ reads already. Ranges that do not fit are left to the windows ahead of their rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES

@@ -12,9 +12,9 @@ word.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.bounds import CPU_PART, ENTRIES_MAX, LATELY_NS, LIST_MAX

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.formats import parts
 from uffdprefetch.native import uffd

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from uffdprefetch.base.record import dataclass, field, replace
 from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.predict.fronts import FileFronts

@@ -19,12 +19,12 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from uffdprefetch.base.claims import Claims, place
 from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.native import opens as native
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 

@@ -12,12 +12,12 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.native.reads import (
     LookCounts,
     ReadCall,

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.gain import FileReads, ReadersTime, gain
 from uffdprefetch.predict.storage import MISS_BYTES, Storage
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.base.procfs import descendants, newest_pid
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.bounds import CPU_PART, LATELY_NS
 from uffdprefetch.sense.pagetables import LOOK_SLOWEST_NS, LOOKS
 

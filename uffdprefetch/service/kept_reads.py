@@ -4,9 +4,8 @@ ahead."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.bounds import ENTRIES_MAX
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.sense.read_calls import Key, ReadSeen

@@ -8,9 +8,9 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from uffdprefetch.base.clock import MS
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.protocol import wire

@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.file_systems import FileSystem
 from uffdprefetch.base.procfs import from_here
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native.paths import HOLD_SECONDS, THREADS, PathDone
 from uffdprefetch.orders.opens import OPENS_MAX
 from uffdprefetch.predict.bounds import ENTRIES_MAX

@@ -8,10 +8,10 @@ first of them stands for all: it lives longest, and whose open a file's is nobod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.procfs import environment, parent
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.readers.planned_files import PlannedFiles
 

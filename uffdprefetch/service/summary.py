@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.config import PAGE_BYTES, Config
 from uffdprefetch.base.file_systems import mounted
 from uffdprefetch.base.mounts import type_at
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.storage import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
 from uffdprefetch.readers.arbiter import Arbiter

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.gain import ReadersTime
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.reader import Reader

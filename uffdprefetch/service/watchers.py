@@ -16,10 +16,10 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import MS
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import encode
 

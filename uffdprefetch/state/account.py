@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from uffdprefetch.base.record import dataclass
 
 if TYPE_CHECKING:
     from uffdprefetch.native.pool import FileCounts

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from functools import cached_property
 
+from uffdprefetch.base.record import dataclass
 from uffdprefetch.native import uffd
 from uffdprefetch.native.uffd import PageTable
 from uffdprefetch.protocol import wire

@@ -5,9 +5,9 @@ files and streams are described there."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.gain import FileReads
 from uffdprefetch.predict.randomness import Access

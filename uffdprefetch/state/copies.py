@@ -10,8 +10,8 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 
 #: Name of the memfds in /proc/PID/maps.

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.cache_call import CHUNK_LEAST_BYTES, Choice, Doubt, choose
 from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.state.opening import Opened
 

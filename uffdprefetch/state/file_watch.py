@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.state.file_times import Times
 

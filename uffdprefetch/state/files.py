@@ -8,10 +8,10 @@ per checkpoint ever laid.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.used import Blocks
 from uffdprefetch.state.account import FileAccount

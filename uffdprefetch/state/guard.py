@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from dataclasses import dataclass, field
 
 from uffdprefetch.base import file_systems
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.native.compare import Result
 from uffdprefetch.state.file_times import Times

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.processes import Watched
 

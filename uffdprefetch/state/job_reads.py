@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from uffdprefetch.base.record import dataclass, field
 
 FILES_MAX = 256
 #: Pairs of a process and a file that it was seen to read by read(2).

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.predict.randomness import Access
 from uffdprefetch.predict.streams import Stream

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from uffdprefetch.base.record import dataclass, field
 
 DEGRADATIONS_MAX = 32
 

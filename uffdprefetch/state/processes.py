@@ -7,9 +7,10 @@ the last second of a killed process is missing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from uffdprefetch.base.record import dataclass
 
 #: Generations of ancestors that are followed.
 ANCESTORS_MAX = 32

@@ -7,11 +7,11 @@ It outlives its mappings: a job may map a file anew for each batch (nanoGPT does
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.native.uffd import PageTable
 from uffdprefetch.predict.checkpoints import Span

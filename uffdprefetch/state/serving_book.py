@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.unserved import Coarse

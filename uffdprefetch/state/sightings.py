@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from uffdprefetch.base.record import dataclass, field
 
 
 @dataclass

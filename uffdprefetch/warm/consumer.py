@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.order.worth import OrderWorth
 from uffdprefetch.predict.streams import Feedback, Rate
 from uffdprefetch.state.files import FileState

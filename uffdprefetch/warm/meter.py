@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import LATELY_COUNT
 from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND, Storage

@@ -5,11 +5,11 @@ memory leaves for all of them the share of each."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.record import dataclass, field, replace
 from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.bounds import CPU_PART

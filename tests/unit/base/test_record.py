@@ -51,3 +51,52 @@ def test_it_is_made_compared_shown_and_frozen_as_a_dataclass(pair: Any) -> None:
 def test_wrong_arguments_are_a_type_error(pair: Any, values: Any, named: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         pair(*values, **named)
+
+
+def mutable() -> list[Any]:
+    """... one that can be changed, with what else the service's classes have, and one below it."""
+
+    def fields(module: Any) -> type:
+        class Base:
+            start: int
+            some: list[int] = module.field(default_factory=list)
+            twice: int = module.field(init=False)
+            apart: int = module.field(kw_only=True)
+
+            def __post_init__(self) -> None:
+                self.twice = 2 * self.start
+
+        base = module.dataclass(Base)
+
+        class Below(base):  # type: ignore[misc,valid-type]
+            more: Any = None
+
+        Below.__qualname__ = "Below"
+        return module.dataclass(Below)  # type: ignore[no-any-return]
+
+    return [fields(dataclasses), fields(record)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    zip(mutable(), (dataclasses, record), strict=True),
+    ids=["dataclass", "record"],
+)
+def test_one_that_can_be_changed_is_made_copied_compared_and_shown_as_a_dataclass(
+    kind: Any, module: Any
+) -> None:
+    one = kind(3, [1], apart=5)
+    assert vars(one) == {"start": 3, "some": [1], "twice": 6, "apart": 5, "more": None}
+    assert repr(one) == "Below(start=3, some=[1], twice=6, apart=5, more=None)"
+    other = module.replace(one, start=4)
+    assert (other.twice, other.apart, other.some) == (8, 5, [1]) and other != one
+    assert kind(3, [1], apart=5) == one and kind(3, apart=5).some == []
+    one.more = one
+    assert repr(one).endswith("more=...)")
+    with pytest.raises(TypeError):
+        hash(one)
+    with pytest.raises(TypeError):
+        kind(3, [1], None, 5)
+    assert module.dataclass(eq=False)(type("Same", (), {"__annotations__": {}}))() != kind(
+        3, apart=5
+    )

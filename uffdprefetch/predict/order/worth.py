@@ -9,8 +9,7 @@ it reads faster than the service follows, its own misses come first, and nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.predict.bounds import CPU_PART
 from uffdprefetch.predict.order.guard import SAMPLE_BYTES, SAMPLES
 from uffdprefetch.predict.storage import MISS_BYTES
