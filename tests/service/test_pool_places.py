@@ -62,7 +62,7 @@ say(pooled=pooled)
 def test_a_miss_at_a_new_place_brings_two_chunks_where_most_were_followed_by_the_next(
     job: Start, tmp_path: Path, chunks: int, most: int
 ) -> None:
-    """So a record that is longer than a chunk is waited for once; and of others no more is read than
+    """A record that is longer than a chunk is waited for once; and of others no more is read than
     is touched."""
     path = tmp_path / "data.bin"
     write_records(path, 64 * MIB)
