@@ -79,7 +79,7 @@ def mutable() -> list[Any]:
 
 @pytest.mark.parametrize(
     ("kind", "module"),
-    zip(mutable(), (dataclasses, record), strict=True),
+    list(zip(mutable(), (dataclasses, record), strict=True)),
     ids=["dataclass", "record"],
 )
 def test_one_that_can_be_changed_is_made_copied_compared_and_shown_as_a_dataclass(
