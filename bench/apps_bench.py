@@ -105,6 +105,8 @@ class Bench:
         )  # fmt: skip
         if made.returncode:
             raise UffdPrefetchError(f"the files for {kind} cannot be made: {made.stderr[-300:]}")
+        for path in (making, *making.rglob("*")):  # some libraries write for their user alone
+            path.chmod(0o755 if path.is_dir() else 0o644)
         making.rename(directory)
 
     def sources(self, kind: str) -> list[Path]:

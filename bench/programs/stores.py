@@ -160,7 +160,7 @@ def read_git(directory: Path, reads: int, reading: Reading) -> None:
     names = (directory / "names.txt").read_text().split()
     wanted = "".join(f"{names[number]}\n" for number in places(34, len(names), reads))
     done = subprocess.run(
-        ["git", "-C", str(directory / "repository.git"), "cat-file", "--batch"],
+        ["git", "-c", "safe.directory=*", "-C", str(directory / "repository.git"), "cat-file", "--batch"],
         input=wanted.encode(), stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     reading.add(done.stdout)
