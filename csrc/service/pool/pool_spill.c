@@ -158,8 +158,8 @@ int up_pool_spill(struct up_pool *p, const struct up_spill_options *o)
 			ret = 0; /* one will do */
 	}
 	if (ret && s) { /* its file stays the caller's: nothing has been written */
+		spill_disown(s); /* before its last thread closes it */
 		spill_stop(s);
-		spill_disown(s);
 		spill_end(s);
 	}
 	if (ret)

@@ -209,6 +209,11 @@ uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, u
 	return n;
 }
 
+int spill_books_know(const struct spill_books *b, const struct spill_copy *c)
+{
+	return b->file[c->file].valid && b->file[c->file].serial == c->serial;
+}
+
 void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const uint32_t *sum)
 {
 	struct spill_file *f = &b->file[c->file];
@@ -217,7 +222,7 @@ void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const
 	int lost = b->writer[c->writer].lost;
 
 	b->writer[c->writer].slot = NO_SLOT;
-	if (lost || f->serial != c->serial || !f->valid || f->slot[part] != c->slot + 1) {
+	if (lost || !spill_books_know(b, c) || f->slot[part] != c->slot + 1) {
 		free_slot(b, c->slot);
 		return;
 	}

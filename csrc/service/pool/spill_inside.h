@@ -127,6 +127,8 @@ int spill_books_trimmed(struct spill_books *b, uint32_t from);
 /* The first of [first, +count) that have no copy, in a slot that nobody writes to: how many of them are reserved. */
 uint64_t spill_books_reserve(struct spill_books *b, uint32_t writer, int file, uint64_t first, uint64_t count,
 			     struct spill_copy *out);
+/* Whether its file is still the one with that number. */
+int spill_books_know(const struct spill_books *b, const struct spill_copy *c);
 /* They are written, with these checksums; NULL: they are not. */
 void spill_books_settle(struct spill_books *b, const struct spill_copy *c, const uint32_t *sum);
 /* Of so many free slots no more than one in `part`, which nobody else has until they are returned: how many. */

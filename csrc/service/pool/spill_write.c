@@ -133,10 +133,13 @@ static int write_slot(struct spill *s, int fd, uint64_t most_bytes, const struct
 	return 0;
 }
 
-static void count_written(struct spill_writes *w, int file, uint64_t bytes)
+static void count_written(struct spill *s, const struct spill_copy *c)
 {
-	w->bytes += bytes;
-	w->file[file].bytes += bytes;
+	uint64_t bytes = (uint64_t)c->count * s->chunk_bytes;
+
+	s->writes.bytes += bytes;
+	if (spill_books_know(&s->books, c))
+		s->writes.file[c->file].bytes += bytes;
 }
 
 void spill_forget_writes(struct spill *s, int file)
@@ -163,13 +166,14 @@ void spill_write(struct spill *s, const struct spill_copy *c, const char *buffer
 	took = pool_now_ns() - began;
 	s->writes.busy_ns += took;
 	if (!ret)
-		count_written(&s->writes, c->file, (uint64_t)c->count * s->chunk_bytes);
+		count_written(s, c);
 	settle(s, c, ret ? NULL : sum);
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG) {
 		spill_note_errno(s, -ret);
 		s->writes.full = -ret;
 	} else if (ret) {
-		spill_books_drop(&s->books, c->file, c->first / s->books.slot_chunks);
+		if (spill_books_know(&s->books, c))
+			spill_books_drop(&s->books, c->file, c->first / s->books.slot_chunks);
 		spill_note_failure(s, -ret);
 	}
 	s->writes.pause_ns = pool_now_ns() + took;
