@@ -159,8 +159,9 @@ def read_git(directory: Path, reads: int, reading: Reading) -> None:
     """Blobs by `git cat-file`, which maps its packs."""
     names = (directory / "names.txt").read_text().split()
     wanted = "".join(f"{names[number]}\n" for number in places(34, len(names), reads))
+    repository = str(directory / "repository.git")
     done = subprocess.run(
-        ["git", "-c", "safe.directory=*", "-C", str(directory / "repository.git"), "cat-file", "--batch"],
+        ["git", "-c", "safe.directory=*", "-C", repository, "cat-file", "--batch"],
         input=wanted.encode(), stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     reading.add(done.stdout)
