@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is forgotten while the disk tier (csrc/service/pool/spill_write.c) writes a copy of it."""
+"""A file that is forgotten while the disk tier (spill_write.c) writes a copy of it."""
 
 from __future__ import annotations
 
