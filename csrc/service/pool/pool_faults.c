@@ -24,8 +24,8 @@
 #define DEMAND_MAX_BYTES (128u << 10)
 /* One part in so many of what a reader has come over in order is mapped ahead of it. */
 #define AHEAD_PART 4
-/* So many misses at new places, and half as many from there on, tell whether their readers go on; and one in so many is
- * still asked. */
+/* Half as many misses at new places tell whether their readers go on, and after so many those before count half; one
+ * in so many that bring two chunks is asked again by bringing one. */
 #define BEGUN 32
 #define ASKED_AGAIN 8
 #define MAP_SHARE 64

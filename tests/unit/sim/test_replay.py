@@ -171,6 +171,25 @@ def test_a_touch_in_a_pool_maps_a_quarter_of_what_was_come_over_up_to_what_is_th
     assert policy._answered(0, 0, 0, 48, 4.0) == [(16, 0)]
 
 
+@pytest.mark.parametrize(("pages", "missed"), [(CHUNK_PAGES, 64), (2 * CHUNK_PAGES, 86)])
+def test_a_miss_at_a_new_place_in_a_pool_brings_two_chunks_where_most_went_on(
+    pages: int, missed: int
+) -> None:
+    """After sixteen records of two chunks one of eight is asked again."""
+    places = [(record * 37) % 64 * 8 * CHUNK_PAGES for record in range(64)]
+    wanted = demand(stream(places, pages), pages=64 * 8 * CHUNK_PAGES)
+    policy, resident = InPool(128 * MIB), Resident(wanted)
+    policy.begin(wanted, SLOW, resident)
+    misses = 0
+    for access, place in enumerate(places):
+        at = place
+        while at < place + pages:
+            _, first, end = policy.on_miss(0, access, 0, at, 0.0)
+            assert first == at
+            at, misses = end, misses + 1
+    assert misses == missed
+
+
 def test_ranks_share_what_is_read() -> None:
     both = demand(
         stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16, rank=1)

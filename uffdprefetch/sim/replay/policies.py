@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from uffdprefetch.sim.replay.link import StorageModel
 
 #: Most bytes that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
 DEMAND_MAX_BYTES = 128 << 10
+#: Half as many misses at new places of a file tell whether a second chunk is to come with each, and
+#: after so many those before count half; one in so many is asked again (the same).
+BEGUN, ASKED_AGAIN = 32, 8
 #: Most bytes that a touch in a pool maps, and the fraction of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
 #: Share of a reader's sequential bytes (one in this many) that is mapped ahead of it.
@@ -232,11 +236,32 @@ def chunked(wanted: Range) -> Range:
     return (file, first // CHUNK_PAGES * CHUNK_PAGES, -(-end // CHUNK_PAGES) * CHUNK_PAGES)
 
 
+@dataclass
+class NewPlaces:
+    """What misses at new places of a file bring: first_run() of csrc/service/pool/pool_faults.c."""
+
+    begun: int = 0  # they brought one chunk ...
+    went_on: int = 0  # ... and the next missed after it
+    paired: int = 0
+
+    def pages(self, most: int) -> int:
+        """Of one more: one chunk, or two where more than half of those with one went on."""
+        is_told = self.begun >= BEGUN // 2 and 2 * self.went_on > self.begun
+        if is_told and most >= 2 * CHUNK_PAGES:
+            self.paired += 1
+            if self.paired % ASKED_AGAIN:
+                return 2 * CHUNK_PAGES
+        self.begun += 1
+        if self.begun > BEGUN:
+            self.begun, self.went_on = self.begun // 2, self.went_on // 2
+        return CHUNK_PAGES
+
+
 class InPool(Plain):
-    """The pool's faults: a miss reads a chunk, doubling while a thread continues where its last
-    miss ended (csrc/service/pool/pool_faults.c), without kernel readahead. A touch of a resident,
-    unmapped page maps a run of chunks, a part of what the reader has come over while it continues
-    where the last run ended; that takes time (bench/faults.py), and is what the service
+    """The pool's faults: a miss reads a chunk, or two, doubling while a thread continues where its
+    last miss ended (csrc/service/pool/pool_faults.c), without kernel readahead. A touch of a
+    resident, unmapped page maps a run of chunks, a part of what the reader has come over while it
+    continues where the last run ended; that takes time (bench/faults.py), and is what the service
     observes."""
 
     def __init__(self, budget_bytes: int) -> None:
@@ -246,6 +271,7 @@ class InPool(Plain):
         super().begin(demand, storage, resident)
         self.page_bytes = demand.page_bytes
         self.demands: list[tuple[Range, int]] = [((-1, 0, 0), 0)] * len(demand.streams)
+        self.places = [NewPlaces() for _ in demand.files]
         #: Of each stream (file, page after the last run, page of the last touch, pages come over).
         self.runs = [(-1, 0, 0, 0)] * len(demand.streams)
         self.ranks = [stream.rank for stream in demand.streams]
@@ -258,7 +284,11 @@ class InPool(Plain):
         (of, _, reached), pages = self.demands[stream]
         first = page // CHUNK_PAGES * CHUNK_PAGES
         most = DEMAND_MAX_BYTES // self.page_bytes
-        pages = min(2 * pages, most) if (of, reached) == (file, first) else CHUNK_PAGES
+        if (of, reached) == (file, first):
+            self.places[file].went_on += pages == CHUNK_PAGES
+            pages = min(2 * pages, most)
+        else:
+            pages = self.places[file].pages(most)
         wanted = file, first, first + pages
         self.demands[stream] = wanted, pages
         return wanted
