@@ -3,6 +3,7 @@
  * spill.c - the disk tier's threads and errors, on which the others stand.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,17 +50,21 @@ void spill_let_go(struct spill *s)
 
 void spill_thread_ends(struct spill *s)
 {
-	int fd = -1;
+	int fd = -1, error = 0;
 
 	spill_count_cpu(s);
 	pthread_mutex_lock(&s->lock);
-	if (!--s->threads) { /* the disk has its blocks again */
+	if (!--s->threads) { /* the disk has its blocks again, though others have the file open still */
 		fd = s->fd;
 		s->fd = -1;
 		pthread_mutex_unlock(&s->lock);
-		if (fd >= 0)
+		if (fd >= 0) {
+			error = ftruncate(fd, 0) ? errno : 0;
 			close(fd);
+		}
 		pthread_mutex_lock(&s->lock);
+		if (error)
+			spill_note_errno(s, error);
 	}
 	spill_let_go(s);
 }

@@ -399,6 +399,8 @@ before = bed.pool.spill_counts().read_bytes
 bed.bring(0, half)
 bed.bring(half, 2 * half)
 counts = bed.pool.spill_counts()
+if counts.ended:
+    wait_until(lambda: not os.fstat(bed.spill_fd).st_blocks, "the disk has its blocks again")
 ended, slower = errno.errorcode.get(counts.ended), counts.disk_rate < counts.storage_rate
 print(ended, counts.read_bytes > before, slower)
 bed.close()
