@@ -70,7 +70,9 @@ def _start_read(summary: Mapping[str, Any]) -> str | None:
         if recorded.get("record") != "written":
             return None
         return f"start recorded ({format_size(recorded['bytes'])}): the next one is read ahead"
-    opened = "" if learn["used"] is None else f", of which {learn['used']:,} files were opened"
+    # Files that have changed since are no paths that were read, but are opened as well.
+    used = learn["used"]
+    opened = "" if used is None else f"; the job opened {used:,} of the profile's files"
     return f"start read ahead: {learn['paths']:,} paths ({format_size(learn['bytes'])}){opened}"
 
 

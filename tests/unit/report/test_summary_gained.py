@@ -129,14 +129,14 @@ def test_a_start_that_was_read_ahead_or_recorded_is_not_nothing() -> None:
         "skipped": {}, "recorded": None,
     }  # fmt: skip
     plain = {"files": [], "job": job("python"), "reads": LOOKED}
-    read = "start read ahead: 1,200 paths (31 MiB), of which 640 files were opened"
+    read = "start read ahead: 1,200 paths (31 MiB); the job opened 640 of the profile's files"
     assert short_lines(changed(**plain, learn=learn)) == [read]
     failed = {**plain, "job": job("python", status=3)}
     assert short_lines(changed(**failed, learn=learn)) == [
         f"{read}; python failed (exit status 3) and mapped no file"
     ]
     assert short_lines(changed(**plain, learn={**learn, "used": None})) == [
-        read.removesuffix(", of which 640 files were opened")
+        read.removesuffix("; the job opened 640 of the profile's files")
     ]
     first = {**learn, "paths": 0, "bytes": 0, "recorded": {"record": "written", "bytes": 19 << 20}}
     assert short_lines(changed(**plain, learn=first)) == [
