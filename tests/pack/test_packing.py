@@ -9,6 +9,7 @@ import os
 import random
 import tarfile
 import threading
+import tracemalloc
 from pathlib import Path
 
 import lmdb
@@ -20,6 +21,7 @@ from uffdprefetch.data import layout
 from uffdprefetch.pack import packing, reading, writer
 from uffdprefetch.pack.found import LeftOut
 from uffdprefetch.pack.stored import Stored
+from uffdprefetch.pack.tars import members
 from uffdprefetch.pack.unpacking import unpack
 from uffdprefetch.pack.verifying import verify
 from uffdprefetch.pack.walk import walk
@@ -257,7 +259,7 @@ def test_of_another_source_it_does_not_go_on(tmp_path: Path) -> None:
     make_tree(tmp_path / "tree")
     make_tree(tmp_path / "other", seed=2)
     packed(tmp_path / "tree", tmp_path / "o.lmdb")
-    with pytest.raises(UffdPrefetchError, match=r"was packed with .*tree"):
+    with pytest.raises(UffdPrefetchError, match=r"was packed with .*tree: --resume wants"):
         packed(tmp_path / "other", tmp_path / "o.lmdb", resume=True)
 
 
@@ -319,6 +321,18 @@ def test_tars_are_read_as_streams_compressed_or_not(
     assert packed(both, tmp_path / "o.lmdb", resume=True).written == 0
     with pytest.raises(UffdPrefetchError, match="--shuffle: a tar is read from"):
         packed(both, tmp_path / "s.lmdb", seed=1)
+
+
+def test_no_more_of_a_tar_is_decompressed_than_is_about_to_be_packed(tmp_path: Path) -> None:
+    """It would be copied for each file, and may be a thousand times what was read."""
+    tar_of(tmp_path / "1.tgz", {b"%03d" % number: bytes(1 << 20) for number in range(256)}, "w:gz")
+    tracemalloc.start()
+    try:
+        found = members(os.fsencode(tmp_path / "1.tgz"), 0, LeftOut(nothing))
+        assert sum(len(one.data or b"") for one in found) == 256 << 20
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_last_of_a_path_in_a_tar_counts_and_of_two_sources_the_first(tmp_path: Path) -> None:

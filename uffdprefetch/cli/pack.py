@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -83,6 +84,7 @@ class Command:
 
 def _pack(args: argparse.Namespace) -> int:
     from uffdprefetch.pack import compress, packing
+    from uffdprefetch.pack.writer import data_file
 
     if not args.source:
         raise usage_error("pack: which SOURCE? a directory or tars")
@@ -92,6 +94,8 @@ def _pack(args: argparse.Namespace) -> int:
     result = packing.pack(options, say)
     seconds = time.perf_counter() - began
     all_bytes = format_size(result.description.size_bytes)
+    if result.description.level is not None:
+        all_bytes += f" in {format_size(os.path.getsize(data_file(args.output)))}"
     print(
         f"{args.output}: {result.description.count:,} files, {all_bytes};"
         f" {result.written:,} packed in {seconds:.1f} s"
@@ -99,7 +103,8 @@ def _pack(args: argparse.Namespace) -> int:
     if result.left_out.counted:
         print(f"not packed: {result.left_out.summary()}")
     if result.gone:
-        say(f"{result.gone:,} files of it are in no source any more: --verify names them")
+        files = "1 file of it is" if result.gone == 1 else f"{result.gone:,} files of it are"
+        say(f"{files} in no source any more: --verify names what differs")
     return packing.status(result)
 
 

@@ -172,7 +172,8 @@ def _before(
         ):
             if asked is not None and asked != found:
                 raise usage_error(
-                    f"{what} {_told(asked)}: {options.output} was packed with {_told(found)}"
+                    f"{what} {_told(asked)}: {options.output} was packed with {_told(found)}:"
+                    " --resume wants the same, or name another database"
                 )
         stored.check_lookups()
         return description, stored.dictionary, stored.entries

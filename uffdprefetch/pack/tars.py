@@ -15,6 +15,8 @@ from uffdprefetch.pack.found import Found, LeftOut
 _ENCODING, _ERRORS = "utf-8", "surrogateescape"
 #: Of one read from the tar: a request that storage answers at its full rate.
 _READ_BYTES = 4 << 20
+#: Of it, taken by tarfile at once: each header copies what that has decompressed and not given yet.
+_TAKEN_BYTES = 32 << 10
 
 
 def members(file: bytes, source: int, left_out: LeftOut) -> Iterator[Found]:
@@ -22,10 +24,10 @@ def members(file: bytes, source: int, left_out: LeftOut) -> Iterator[Found]:
     there."""
     name = shown(file)
     try:
-        with open(file, "rb", buffering=0) as raw:
+        with open(file, "rb", buffering=_READ_BYTES) as raw:
             before = _state(raw.fileno())
             with tarfile.open(
-                fileobj=raw, mode="r|*", bufsize=_READ_BYTES, encoding=_ENCODING, errors=_ERRORS
+                fileobj=raw, mode="r|*", bufsize=_TAKEN_BYTES, encoding=_ENCODING, errors=_ERRORS
             ) as tar:
                 for member in tar:
                     found = _found(tar, member, source, left_out)

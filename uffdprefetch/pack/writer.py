@@ -148,7 +148,8 @@ class PackWriter:
         why = why or str(error)
         full = _no_room(self.path, max(size_bytes, TRANSACTION_BYTES))
         if full is not None:
-            why = f"{os.strerror(full)}: make room, then --resume: what is in it stays"
+            cure = "raise the limit (ulimit -f)" if full == errno.EFBIG else "make room"
+            why = f"{os.strerror(full)}: {cure}, then --resume: what is in it stays"
         return UffdPrefetchError(f"cannot write {self.path}: {why}", EXIT_CANNOT)
 
 
