@@ -545,8 +545,8 @@ def checks(**changed: str) -> list[Check]:
     [
         ({}, 2, 0, "page tables"),
         ({"syscall": NOTE, "lay": NOTE, "kernel": NOTE}, 2, 0, "page tables"),
-        ({"pidfd": LIMIT}, 2, 2, "since pidfd_getfd"),
-        ({"close": LIMIT}, 2, 2, "since close_range"),
+        ({"pidfd": LIMIT}, 2, 2, "want of: pidfd_getfd"),
+        ({"close": LIMIT}, 2, 2, "want of: close_range"),
         ({"tables": LIMIT}, None, 1, "page tables: tables found"),
         ({"pidfd": LIMIT, "tables": LIMIT}, None, 1, "neither pidfd_getfd"),
         ({"preload": CANNOT}, 2, 1, "preload object"),

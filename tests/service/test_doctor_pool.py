@@ -21,7 +21,7 @@ from nobody import Nobody
 from suite import own_name
 
 from uffdprefetch import doctor
-from uffdprefetch.base.config import Config
+from uffdprefetch.base.config import Config, PoolOptions
 from uffdprefetch.doctor import faults, pool, site
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, run_isolated
 from uffdprefetch.native import memory_limits as limits
@@ -247,3 +247,9 @@ def test_what_another_user_lacks_is_named_with_its_command(env: dict[str, str]) 
         assert found.status == OK
     else:
         assert found.status == NOTE and found.remedy
+
+
+def test_the_disk_that_an_option_names_is_tried() -> None:
+    asked = Config(engine="pool", pool=PoolOptions(spill="/dev/shm:2GiB"))
+    found = {check.name: check for check in doctor.examine(None, asked).checks}["pool disk"]
+    assert found.status == NOTE and found.found.startswith("/dev/shm: ")

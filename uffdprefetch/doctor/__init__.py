@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from uffdprefetch import __version__
+from uffdprefetch.base import spill_place
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import usage_error
 from uffdprefetch.doctor import faults, machine, pool, read_ahead, reads, storage
@@ -81,7 +82,7 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         (pool.NAME, partial(pool.mechanism, config.engine == "pool")),
         ("pool memory", partial(pool.memory, config, _size_bytes(path))),
         ("pool huge pages", pool.huge_pages),
-        ("pool disk", pool.disk),
+        ("pool disk", partial(pool.disk, _disk_asked(config))),
         ("eBPF (bcc)", machine.bpf),
     ]
     if path is not None:
@@ -95,6 +96,11 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
             (read_ahead.NAME, partial(read_ahead.read_ahead, path)),
         ]
     return probes
+
+
+def _disk_asked(config: Config) -> str | None:
+    """The directory of `--spill`; None where no option names one."""
+    return None if config.pool.spill is None else spill_place.parse(config.pool.spill)[0]
 
 
 def check_path(path: str | None) -> None:
@@ -129,7 +135,7 @@ def choose_rung(checks: Sequence[Check], config: Config) -> tuple[int | None, st
         ready = 2, "readers can be followed by page tables"
         return ready if tables is None else (None, f"page tables: {tables.found}")
     if tables is None:
-        return 2, f"page tables, since {obstacle.name}: {obstacle.found}"
+        return 2, f"page tables only, for want of: {obstacle.name} ({obstacle.found})"
     return None, f"neither {obstacle.name} ({obstacle.found}) nor page tables ({tables.found})"
 
 
