@@ -191,6 +191,14 @@ def test_what_went_to_the_disk_and_came_back_is_told_of_the_file() -> None:
     assert "6 MiB went to the disk tier, which is off now, 10 MiB came back, 2 MiB left" in told
 
 
+def test_what_came_back_from_the_disk_was_not_read_again() -> None:
+    machine, by = pooled_machine()
+    machine.event(by, Kind.DISK, PAGES * PAGE_BYTES // 2, 0, 0, aux=0)
+    report = report_of(machine)
+    assert report["files"][0]["pool"]["warm_again_bytes"] == PAGES * PAGE_BYTES // 2
+    assert not any("the pool let" in f["title"] for f in report["findings"])
+
+
 def test_what_the_pool_let_go_and_nobody_wanted_again_is_no_finding() -> None:
     machine, by = pooled_machine(1, evict=False)
     machine.event(by, Kind.PUNCH, 0, PAGES * PAGE_BYTES)
@@ -211,7 +219,7 @@ def test_the_text_tells_of_the_pool_instead_of_the_page_cache() -> None:
     machine, _ = pooled_machine()
     text = " ".join(text_report.text(report_of(machine)).split())
     assert "in our pool: 256 touches reached it, 32 had to wait" in text
-    assert "4 MiB left it, at least 4 MiB of that read again" in text
+    assert "4 MiB left it, at least 4 MiB of that brought back" in text
     assert "brought in" not in text and "never used" not in text
 
 

@@ -193,7 +193,7 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
         if pool["punched_bytes"]:
             figures.append(
                 f"{_size(pool['punched_bytes'])} left it, at least"
-                f" {_size(pool['warm_again_bytes'])} of that read again"
+                f" {_size(pool['warm_again_bytes'])} of that brought back"
             )
     if pool and not file.get("fill_bytes"):
         pass  # past the page cache

@@ -8,7 +8,7 @@ about: an order, no promise. No second is told twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from uffdprefetch.base.units import format_size
@@ -234,12 +234,17 @@ def read_again(report: ReportLookup) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _read_again_bytes(pool: Mapping[str, Any]) -> int:
+    """From storage: what has come back from the disk tier was not."""
+    return max((pool["warm_again_bytes"] or 0) - (pool.get("disk_read_bytes") or 0), 0)
+
+
 def pool_too_small(report: ReportLookup) -> Iterator[Finding]:
     """`--engine pool`: what it lets go in order to read it again."""
     for kind in report.kinds:
         kind = kind.only([file for file in kind.files if file.get("pool")])
         pools = [file["pool"] for file in kind.files]
-        again = sum(pool["warm_again_bytes"] or 0 for pool in pools)
+        again = sum(_read_again_bytes(pool) for pool in pools)
         warm = sum(pool["warm_bytes"] for pool in pools)
         if again < USELESS_MIN_BYTES or again < AGAIN * warm:
             continue
