@@ -127,8 +127,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _title(document: dict[str, Any]) -> str:
     latency = document["latency_seconds"] * 1000
+    threads = "1 thread" if document["threads"] == 1 else f"{document['threads']} threads"
     return (
-        f"{document['accesses']:,} accesses of {document['threads']} threads to "
+        f"{document['accesses']:,} accesses of {threads} to "
         f"{format_size(document['wanted_bytes'])}, recorded in "
         f"{document['recorded_seconds']:.2f} s (stall {document['recorded_stall_seconds']:.2f}"
         f" s); storage of {format_rate(document['bandwidth_bytes_per_second'])}, "

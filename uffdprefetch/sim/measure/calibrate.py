@@ -129,7 +129,7 @@ def _one_node(
         nonlocal points_left
         found = {}
         for count in counts:
-            show(what.format(f"{count} threads"))
+            show(what.format("1 thread" if count == 1 else f"{count} threads"))
             point = repeat(partial(run, count), budget, points_left)
             points_left -= 1
             if point is not None:
