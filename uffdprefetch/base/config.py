@@ -337,7 +337,7 @@ def validate(config: Config) -> Config:
     check(
         config.budget_bytes >= PAGE_BYTES,
         "budget",
-        f"{config.budget_bytes} is less than a page ({PAGE_BYTES} bytes): say for example 4GiB",
+        f"{config.budget_bytes} is less than a page ({PAGE_BYTES} bytes): say 4GiB",
         "budget_bytes",
     )
     check(
@@ -386,7 +386,7 @@ def validate(config: Config) -> Config:
     check(
         config.learn.budget_bytes >= PAGE_BYTES,
         "learn-budget",
-        f"{config.learn.budget_bytes} is less than a page ({PAGE_BYTES} bytes): say for example 1GiB",
+        f"{config.learn.budget_bytes} is less than a page ({PAGE_BYTES} bytes): say 1GiB",
         "learn_budget_bytes",
     )
     check(config.wrap.output != "", "output", "is empty: give a pattern such as uffdprefetch.%j.%r")

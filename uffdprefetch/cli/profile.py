@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch profile list|show|remove|export [KEY|FILE] [DIRECTORY] [--json]``"""
+"""``uffdprefetch profile list|show|remove|export [KEY|FILE] [DIR] [--json]``"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Command:
     list: all of yours, what program each is of, when a start was recorded and when it was used
     last, and what is wrong with those that are none. show: what the profile KEY has
     read; FILE: any profile. remove: forget it; the next start is recorded anew. export: write it
-    into DIRECTORY, for `--learn-dir`. Exit status: 0; 1 when a profile cannot be read or written; 2
+    into DIR, for `--learn-dir`. Exit status: 0; 1 when a profile cannot be read or written; 2
     when there is none of that name, or the file is none.
     """
 
@@ -50,7 +50,7 @@ class Command:
         wanted = {"list": 0, "show": 1, "remove": 1, "export": 2}[args.action]
         words = [word for word in (args.profile, args.directory) if word is not None]
         if len(words) != wanted:
-            names = ("nothing", "a KEY or a FILE", "a KEY or a FILE, and a DIRECTORY")
+            names = ("nothing", "a KEY or a FILE", "a KEY or a FILE, and a DIR")
             raise usage_error(f"profile {args.action}: wants {names[wanted]} after it")
         if args.json and args.action not in ("list", "show"):
             raise usage_error(

@@ -252,7 +252,8 @@ def start_line(summary: Mapping[str, Any]) -> str | None:
         return None
     paths, skipped = learn["paths"], learn["skipped"]
     if not paths and not skipped:
-        return f"start {learn['key']}: nothing was read ahead of it ({learn['state']})"
+        why = "no profile yet" if learn["state"] == "first run" else learn["state"]
+        return f"start {learn['key']}: nothing was read ahead of it ({why})"
     read = f"{count(paths, 'path')} ({format_size(learn['bytes'])})"
     parts = [f"{read} asked for ahead of it in {format_duration(learn['seconds'])}"]
     if learn["used"] is not None:

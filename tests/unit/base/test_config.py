@@ -152,7 +152,7 @@ def test_a_profiles_name_is_given_by_an_equals_sign_for_the_next_word_is_the_com
         ("--learn-depth=0", "0 is not in 1..256"),
         ("--learn-depth=257", "257 is not in 1..256"),
         ("--learn-depth=many", "'many' is no number of requests"),
-        ("--learn-budget=12", "12 is less than a page .4096 bytes.: say for example 1GiB"),
+        ("--learn-budget=12", "12 is less than a page .4096 bytes.: say 1GiB"),
     ],
 )
 def test_what_is_wrong_with_an_option_of_learn_is_said(
