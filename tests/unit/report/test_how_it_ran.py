@@ -8,7 +8,13 @@ from typing import Any
 from fake_service import SUMMARY_JSON
 from good_summary import SMALL, changed, job, unserved
 
-from uffdprefetch.report.how_it_ran import cluster_lines, decision_lines, how_it_ran, pool_line
+from uffdprefetch.report.how_it_ran import (
+    cluster_lines,
+    decision_lines,
+    how_it_ran,
+    pool_line,
+    start_line,
+)
 from uffdprefetch.report.summary import lines, short_lines
 
 
@@ -178,3 +184,9 @@ def test_with_v_a_run_that_maps_nothing_says_who_was_seen_and_what_they_have_rea
         "prefetched 1900 small files (184 MiB, 182 MiB used); the job read 190 MiB by calls;"
         " read n/a (FUSE does not count)"
     )
+
+
+def test_the_first_start_of_a_name_had_no_profile() -> None:
+    learn = {"key": "train", "state": "first run", "paths": 0, "skipped": {}}
+    told = start_line({"learn": learn})
+    assert told == "start train: nothing was read ahead of it (no profile yet)"
