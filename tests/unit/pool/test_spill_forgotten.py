@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-<<<<<<< HEAD
 """A file that is forgotten while the disk tier (spill_write.c) writes a copy of it."""
-=======
-"""A file that is forgotten while the disk tier (csrc/service/pool/spill_write.c) writes of it."""
->>>>>>> 26c954ff (changelog: a failing disk of --spill, and what --learn says of opened files)
 
 from __future__ import annotations
 
