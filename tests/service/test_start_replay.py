@@ -487,7 +487,7 @@ def test_warm_that_is_ended_leaves_nothing(endless: Home, number: int) -> None:
         (["profile", "show", "none/none.upl"], 2, "none/none.upl: there is no such file"),
         (["profile", "show", "bad.upl"], 2, "bad.upl: it is no start profile"),
         (["profile", "remove", "bad.upl"], 2, "bad.upl: it is no start profile"),
-        (["profile", "export", KEY], 2, "wants a KEY or a FILE, and a DIRECTORY"),
+        (["profile", "export", KEY], 2, "wants a KEY or a FILE, and a DIR after it"),
         (["profile", "export", KEY, "none"], 2, "none: it is no directory"),
         (["profile", "remove", KEY, "--json"], 2, "--json goes with list and show"),
         (["profile", "list", "--", "x"], 2, "nothing goes after --"),
