@@ -343,6 +343,8 @@ def test_the_last_of_several_launchers_tells_what_another_has_replayed(endless: 
         )
         wait_until(lambda: any(map(_replays, ranks)), "a replay")
         wait_until(lambda: _has_started(ranks[-1]), "its job")
+    replay = replay_of(ranks[0].pid)
+    wait_until(lambda: _has_read(replay) > 1 << 20, "what it reads ahead")
     for rank in ranks:  # the one that replays first
         assert rank.stdin is not None
         rank.stdin.close()
@@ -359,6 +361,12 @@ def _has_started(rank: subprocess.Popen[bytes]) -> bool:
             if Path(f"/proc/{child}/comm").read_text() == "cat\n":
                 return True
     return False
+
+
+def _has_read(pid: int | None) -> int:
+    """A process, in bytes."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 def _replays(rank: subprocess.Popen[bytes]) -> bool:
