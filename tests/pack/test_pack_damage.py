@@ -129,6 +129,21 @@ def test_what_is_no_packed_database_is_one_line_and_status_2(
     assert "o.lmdb" in done.stderr
 
 
+@pytest.mark.parametrize("missing", [1, 4096, 100_000])
+def test_who_opens_a_database_whose_end_is_missing_is_told(tmp_path: Path, missing: int) -> None:
+    """A copy that was cut short. A page that is not there would end the process."""
+    make_tree(tmp_path / "tree", classes=5, files=30)
+    path, data = tmp_path / "o.lmdb", tmp_path / "o.lmdb" / "data.mdb"
+    packed(tmp_path / "tree", path)
+    assert read_by_liblmdb(path, tmp_path / "tree").returncode == 0
+    size = data.stat().st_size
+    os.truncate(data, size - missing)
+    done = read_by_liblmdb(path, tmp_path / "tree")
+    assert done.returncode == 1, done.stderr
+    said = f"cut off: {size - missing} of {size} bytes are there: copy or pack it again"
+    assert said in done.stderr.splitlines()[-1]
+
+
 def test_a_damaged_value_is_named_and_the_others_unpacked(tmp_path: Path) -> None:
     files = make_tree(tmp_path / "tree")
     packed(tmp_path / "tree", tmp_path / "o.lmdb")

@@ -67,6 +67,13 @@ def environment(path: str) -> tuple[Any, Any]:
             raise UffdPrefetchError(f"{path}: no LMDB that can be read: {error}", EXIT_USAGE) from (
                 None
             )
+        size, needed = os.stat(os.path.join(path, "data.mdb")).st_size, pages_bytes(env)
+        if size < needed:  # a page that is not there would end the process (SIGBUS)
+            env.close()
+            raise UffdPrefetchError(
+                f"{path}: cut off: {size} of {needed} bytes are there: copy or pack it again",
+                EXIT_USAGE,
+            )
         try:
             meta = env.open_db(META, create=False)
         except lmdb.Error:
@@ -76,6 +83,11 @@ def environment(path: str) -> tuple[Any, Any]:
             ) from None
         _open[key] = os.getpid(), env, meta
         return env, meta
+
+
+def pages_bytes(env: Any) -> int:
+    """How large the file of an environment is with all pages that it may read."""
+    return int((env.info()["last_pgno"] + 1) * env.stat()["psize"])
 
 
 def look_again(path: str) -> None:

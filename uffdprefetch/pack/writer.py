@@ -17,7 +17,7 @@ from typing import Any
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.units import GIB, MIB
 from uffdprefetch.data import layout
-from uffdprefetch.data.environment import library
+from uffdprefetch.data.environment import library, pages_bytes
 from uffdprefetch.data.layout import Entry, PackDescription
 
 #: Of one transaction: long writes for one fsync(), and no more than that is lost by a kill.
@@ -128,6 +128,9 @@ class PackWriter:
             try:
                 with self._env.begin(write=True) as transaction:
                     change(transaction)
+                # LMDB writes no page that a transaction has given back: who opens it looks for all
+                if os.fstat(self._lock_fd).st_size < (needed := pages_bytes(self._env)):
+                    os.ftruncate(self._lock_fd, needed)
                 return
             except self._lmdb.MapFullError:
                 self._last = last
