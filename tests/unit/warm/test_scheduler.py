@@ -14,13 +14,16 @@ import pytest
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.cache_call import choose
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.record import replace
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers.fixed_windows import FollowedStream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import MAX_SECONDS
+from uffdprefetch.warm.meter import Meter
 from uffdprefetch.warm.scheduler import (
     GUESSED_EXTENT_BYTES,
     READAHEAD_EXTENT_BYTES,
@@ -483,6 +486,21 @@ def test_one_that_is_short_goes_beside_what_long_ones_have_under_way(file: FileS
     scheduler.pump(NOW)
     assert sum(length for at, length in notes.sent if at >= 200 * MIB) == MIB
     assert scheduler.under_way_bytes == min(4 * MIB, scheduler.target_bytes)
+
+
+@pytest.mark.parametrize(("link", "sent"), [(None, MIB), (Storage(300e6, 1e-3), 3 * MIB)])
+def test_beside_a_little_a_file_that_is_read_whole_goes_on_once_the_link_is_known(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, link: Storage | None, sent: int
+) -> None:
+    """Who reads here and there never keeps it busy: what was read alone tells what does."""
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    monkeypatch.setattr(Meter, "link", link)
+    scheduler.want(reader(0, 100 * MIB, 1e8), guess(file, 100 * MIB, 101 * MIB, 8 * MIB))
+    whole = replace(guess(file, 0, 16 * MIB, 3 * MIB), priority=Priority.BACKGROUND)
+    scheduler.want(reader(1, 0, 0.0), whole)
+    scheduler.pump(NOW)
+    assert scheduler.under_way_bytes == sent
 
 
 def test_a_guess_that_its_reader_has_passed_is_not_read(file: FileState) -> None:
