@@ -58,9 +58,9 @@ say(pooled=pooled)
 """
 
 
-@pytest.mark.parametrize(("chunks", "most"), [(1, 128), (2, 176)])
+@pytest.mark.parametrize(("chunks", "misses"), [(1, 128), (2, 128 + 16 + 14)])
 def test_a_miss_at_a_new_place_brings_two_chunks_where_most_were_followed_by_the_next(
-    job: Start, tmp_path: Path, chunks: int, most: int
+    job: Start, tmp_path: Path, chunks: int, misses: int
 ) -> None:
     """A record that is longer than a chunk is waited for once; and of others no more is read than
     is touched."""
@@ -71,6 +71,7 @@ def test_a_miss_at_a_new_place_brings_two_chunks_where_most_were_followed_by_the
     summary = work.finish().good().summary
     assert summary is not None
     pool = summary["pool"]
-    assert 128 <= pool["missing_faults"] <= most, pool
+    # sixteen tell it, and one of eight after them
+    assert abs(pool["missing_faults"] - misses) <= 3, pool
     # who goes on gets twice as much: a chunk too much of each that has missed twice
     assert pool["demand_read_bytes"] <= chunks * pool["missing_faults"] << 16, pool
