@@ -27,6 +27,7 @@ from uffdprefetch.launch import replay as replays
 from uffdprefetch.orders import learned_ranges, profile_store
 from uffdprefetch.orders.start_profile import StartProfile
 from uffdprefetch.predict.first_touches import RankOf
+from uffdprefetch.protocol.replayed import learned, told_by
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,8 @@ PROGRAMS = [
 ]
 #: That a profile names: files, their directory, a name that is not there, and these.
 PATHS = 22 + len(PROGRAMS)
+#: Where a replay tells how far it is (csrc/replay/replay.c).
+RESULT_FD, RESULT_BYTES = 3, 1024
 
 
 class Home:
@@ -344,7 +347,7 @@ def test_the_last_of_several_launchers_tells_what_another_has_replayed(endless: 
         wait_until(lambda: any(map(_replays, ranks)), "a replay")
         wait_until(lambda: _has_started(ranks[-1]), "its job")
     replay = replay_of(ranks[0].pid)
-    wait_until(lambda: _has_read(replay) > 1 << 20, "what it reads ahead")
+    wait_until(lambda: _has_told(replay)["paths"] > 0, "what it tells of that")
     for rank in ranks:  # the one that replays first
         assert rank.stdin is not None
         rank.stdin.close()
@@ -363,10 +366,10 @@ def _has_started(rank: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _has_read(pid: int | None) -> int:
-    """A process, in bytes."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["rchar"])
+def _has_told(pid: int | None) -> dict[str, Any]:
+    """What a replay that goes on has told of itself: each 0.1 s (its TELL_NS)."""
+    text = Path(f"/proc/{pid}/fd/{RESULT_FD}").read_bytes()[:RESULT_BYTES]
+    return learned(KEY, "", told_by(text.decode()))
 
 
 def _replays(rank: subprocess.Popen[bytes]) -> bool:
