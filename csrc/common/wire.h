@@ -16,7 +16,7 @@
 /* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 9
+#define UP_VERSION 10
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 #define UP_RUNS_MAX 15  /* runs of pages in one message */
@@ -92,6 +92,14 @@ enum up_attach_flag {
 	UP_ATTACH_COPIES = 1 << 3, /* private and writable: its pages may be the job's own, lay nothing */
 	UP_ATTACH_STATED = 1 << 4, /* MAP_POPULATE: the job has said that it will need all of it */
 	UP_ATTACH_MANY = 1 << 5,   /* KNOWN, as many mappings were made at once: nobody waits for the answer */
+	UP_ATTACH_BRIEF = 1 << 6,  /* KNOWN, as those like it are mapped for moments (enum up_brief) */
+};
+
+/* Files like this one are mapped for moments. */
+enum up_brief {
+	UP_BRIEF_NO = 0,
+	UP_BRIEF_KNOWN = 1,  /* nothing of ours takes their place: nobody waits for the answer */
+	UP_BRIEF_UNTOLD = 2, /* and nothing is gained: most need not be told of */
 };
 
 /* up_file.mode */
@@ -188,9 +196,10 @@ struct up_touched {
  * message, are laid over it before mmap() returns, and no other ever. settled: so it is with each mapping of this
  * file, until another answer says otherwise: nothing will be laid over it, and nobody need wait. One that is refused
  * need not even be told of; of the others no descriptor need come. leased: the last descriptor that comes
- * with the message is of the description that has the file's lease (csrc/job/lease.c). */
+ * with the message is of the description that has the file's lease (csrc/job/lease.c). brief: of mappings of about
+ * the same size, until another answer says otherwise. */
 struct up_file {
-	uint32_t region, mode, count, settled, leased, reserved;
+	uint32_t region, mode, count, settled, leased, brief; /* brief: enum up_brief */
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
 };
 

@@ -133,6 +133,7 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd, int *leas
 	r->mode = f->mode + 1;
 	up_note_waited(a, r);
 	note_settled(a, r, f);
+	atomic_store(&up_job.brief[up_size_of(atomic_load(&r->length))], f->brief);
 	if (f->mode == UP_POOL) {
 		on_pool(a, r, fd);
 		return;

@@ -19,6 +19,7 @@
 #define UP_REGIONS 1024
 #define UP_REQUESTS 64
 #define UP_SETTLED 16 /* files: more than a program maps again and again at a time */
+#define UP_SIZES 64 /* of mappings, by the binary logarithm */
 #define UP_PATH_MAX 108 /* sizeof(sockaddr_un.sun_path) */
 #define UP_WAIT_STEP_NS (5 * 1000 * 1000)
 
@@ -56,6 +57,7 @@ struct up_region {
 	_Atomic int unleased; /* no lease makes who opens its file for writing wait */
 	_Atomic int written; /* the job has opened its file for writing since */
 	int many; /* nor does this one: the process has waited enough for others (reply.c) */
+	int brief; /* nor does this one: those like it go within moments */
 	uint64_t waits_since_ns; /* the agent's: whoever mapped it waits for the answer since then; 0: nobody does */
 	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
@@ -179,6 +181,9 @@ struct up_job {
 
 	/* Files of which an answer was settled (struct up_file), by up_file_mark(); 0: none. Written by the agent. */
 	_Atomic uint64_t settled[UP_SETTLED];
+	/* How mappings of about a size live, as the service has said last (enum up_brief). Written by the agent. */
+	_Atomic uint32_t brief[UP_SIZES];
+	_Atomic uint32_t briefs; /* mappings that need not be told of: one in some is */
 	struct up_region region[UP_REGIONS];
 	struct up_request request[UP_REQUESTS];
 };
@@ -234,6 +239,12 @@ static inline uint64_t up_file_mark(uint64_t device, uint64_t inode, uint64_t si
 
 /* The lowest bit: no mapping of it is served. */
 #define UP_SETTLED_REFUSED 1u
+
+/* Of up_job.brief: where what is said of mappings of about this size stands. */
+static inline unsigned int up_size_of(uint64_t bytes)
+{
+	return (unsigned int)(63 - __builtin_clzll(bytes | 1));
+}
 
 /* Of a region's state: a thread of the job takes it back just now. */
 static inline int up_is_closing(uint32_t state)

@@ -67,7 +67,8 @@ static int send_attach(struct agent *a, struct up_region *r)
 			 (r->copies ? UP_ATTACH_COPIES : 0) |
 			 (r->stated ? UP_ATTACH_STATED : 0) |
 			 (r->known ? UP_ATTACH_KNOWN : 0) |
-			 (r->many ? UP_ATTACH_MANY : 0);
+			 (r->many ? UP_ATTACH_MANY : 0) |
+			 (r->brief ? UP_ATTACH_BRIEF : 0);
 	m.attach.address = r->address;
 	m.attach.length_bytes = r->length;
 	m.attach.offset_bytes = r->offset;

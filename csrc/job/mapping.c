@@ -25,6 +25,9 @@
 #define LOOK_BYTES (256 << 10)
 /* Less than this part missing is nothing to stream for (LITTLE_SHARE, uffdprefetch/predict/visits.py). */
 #define LITTLE_SHARE 64
+/* Of mappings that need not be told of, since those like them went within moments and nothing was gained, one in so
+ * many is all the same: it tells when that is over (service/brief.py). What stays of the others is found in /proc. */
+#define BRIEF_SHARE 8
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 3
 #endif
@@ -175,11 +178,15 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 {
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
 	uint64_t settled = settled_mark(st);
+	size_t bytes = mapped_bytes(length, offset, st);
+	uint32_t brief = atomic_load(&up_job.brief[up_size_of(bytes)]);
 	int looks = up_job.patience, waits;
 	struct up_region *r;
 
 	if ((settled & UP_SETTLED_REFUSED) || up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
 	    !up_agent_ready())
+		return 0;
+	if (brief == UP_BRIEF_UNTOLD && !stated && atomic_fetch_add(&up_job.briefs, 1) % BRIEF_SHARE)
 		return 0;
 	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
 	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
@@ -191,7 +198,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 		return 0;
 	r->address = (uintptr_t)p;
 	r->map_length = whole_pages(length);
-	r->length = mapped_bytes(length, offset, st);
+	r->length = bytes;
 	r->offset = (uint64_t)offset;
 	r->device = (uint64_t)st->st_dev;
 	r->inode = (uint64_t)st->st_ino;
@@ -205,6 +212,8 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->stated = stated;
 	r->settled = waits && settled;
 	waits = waits && !settled;
+	r->brief = waits && brief != UP_BRIEF_NO;
+	waits = waits && !r->brief;
 	r->known = !waits;
 	atomic_store(&r->unleased, 0);
 	atomic_store(&r->written, 0);

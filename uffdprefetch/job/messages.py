@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-MAGIC, VERSION, MESSAGE_BYTES = 0x50444655, 9, 256
+MAGIC, VERSION, MESSAGE_BYTES = 0x50444655, 10, 256
 #: enum up_type
 HELLO, WELCOME, JOB, FINISH, SUMMARY, SNAPSHOT, PLAN = 1, 2, 3, 4, 5, 7, 20
 #: enum up_role

@@ -155,6 +155,11 @@ class Blocks:
         """Whether the block at a file offset has been prefetched, or observed in use."""
         return at < self.size_bytes and bool(self.flags[at // BLOCK_BYTES])
 
+    @property
+    def any_gained(self) -> bool:
+        """Whether anything that was read ahead was used."""
+        return (_PREFETCHED | _USED) in self.flags
+
     def is_own(self, start: int, end: int, *under_way: IntervalSet) -> bool:
         """Whether nothing of [start, end) bytes was read ahead, or is being read."""
         first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)

@@ -83,6 +83,14 @@ class ServingMode(IntEnum):
     READS = C.UP_READS
 
 
+class Brief(IntEnum):
+    """enum up_brief: whether files like one are mapped for moments."""
+
+    NO = C.UP_BRIEF_NO
+    KNOWN = C.UP_BRIEF_KNOWN
+    UNTOLD = C.UP_BRIEF_UNTOLD
+
+
 class Stated(IntEnum):
     """enum up_stated: what a job says by madvise(2), of a range or of how it reads."""
 
@@ -132,6 +140,7 @@ ATTACH_KNOWN: int = C.UP_ATTACH_KNOWN
 ATTACH_COPIES: int = C.UP_ATTACH_COPIES
 ATTACH_STATED: int = C.UP_ATTACH_STATED
 ATTACH_MANY: int = C.UP_ATTACH_MANY
+ATTACH_BRIEF: int = C.UP_ATTACH_BRIEF
 
 
 class Hello(NamedTuple):
@@ -264,12 +273,13 @@ def _padded(pages: list[int]) -> list[int]:
 
 
 def file(
-    region: int, mode: ServingMode, pages: list[int], settled: bool = False, leased: bool = False
-) -> bytes:
+    region: int, mode: ServingMode, pages: list[int], settled: bool = False, leased: bool = False,
+    brief: Brief = Brief.NO,
+) -> bytes:  # fmt: skip
     """UP_FILE: how a mapping is served, and the page numbers of its checkpoints (PAGES_MAX).
     ``settled``: who maps the file again need not wait for the answer. ``leased``: the last
-    descriptor that comes with it has the file's lease."""
-    body = FILE.pack(region, mode, len(pages), settled, leased, 0, *_padded(pages))
+    descriptor that comes with it has the file's lease. ``brief``: of mappings of about its size."""
+    body = FILE.pack(region, mode, len(pages), settled, leased, brief, *_padded(pages))
     return pack(Type.FILE, body)
 
 

@@ -28,6 +28,11 @@ from uffdprefetch.state.unserved import FOR_GOOD, Coarse, Reason, Refusal
 
 #: Why a file is given up of which somebody wants the lease.
 OPENED_FOR_WRITING = "opened for writing"
+#: Of kinds of files that are followed in vain (service/brief.py).
+LEFT_TO_THE_KERNEL = (
+    "some files: mapped for moments, and nothing was gained for those like them: most are left to "
+    "the kernel"
+)
 
 
 def _not_opened(error: OSError) -> Refusal:
@@ -148,7 +153,10 @@ class Attachments:
         if wanted and self.offers is not None:
             self.offers.make(client, region, wanted, fds[0])
         else:
-            client.agent.tell(a.region, serving.mode, fds, settled, lease_fd=region.lease_fd)
+            client.agent.tell(
+                a.region, serving.mode, fds, settled, lease_fd=region.lease_fd,
+                brief=self._brief_of(region),
+            )  # fmt: skip
         self._advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_STATED:
             self._advice.populated(region)
@@ -164,7 +172,7 @@ class Attachments:
         serving = serving_of(client, a, file, self._config)
         if self._pooled is None or serving.mode != wire.ServingMode.CHECKPOINTS:
             return serving, []
-        if self._pooled.is_brief(file):
+        if self._mappings.brief.of(file.path) and not self._pooled.may_have(file):
             return by_page_tables(client, Coarse.BRIEF), []
         fds, told = self._pooled.accept(client, file)
         if fds:
@@ -173,6 +181,22 @@ class Attachments:
             # (of what the pool has pages and checkpoints are not compared at once)
             serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
         return serving, []
+
+    def _brief_of(self, region: Region) -> wire.Brief:
+        """How mappings like it live, for its agent; where something of ours may lie over them, or
+        somebody else wants to know of them, it need not know."""
+        file, order = region.file, region.reader.order
+        if self._config.lays_checkpoints or (
+            self._pooled is not None and self._pooled.may_have(file)
+        ):
+            return wire.Brief.NO
+        is_awaited = order.followed or order.pending_since_ns or self._config.orders.plan
+        if is_awaited or self._publisher.active or self._config.learn.name is not None:
+            return wire.Brief.NO
+        brief = self._mappings.brief.of(file.path)
+        if brief is wire.Brief.UNTOLD:
+            self._ledger.degrade(LEFT_TO_THE_KERNEL, is_mendable=False)
+        return brief
 
     def _look_for_writer_in(self, client: Client, a: wire.Attach, file: FileState) -> None:
         """Whether the process has the file open for writing, where no lease would tell."""

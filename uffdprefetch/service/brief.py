@@ -1,43 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of files that are mapped for moments, each once: the pool costs more than it brings there.
+"""Kinds of files that are mapped for moments: what it costs to follow a mapping is more than it
+brings there.
 
-To map a file's part of the pool, and to answer each of its faults, takes a millisecond: of a job
-that reads one place of each of 1,000 files it made 1.7 times plain's time (bench/harm.py). Files
-like the last ones that went within moments are followed by page tables; as soon as one of them
-stays, the next ones are the pool's again. Pure.
+To map a file's part of the pool, and to answer each of its faults, takes a millisecond; to tell of
+a mapping, to open its file and to look into its page table before it goes a fifth of that: of a
+job that reads one place of each of 1,000 files it made 1.3 and 1.12 times plain's time
+(bench/harm.py). So files like the last ones that went within moments are followed by page tables
+as soon as they are mapped (Brief.KNOWN); and where many of them, each mapped once, were followed
+in vain, most are not told of at all (Brief.UNTOLD). As soon as one of them stays, is mapped again,
+or something is gained, the next ones are followed as before. Pure.
 """
 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
+
+from uffdprefetch.protocol.wire import Brief
 
 #: A mapping that lives for less has read some places of a file, or a small one.
 BRIEF_NS = 20_000_000
-#: So many in a row tell.
-TELLING = 16
+#: So many in a row tell, and so many that nothing was gained for: until then they take a few
+#: milliseconds, and what their readers do, in what order they come to files, is known.
+TELLING, IN_VAIN = 16, 64
 #: Directories and suffixes that are remembered.
 KINDS_MAX = 1024
+
+
+class InARow(NamedTuple):
+    """The last mappings of a kind: how many have gone within moments, and how many of these were
+    followed in vain."""
+
+    brief: int = 0
+    in_vain: int = 0
 
 
 class BriefKinds:
     """Of a service."""
 
     def __init__(self) -> None:
-        self._in_a_row: dict[tuple[str, str], int] = {}
+        self._in_a_row: dict[tuple[str, str], InARow] = {}
 
     @staticmethod
     def _kind(path: str) -> tuple[str, str]:
         directory, name = os.path.split(path)
         return directory, os.path.splitext(name)[1]
 
-    def note(self, path: str, lived_ns: int) -> None:
-        """A mapping of a file has gone."""
+    def note(self, path: str, lived_ns: int, in_vain: bool) -> None:
+        """A mapping of a file has gone; ``in_vain``: it was the file's only one, and nothing that
+        was read ahead was used."""
         kind = self._kind(path)
-        before = self._in_a_row.pop(kind, 0)
-        self._in_a_row[kind] = before + 1 if lived_ns < BRIEF_NS else 0
+        row = self._in_a_row.pop(kind, InARow())
+        if lived_ns < BRIEF_NS:
+            row = InARow(row.brief + 1, row.in_vain + 1 if in_vain else 0)
+        else:
+            row = InARow()
+        self._in_a_row[kind] = row
         if len(self._in_a_row) > KINDS_MAX:
             del self._in_a_row[next(iter(self._in_a_row))]
 
-    def has(self, path: str) -> bool:
+    def of(self, path: str) -> Brief:
         """Whether a file is likely to be mapped for a moment."""
-        return self._in_a_row.get(self._kind(path), 0) >= TELLING
+        found = self._in_a_row.get(self._kind(path), InARow())
+        if found.brief < TELLING:
+            return Brief.NO
+        return Brief.KNOWN if found.in_vain < IN_VAIN else Brief.UNTOLD

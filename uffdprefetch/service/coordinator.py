@@ -113,7 +113,7 @@ class Coordinator:
         pooled = None
         if pool is not None:
             scheduler.requests.pool = pool.pool
-            pooled = PooledMappings(pool, ledger, clock, is_shared=config.cluster.nodes is not None)
+            pooled = PooledMappings(pool, ledger, is_shared=config.cluster.nodes is not None)
         self.mappings = ManagedMappings(
             config, self.table, self.arbiter, scheduler, self.windows, ledger, clock, pooled
         )

@@ -12,6 +12,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
+from uffdprefetch.service.brief import BriefKinds
 from uffdprefetch.service.pooled import PooledMappings
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
@@ -51,6 +52,7 @@ class ManagedMappings:
     ) -> None:  # fmt: skip
         #: The processes: agents by their sockets' descriptors, who is only observed by -pid.
         self.clients: dict[int, Client] = {}
+        self.brief = BriefKinds()
         self._config, self._table, self._arbiter = config, table, arbiter
         self._scheduler, self._windows, self._ledger = scheduler, windows, ledger
         self._clock, self._pooled = clock, pooled
@@ -98,7 +100,7 @@ class ManagedMappings:
         region = client.regions.pop(region_id, None)
         if region is None:
             return
-        region.file.mappings.went()
+        self._note_gone(region)
         if self._pooled is not None:
             self._pooled.detached(client, region)
         reader = region.reader
@@ -109,6 +111,12 @@ class ManagedMappings:
             for old in forget_unmapped(client):
                 self._left(old)
         self._table.left(region.file, client.pid)
+
+    def _note_gone(self, region: Region) -> None:
+        file, lived_ns = region.file, self._clock.now_ns() - region.mapped_ns
+        file.mappings.went()
+        in_vain = file.mappings.gone == 1 and not file.blocks.any_gained
+        self.brief.note(file.path, lived_ns, in_vain)
 
     def gone(self, client: Client, region_id: int, reason: int) -> None:
         """Its agent does not manage a mapping any more (wire.Gone)."""

@@ -6,9 +6,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import Clock
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.service.brief import BriefKinds
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -21,15 +19,13 @@ if TYPE_CHECKING:  # numpy, which a service without a pool spares
 class PooledMappings:
     """Of one service with a pool."""
 
-    def __init__(self, pool: NodePool, ledger: Ledger, clock: Clock, is_shared: bool) -> None:
+    def __init__(self, pool: NodePool, ledger: Ledger, is_shared: bool) -> None:
         """``is_shared``: other nodes may have what is in it."""
-        self._pool, self._ledger, self._clock, self._is_shared = pool, ledger, clock, is_shared
-        self._brief = BriefKinds()
+        self._pool, self._ledger, self._is_shared = pool, ledger, is_shared
 
-    def is_brief(self, file: FileState) -> bool:
-        """Whether it is likely to be mapped for a moment, and nobody could have it from the
-        pool."""
-        return file.pooled is None and not self._is_shared and self._brief.has(file.path)
+    def may_have(self, file: FileState) -> bool:
+        """Whether somebody could have it from the pool."""
+        return file.pooled is not None or self._is_shared
 
     def accept(self, client: Client, file: FileState) -> tuple[list[int], str]:
         """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
@@ -58,6 +54,5 @@ class PooledMappings:
 
     def detached(self, client: Client, region: Region) -> None:
         """One has gone."""
-        self._brief.note(region.file.path, self._clock.now_ns() - region.mapped_ns)
         if region.mode == ServingMode.POOL:
             self._pool.processes.detach(client, region)

@@ -80,4 +80,6 @@ def _cannot_be_covered(client: Client, a: wire.Attach) -> Coarse | None:
     """Something of ours could lie over it, but for this process."""
     if not client.has_uffd:
         return Coarse.NO_USERFAULTFD
+    if a.flags & wire.ATTACH_BRIEF:
+        return Coarse.BRIEF
     return Coarse.MANY if a.flags & wire.ATTACH_MANY else None

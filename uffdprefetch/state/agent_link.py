@@ -43,15 +43,15 @@ class AgentLink:
 
     def tell(
         self, region: int, mode: wire.ServingMode, fds: list[int], settled: bool = False,
-        pages: list[int] | None = None, lease_fd: int = -1,
+        pages: list[int] | None = None, lease_fd: int = -1, brief: wire.Brief = wire.Brief.NO,
     ) -> None:  # fmt: skip
         """Tell the agent how a mapping is served, if it was the agent's. ``settled``: so is each of
         the file. ``pages``: its checkpoints. ``lease_fd``: what the agent can give the file's lease
-        back by."""
+        back by. ``brief``: how mappings of about its size live."""
         if region >= FIRST_OBSERVED:
             return
         leased = lease_fd >= 0
-        message = wire.file(region, mode, pages or [], settled, leased)
+        message = wire.file(region, mode, pages or [], settled, leased, brief)
         self.send(message, [*fds, lease_fd] if leased else fds)
 
     def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:

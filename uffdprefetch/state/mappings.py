@@ -11,6 +11,7 @@ class Mappings:
     """Of one file, of all processes; state/admission.py closes what nobody maps."""
 
     attached: int = 0  # regions
+    gone: int = 0  # regions that there were
     copied: bool = False  # it was mapped private and writable
     opened_again: bool = False  # since take_opened()
     idle_ns: int = 0  # since when it is unmapped
@@ -45,3 +46,4 @@ class Mappings:
     def went(self) -> None:
         """One has gone."""
         self.attached -= 1
+        self.gone += 1

@@ -3,32 +3,55 @@
 
 from __future__ import annotations
 
-from uffdprefetch.service.brief import BRIEF_NS, KINDS_MAX, TELLING, BriefKinds
+import pytest
+
+from uffdprefetch.protocol.wire import Brief
+from uffdprefetch.service.brief import BRIEF_NS, IN_VAIN, KINDS_MAX, TELLING, BriefKinds
 
 
-def told(kinds: BriefKinds, *lived_ns: int, where: str = "/data/crops") -> None:
+def told(
+    kinds: BriefKinds, *lived_ns: int, where: str = "/data/crops", in_vain: bool = False
+) -> None:
     for number, lived in enumerate(lived_ns):
-        kinds.note(f"{where}/{number}.bin", lived)
+        kinds.note(f"{where}/{number}.bin", lived, in_vain)
 
 
 def test_a_file_like_those_that_went_in_moments_is_likely_to() -> None:
     kinds = BriefKinds()
     told(kinds, *[BRIEF_NS // 4] * (TELLING - 1))
-    assert not kinds.has("/data/crops/next.bin")
+    assert kinds.of("/data/crops/next.bin") is Brief.NO
     told(kinds, BRIEF_NS // 4)
-    assert kinds.has("/data/crops/next.bin")
-    assert not kinds.has("/data/weights/next.bin") and not kinds.has("/data/crops/next.idx")
+    assert kinds.of("/data/crops/next.bin") is Brief.KNOWN
+    assert kinds.of("/data/weights/next.bin") is Brief.NO
+    assert kinds.of("/data/crops/next.idx") is Brief.NO
 
 
-def test_one_that_stays_tells_otherwise() -> None:
+def test_one_like_many_that_were_followed_in_vain_need_not_be_told_of() -> None:
     kinds = BriefKinds()
-    told(kinds, *[0] * 100, BRIEF_NS)
-    assert not kinds.has("/data/crops/next.bin")
+    told(kinds, *[BRIEF_NS // 4] * (IN_VAIN - 1), in_vain=True)
+    assert kinds.of("/data/crops/next.bin") is Brief.KNOWN
+    told(kinds, BRIEF_NS // 4, in_vain=True)
+    assert kinds.of("/data/crops/next.bin") is Brief.UNTOLD
+
+
+def test_one_that_was_not_followed_in_vain_tells_that_they_are_to_be_told_of() -> None:
+    kinds = BriefKinds()
+    told(kinds, *[0] * 2 * IN_VAIN, in_vain=True)
+    told(kinds, 0, in_vain=False)
+    assert kinds.of("/data/crops/next.bin") is Brief.KNOWN
+
+
+@pytest.mark.parametrize("in_vain", [False, True])
+def test_one_that_stays_tells_otherwise(in_vain: bool) -> None:
+    kinds = BriefKinds()
+    told(kinds, *[0] * 2 * IN_VAIN, BRIEF_NS, in_vain=in_vain)
+    assert kinds.of("/data/crops/next.bin") is Brief.NO
 
 
 def test_no_more_kinds_are_remembered_than_are_of_use() -> None:
     kinds = BriefKinds()
     for number in range(2 * KINDS_MAX):
         told(kinds, *[0] * TELLING, where=f"/data/{number}")
-    assert not kinds.has("/data/0/next.bin") and kinds.has(f"/data/{2 * KINDS_MAX - 1}/next.bin")
+    assert kinds.of("/data/0/next.bin") is Brief.NO
+    assert kinds.of(f"/data/{2 * KINDS_MAX - 1}/next.bin") is Brief.KNOWN
     assert len(kinds._in_a_row) == KINDS_MAX

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.service.pooled import PooledMappings
 from uffdprefetch.state.ledger import Ledger
 
@@ -24,7 +23,7 @@ def test_one_file_too_many_looks_like_no_full_disk(number: int, says: str) -> No
         raise OSError(number, os.strerror(number))
 
     ledger, pool = Ledger(), SimpleNamespace(files=SimpleNamespace(open=full))
-    pooled = PooledMappings(pool, ledger, CLOCK, is_shared=False)  # type: ignore[arg-type]
+    pooled = PooledMappings(pool, ledger, is_shared=False)  # type: ignore[arg-type]
     file: Any = SimpleNamespace(pooled=None, copies=SimpleNamespace(rw=-1), path="/data/one")
     client: Any = SimpleNamespace(pool_slot=0)
     fds, why = pooled.accept(client, file)

@@ -54,6 +54,7 @@ def test_page_tables_are_what_is_meant_by_default(flags: int, has_uffd: bool, wr
         ({"flags": wire.ATTACH_WRITABLE}, Coarse.OPENED_FOR_WRITING),
         ({"flags": wire.ATTACH_COPIES}, Coarse.COPIES),
         ({"flags": wire.ATTACH_MANY}, Coarse.MANY),
+        ({"flags": wire.ATTACH_BRIEF}, Coarse.BRIEF),
         ({"writer": True}, Coarse.WRITER),
         ({"has_uffd": False}, Coarse.NO_USERFAULTFD),
     ],
