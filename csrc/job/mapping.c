@@ -27,7 +27,7 @@
 #define LITTLE_SHARE 64
 /* Of mappings that need not be told of, since those like them went within moments and nothing was gained, one in so
  * many is all the same: it tells when that is over (service/brief.py). What stays of the others is found in /proc. */
-#define BRIEF_SHARE 8
+#define BRIEF_SHARE 16
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 3
 #endif

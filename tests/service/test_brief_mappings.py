@@ -18,7 +18,7 @@ pytestmark = auto
 
 SIZE = 256 << 10
 #: Of mappings that need not be told of one in so many is (csrc/job/mapping.c).
-BRIEF_SHARE = 8
+BRIEF_SHARE = 16
 
 #: One page of each, which stay mapped for a moment; of the last ones, for longer.
 READER = """

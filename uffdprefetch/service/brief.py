@@ -4,7 +4,7 @@ brings there.
 
 To map a file's part of the pool, and to answer each of its faults, takes a millisecond; to tell of
 a mapping, to open its file and to look into its page table before it goes a fifth of that: of a
-job that reads one place of each of 1,000 files it made 1.3 and 1.12 times plain's time
+job that reads one place of each of 1,000 files it made 1.33 and 1.13 times plain's time
 (bench/harm.py). So files like the last ones that went within moments are followed by page tables
 as soon as they are mapped (Brief.KNOWN); and where many of them, each mapped once, were followed
 in vain, most are not told of at all (Brief.UNTOLD). As soon as one of them stays, is mapped again,
