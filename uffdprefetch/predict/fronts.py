@@ -16,8 +16,8 @@ from itertools import takewhile
 from operator import attrgetter
 
 from uffdprefetch.base.record import dataclass, field
-from uffdprefetch.predict.bounds import LATELY_COUNT
-from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_SECONDS, MISS_BYTES, Account, Link
+from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_COUNT
+from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Account, Link
 from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
 
@@ -70,8 +70,9 @@ class State(Enum):
 
 @dataclass
 class Rests:
-    """Of a stream: its reader does not come on for longer than what may be under way ahead of it
-    lasts (FREE_SECONDS). Once or twice that is a busy node; who computes in between does so again.
+    """Of a stream: its reader does not come on though all that was asked for ahead of it has come,
+    for longer than it takes to decide anew (DECIDE_NS). Once or twice that is a busy node; who
+    computes in between does so again.
     """
 
     last_ns: int  # when it came on last
@@ -83,36 +84,12 @@ class Rests:
         """What it comes over between two rests, if it rests time and again."""
         return min(self.bursts)
 
-    def goes_on(self, length: int, now_ns: int) -> None:
-        """From a length."""
-        if now_ns - self.last_ns > FREE_SECONDS * 1e9:
+    def goes_on(self, length: int, now_ns: int, idle_ns: int) -> None:
+        """From a length; nothing was under way for so long."""
+        if min(now_ns - self.last_ns, idle_ns) > DECIDE_NS:
             self.bursts = length - self.length, *self.bursts[:2]
             self.length = length
         self.last_ns = now_ns
-
-
-@dataclass
-class _Gap:
-    """Blocks that a stream came over, ``size`` of them, and those that nobody has touched since.
-    ``behind``: how far the stream has come since."""
-
-    size: int
-    left: list[tuple[int, int]]
-    behind: int = 0
-
-    def fill(self, start: int, end: int) -> None:
-        """[start, end) is touched."""
-        self.left = [
-            (low, high)
-            for a, b in self.left
-            for low, high in ((a, min(b, start)), (max(a, end), b))
-            if low < high
-        ]
-
-    @property
-    def filled(self) -> int:
-        """Blocks of it that were touched since."""
-        return self.size - sum(b - a for a, b in self.left)
 
 
 @dataclass
@@ -122,8 +99,9 @@ class Texture:
     that it is in.
 
     A gap may be touched yet: a large copy touches the last block of what it takes before those in
-    the middle, and of ranks one is behind the other. ``gaps``: those not far behind; ``passed``:
-    blocks of those before these, of which ``filled`` were touched since.
+    the middle, and of ranks one is behind the other. ``gaps``: those that are not far behind, or
+    that one of its readers has not come to; ``passed``: blocks of those before these, of which
+    ``filled`` were touched since.
     """
 
     over: float
@@ -133,7 +111,7 @@ class Texture:
     around: float = 0.0
     passed: float = 0.0
     filled: float = 0.0
-    gaps: list[_Gap] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def _fills(self) -> float:
@@ -173,24 +151,20 @@ class Texture:
         self.runs, self.around, self.passed, self.filled = (
             each * share for each in (self.runs, self.around, self.passed, self.filled)
         )
-        for old in self.gaps:
-            old.behind += gone
-        while self.gaps and self.gaps[0].behind > LATELY_COUNT:
-            old = self.gaps.pop(0)
-            self.passed += old.size
-            self.filled += old.filled
         if size:
             self.runs += 1
             self.around += self.around_run
             self.run = 0
-            self.gaps.append(_Gap(size, [gap]))
+            self.gaps.append(gap)
         self.run += gone - size
 
-    def fills(self, start: int, end: int) -> None:
-        """[start, end) is touched behind the stream's position, or nothing is."""
-        if start < end:
-            for gap in self.gaps:
-                gap.fill(start, end)
+    def settles(self, behind: int, direction: int, untouched: Callable[[int, int], int]) -> None:
+        """Nobody comes to the gaps any more that lie behind so far."""
+        while self.gaps and (behind - self.gaps[0][direction > 0]) * direction > 0:
+            gap = self.gaps.pop(0)
+            size = gap[1] - gap[0]
+            self.passed += size
+            self.filled += size - untouched(*gap)
 
 
 @dataclass(eq=False)
@@ -236,13 +210,6 @@ class Front:
         """When it came on last."""
         return self.rests.last_ns
 
-    def gone_since(self, then_ns: int) -> int:
-        """About how far it has come since."""
-        if self.last_ns <= then_ns:
-            return 0
-        part = (self.last_ns - then_ns) / max(1, self.last_ns - self.born_ns)
-        return int(self.length * min(1.0, part))
-
     @property
     def ahead(self) -> int:
         """How far ahead of it was asked for."""
@@ -272,8 +239,9 @@ class FileFronts:
         self.fronts: list[Front] = []  # by position
         self._begun = 0
         self._asked = blocks, 0  # outside [start, end) nothing was asked for
-        self._seen_ns: int | None = None  # the process that is looked at, before this look ...
-        self._gone = 0  # ... and how far fronts have come since
+        self._idle_ns = 0
+        #: Of a process, where it has touched last in each front that it brings on, or follows.
+        self._places: dict[int, dict[Front, int]] = {}
 
     # ---- blocks ---------------------------------------------------------------------------------
 
@@ -335,14 +303,9 @@ class FileFronts:
 
     # ---- touches --------------------------------------------------------------------------------
 
-    def look(self, seen_ns: int | None) -> None:
-        """touch() tells of a process that was seen last then, None: never. Ranks beside it that
-        were seen since have brought a front on, and what it touches behind that is part of it."""
-        self._seen_ns = seen_ns
-        self._gone = max((self._gone_on(front) for front in self.fronts), default=0)
-
-    def _gone_on(self, front: Front) -> int:
-        return front.gone_since(self._seen_ns) if self._seen_ns is not None else 0
+    def look(self, idle_ns: int) -> None:
+        """touch() tells of a process that is looked at; nothing was under way for so long."""
+        self._idle_ns = idle_ns
 
     def touch(self, pid: int, start: int, end: int, now_ns: int, link: Link) -> tuple[Front, bool]:
         """A run of blocks is touched: its front, and whether that begins here."""
@@ -357,20 +320,38 @@ class FileFronts:
         self.flags[start:end] = part.translate(_USE)
         # of gaps up to twice what a miss costs, of all lengths, the mean is what it costs
         reach = 2 * link.reach_bytes // BLOCK_BYTES
-        front = self._match(start, end, reach)
+        front = self._follows(pid, start, end, reach) or self._match(pid, start, end, reach)
         if front is None:
-            return self._begin(pid, start, end, now_ns), True
-        self._advance(front, pid, start, end, now_ns, reach)
-        return front, False
+            front, begins = self._begin(pid, start, end, now_ns), True
+        else:
+            begins = False
+            self._advance(front, pid, start, end, now_ns, reach)
+        self._places.setdefault(pid, {})[front] = end if front.direction > 0 else start
+        return front, begins
 
-    def _match(self, start: int, end: int, reach: int) -> Front | None:
+    def _follows(self, pid: int, start: int, end: int, reach: int) -> Front | None:
+        """The front behind whose position a process goes on, as ranks do one behind the other."""
+        for front, place in self._places.get(pid, {}).items():
+            if front.direction > 0:
+                if -1 <= start - place <= reach and start < front.position:
+                    return front
+            elif -1 <= place - end <= reach and end > front.position:
+                return front
+        return None
+
+    def _hindmost(self, front: Front) -> int:
+        """Where the last of its readers is."""
+        places = [places[front] for places in self._places.values() if front in places]
+        return (min if front.direction > 0 else max)(places, default=front.position)
+
+    def _match(self, pid: int, start: int, end: int, reach: int) -> Front | None:
         """The front that a touch brings on: the nearest, of several the one that was there first;
         or one that turns out to go backward, if that is nearer."""
         found = list[tuple[int, bool, int, Front]]()
         for front in self._near(start, end, reach):
             ahead = start - front.position if front.direction > 0 else front.position - end
             length = front.length
-            behind = min(length, max(BEHIND_BLOCKS, self._gone_on(front)))
+            behind = min(length, BEHIND_BLOCKS)
             beyond = max(NEAR_BLOCKS, length // 2)
             if -behind <= ahead <= min(beyond, reach):
                 apart = max(0, ahead, -ahead - BEHIND_BLOCKS)
@@ -380,12 +361,15 @@ class FileFronts:
             # the block that it was in the middle of may be told of once more
             if turns and -1 <= front.start - end <= min(beyond, reach):
                 found.append((max(0, front.start - end), True, front.number, front))
+        own = self._places.get(pid, {})
+        if any(front in own for _, turns, _, front in found if not turns):
+            found = [each for each in found if not each[1]]
         return min(found)[3] if found else None
 
     def _near(self, start: int, end: int, reach: int) -> Iterator[Front]:
         """Those that a touch of [start, end) can bring on, and others."""
         low = start - max(reach, BEHIND_BLOCKS)
-        high = end + max(2 * reach, BEHIND_BLOCKS, self._gone) + 1
+        high = end + max(2 * reach, BEHIND_BLOCKS) + 1
         first = bisect_left(self.fronts, low, key=_POSITION)
         return takewhile(lambda front: front.position <= high, self.fronts[first:])
 
@@ -409,6 +393,8 @@ class FileFronts:
         for old in nsmallest(many // FRONTS_MAX, self.fronts, _age):
             self.end(old)
             self.fronts.remove(old)
+            for places in self._places.values():
+                places.pop(old, None)
 
     def _advance(
         self, front: Front, pid: int, start: int, end: int, now_ns: int, reach: int
@@ -421,19 +407,21 @@ class FileFronts:
         before, position = front.length, front.position
         if front.direction > 0:
             gap_start, gap_end = position, start
-            front.texture.fills(start, min(end, position))
             self._move(front, max(position, end), front.start)
         else:
             gap_start, gap_end = end, position
-            front.texture.fills(max(start, position), end)
             self._move(front, min(position, start), front.start)
         if gap_end > gap_start:
             self._pass_over(gap_start, gap_end, front.texture.around_run)
         gone = front.length - before
         if gone <= 0:
             return
-        front.rests.goes_on(before, now_ns)
+        front.rests.goes_on(before, now_ns, self._idle_ns)
         front.texture.goes_on(gone, (gap_start, gap_end))
+        far = front.position - front.direction * LATELY_COUNT
+        hindmost = self._hindmost(front)
+        behind = min(far, hindmost) if front.direction > 0 else max(far, hindmost)
+        front.texture.settles(behind, front.direction, self.untouched)
         if front.state is State.DEAD:
             self.streams.revived(before)
             front.patience *= 2
@@ -493,10 +481,12 @@ class FileFronts:
     def closed(self, pid: int, others: bool) -> list[Front]:
         """A process has unmapped the file: its fronts, which have ended. ``others``: somebody else
         maps it."""
+        self._places.pop(pid, None)
         ended = [front for front in self.fronts if front.pid == pid]
         for front in ended:
             self.end(front)
         if not others:
             self.fronts.clear()
+            self._places.clear()
             self.lose(0, self.blocks)
         return ended

@@ -362,8 +362,8 @@ class Ahead(Predictor):
         link, moved = self._link(reader), dict[Front, None]()
         if not pending:
             return []
-        of.fronts.look(process.seen_ns)
         self._note_pace(of, reader, process, pending)
+        of.fronts.look(self._scheduler.device_of(of.file).idle_ns(now_ns))
         process.seen_ns = process.pended_ns
         if of.visited.streaming.stream is not None or of.visited.visits.is_over:
             of.visited.touched(now_ns)
@@ -541,7 +541,7 @@ class Ahead(Predictor):
         spare = self.account.spare_bytes(
             front.ahead * BLOCK_BYTES, free_bytes=FREE_BYTES, share=FREE_SHARE
         )
-        ahead = min(window, max(front.rests.burst, spare // BLOCK_BYTES, lasting))
+        ahead = min(window, max(spare // BLOCK_BYTES, front.rests.burst + lasting))
         target = max(first, min(last, front.position + front.direction * ahead))
         if not front.ahead:
             front.wanted = front.position

@@ -19,7 +19,7 @@ LATENCY_LEAST = 1e-4
 SAMPLES_LEAST = 3
 #: What a large request takes beside its latency is at least this part of it, once that is known.
 LATENCY_PART = 8
-#: Of so many rates one, the best, is left out: a part of what it counts may have been under way for
+#: Of so many one, the quickest, is left out: a part of what it brought may have been under way for
 #: somebody else.
 UNLIKELY = 16
 #: What tells the bandwidth is read by so much at a time, or, of records in a known order, beside as
@@ -208,7 +208,7 @@ class Meter:
         if not self._large or not (few or self._pages):
             return None
         few.sort(key=lambda one: one[1])
-        least = 0 if self._small else len(few) // 2
+        least = len(few) // (UNLIKELY if self._small else 2)
         small = few[least] if few else (0, 0.0)
         pages = min(self._pages, default=0.0)
         quickest, rates = small[1] or pages, list[float]()
@@ -219,12 +219,13 @@ class Meter:
             rates.append(size / max(took - quickest, took / most))
         bandwidth = sorted(rates)[-1 - len(rates) // UNLIKELY]
         if len(rates) < SAMPLES_LEAST:  # guesses that keep the link busy leave no request alone
-            bandwidth = self._of_all.peak or max(bandwidth, SLOW_BYTES_PER_SECOND)
+            bandwidth = max(self._of_all.peak or SLOW_BYTES_PER_SECOND, bandwidth)
         bandwidth = max(self.busy.peak, bandwidth)
         latency = small[1] - small[0] / bandwidth if small[0] else pages
         # a request takes no longer than a larger one: of few each may have met a busy node
         without = 0.0 if self.is_sure else 1 / bandwidth
-        latency = min(latency, min(took - size * without for size, took in self._large))
+        larger = sorted(took - size * without for size, took in self._large)
+        latency = min(latency, larger[len(larger) // UNLIKELY])
         return Storage(bandwidth, max(LATENCY_LEAST, latency))
 
     @property

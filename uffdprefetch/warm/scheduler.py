@@ -160,7 +160,18 @@ class Device:
         self.depth = Depth()
         self.idle = True  # nothing was under way before what is now
         self.plain = PlainRate()
+        self._idle_since_ns = 0
         self.probes = 0  # requests that were sent to learn what it brings (readers/ahead.py)
+
+    def idle_ns(self, now_ns: int) -> int:
+        """For how long nothing is under way to it."""
+        return 0 if self.under_way_bytes else now_ns - self._idle_since_ns
+
+    def came(self, size: int, now_ns: int) -> None:
+        """So many bytes less are under way."""
+        self.under_way_bytes -= size
+        if not self.under_way_bytes:
+            self._idle_since_ns = now_ns
 
     @property
     def full(self) -> bool:
@@ -556,7 +567,7 @@ class Scheduler:
         """Take the workers' results: books, feedback to the windows, pages to announce."""
         for extent, result in self.requests.reap():
             file, device = extent.file, self.device_of(extent.file)
-            device.under_way_bytes -= extent.sent_bytes
+            device.came(extent.sent_bytes, result.done_ns)
             extent.in_flight.remove(extent.start, extent.end)
             if extent.pages:
                 file.copies.drop(extent.pages)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.bounds import LATELY_COUNT
+from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_COUNT
 from uffdprefetch.predict.fronts import (
     ASKED,
     BLOCK_BYTES,
@@ -19,6 +19,7 @@ from uffdprefetch.predict.fronts import (
     USED,
     FileFronts,
     Front,
+    Rests,
     State,
 )
 from uffdprefetch.predict.storage import Account, Link
@@ -56,29 +57,61 @@ def test_touches_in_order_are_one_front() -> None:
     assert first.direction == 1 and first.gaps == 0 and first.density == pytest.approx(1)
 
 
-def test_what_a_rank_is_behind_by_since_it_was_seen_is_no_stream_of_its_own() -> None:
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_rank_that_is_behind_is_no_stream_of_its_own(backward: bool) -> None:
+    """However far that is: it goes on where it was."""
     file = File()
-    file.fronts.look(None)
-    first = file.touch(0)
-    file.fronts.look(None)
-    file.touch(1, pid=2)  # side by side; then it is not looked at
-    seen = file.now
-    for at in range(2, 1000):
-        file.touch(at)
-    file.fronts.look(seen)
-    assert file.touch(5, length=900, pid=2) is first
-    assert file.touch(905, pid=2) is first
-    assert first.position == 1000
+
+    def touch(at: int, pid: int, length: int = 1) -> Front:
+        return file.touch(BLOCKS - at - length if backward else at, length, pid)
+
+    first = touch(0, 1)
+    touch(1, 1)
+    touch(2, 2)  # side by side; then it is late
+    for at in range(3, 1000):
+        assert touch(at, 1) is first
+    for at in range(3, 900, 3):
+        assert touch(at, 2, 2) is first
+    assert first.length == 1000
+
+
+@pytest.mark.parametrize("behind", [1, 10, 40])
+def test_gaps_wait_for_the_last_rank(behind: int) -> None:
+    """Four ranks take turns at records of two blocks, eight in a batch, the last ones late."""
+    file = File()
+    front = file.touch(0, 64)
+    for rank in range(4):
+        file.touch(64 + 2 * rank, 2, rank)
+    for turn in range(120):
+        for rank in range(4):
+            batch = turn - (behind if rank > 1 else 0)
+            for record in range(8 * batch, 8 * batch + 8) if batch >= 0 else ():
+                assert file.touch(72 + (4 * record + rank) * 2, 2, rank) is front
+    assert (front.density, front.gaps) == (pytest.approx(1), pytest.approx(0, abs=0.01))
+
+
+def test_who_goes_on_forward_turns_no_single_touch_ahead_round() -> None:
+    """A page of an index lies behind the records that it names, and is touched before them."""
+    file = File()
+    page = file.touch(208)
+    front = [file.touch(at, 2) for at in range(100, 202, 2)][-1]
+    assert file.touch(204, 3) is front and page.direction == 1
+
+
+@pytest.mark.parametrize("idle", [0, DECIDE_NS, DECIDE_NS + 1])
+def test_who_waits_for_what_is_under_way_does_not_rest(idle: int) -> None:
+    rests = Rests(0)
+    for number in range(1, 6):
+        rests.goes_on(number * 100, number * 10 * DECIDE_NS, idle)
+    assert rests.burst == (100 if idle > DECIDE_NS else 0)
 
 
 def test_who_comes_back_behind_a_stream_that_stands_begins_a_stream() -> None:
     file = File()
     first = [file.touch(at) for at in range(1000)][-1]
-    file.fronts.look(file.now)  # whoever touches next: all was seen
     again = file.touch(5)
     assert again is not first
     file.now += 10_000  # nobody goes on meanwhile
-    file.fronts.look(file.now - 9_000)
     assert file.touch(300) not in (first, again)
 
 
@@ -87,7 +120,6 @@ def test_of_two_streams_the_one_that_is_near_goes_on() -> None:
     ahead = [file.touch(at) for at in range(1000)][-1]
     behind = [file.touch(at, pid=2) for at in range(300, 350)][-1]
     assert behind is not ahead
-    file.fronts.look(1)
     assert file.touch(350, pid=2) is behind
 
 
@@ -150,7 +182,7 @@ def test_what_a_stream_is_told_of_once_more_as_it_goes_on_counts_once(backward: 
         front = touch(start + record + 6, start + 2 * record)
     texture = front.texture
     assert texture.filled / texture.passed == pytest.approx(6 / 10, abs=0.05), texture
-    assert [gap.size - gap.filled for gap in texture.gaps][-4:] == [0, 4, 0, 4]
+    assert [file.fronts.untouched(*gap) for gap in texture.gaps][-4:] == [0, 4, 0, 4]
 
 
 def test_a_gap_that_costs_less_than_a_miss_is_passed_over_a_longer_one_is_not() -> None:
