@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from conftest import require
 from paths import JOBS
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache
+from uffdprefetch.orders import profile_store
 
 pytest_plugins = ["components"]
 pytestmark = pytest.mark.mpi
@@ -27,7 +29,7 @@ RANKS = 4
 
 
 @functools.cache
-def mpirun() -> tuple[str, ...]:
+def mpirun(ranks: int = RANKS) -> tuple[str, ...]:
     program = shutil.which("mpirun")
     require(program, "mpirun is missing: install openmpi-bin")
     try:
@@ -35,7 +37,7 @@ def mpirun() -> tuple[str, ...]:
     except ImportError:
         require(False, "mpi4py is missing: install libopenmpi-dev and run tools/setup.sh")
     assert program is not None
-    return (program, "--oversubscribe", "-n", str(RANKS))
+    return (program, "--oversubscribe", "-n", str(ranks))
 
 
 def words(path: Path, pattern: str) -> list[str]:
@@ -123,6 +125,46 @@ sys.exit(3 if os.environ['OMPI_COMM_WORLD_RANK'] == '2' else 0)
     assert run.status == 3
     # from a disk, at once: there may be nothing left to prefetch when the walks are known
     check_managed(run, path, prefetched=False)
+
+
+#: A start: files one after the other, then nothing new.
+START = """
+import sys
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        file.read()
+"""
+
+
+def test_the_start_of_eight_ranks_is_replayed_once(runner: Runner, tmp_path: Path) -> None:
+    """By one of them, each byte of storage once; what they have read is one run of one profile."""
+    ranks, size = 8, 256 << 10
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(40):
+        (source / f"part{number}").write_bytes(random.Random(number).randbytes(size))
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with SlowBed(source, bandwidth=20_000_000) as storage:
+        paths = [storage.path(f"part{number}") for number in range(40)]
+        job = [sys.executable, "-c", START, *map(str, paths)]
+        for state in ("first run", "done"):
+            options = ["--learn=ranks", "--strict"]
+            before = storage.counters()["bytes"]
+            run = runner.wrapped(
+                *job, options=options, launcher=mpirun(ranks), cold=paths, **AS_ROOT, **cache
+            )
+            assert run.status == 0, run.stderr
+            read = storage.counters()["bytes"] - before
+            assert len(paths) * size <= read < 1.2 * len(paths) * size
+            learn = run.summary["learn"]
+            if state == "first run":
+                assert learn["state"] == state
+                continue
+            # where the node is busy the job may end before the last path is read
+            assert learn["state"] in (state, "cut short"), learn
+            profile = profile_store.load(str(tmp_path / "cache/uffdprefetch/profiles/ranks.upl"))
+            assert profile.runs == 2
+            assert len(paths) // 2 < learn["paths"] <= len(profile.entries), "more than one replay"
 
 
 def test_torchrun_shares_one_service_too(runner: Runner, bed: SlowBed) -> None:

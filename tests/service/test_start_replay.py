@@ -357,6 +357,26 @@ def test_the_last_of_several_launchers_tells_what_another_has_replayed(endless: 
     assert learn["paths"] > 0 and learn["seconds"] > 0
 
 
+def test_a_launcher_that_comes_when_the_replay_has_ended_replays_nothing(home: Home) -> None:
+    home.keep()
+    home.env["UFFDPREFETCH_RUN"] = "ranks"
+    words = uffdprefetch("wrap", "-q", "-f", "-o", "run", f"--learn={KEY}", "--", "cat")
+    ranks = []
+    for _ in range(2):
+        ranks.append(
+            subprocess.Popen(words, env=home.env, cwd=home.directory, stdin=subprocess.PIPE)
+        )
+        wait_until(lambda: _has_started(ranks[-1]), "its job")
+        wait_until(lambda: not _replays(ranks[-1]), "the end of its replay")
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.close()
+        assert rank.wait(HANG_SECONDS) == 0
+    learn = json.loads((home.directory / "run.summary.json").read_text())["learn"]
+    assert (learn["state"], learn["paths"]) == ("done", PATHS)
+    assert home.left() == []
+
+
 def _has_started(rank: subprocess.Popen[bytes]) -> bool:
     """Whether its job runs."""
     for child in Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split():

@@ -19,8 +19,8 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory
 from uffdprefetch.launch import nothing_reported, service
+from uffdprefetch.launch.address import Address, address_of
 from uffdprefetch.launch.environment import preloadable, prepend_preload
-from uffdprefetch.launch.service import Address
 from uffdprefetch.protocol import leftovers
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -241,7 +241,7 @@ def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Address:
     monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", 0.5)
     env["UFFDPREFETCH_RUN"] = "test"
     runtime_directory(env)
-    return service.address_of(env)
+    return address_of(env)
 
 
 def runs_instead(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

@@ -179,11 +179,12 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     """Wait for the recorder, which ends with the process, the duration, or us (Ctrl-C)."""
     from uffdprefetch.base import spawn
     from uffdprefetch.launch import service
+    from uffdprefetch.launch.address import address_of
 
     node = None
     if not recording.sees_faults:
         environ = spawn.inherited_environment()
-        address = service.address_of(environ)
+        address = address_of(environ)
         node = service.find_or_start(environ, _watching(args, "off"), address).come_up()
         node.job_started(pid)
         recording.tell(socket=address.socket)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from uffdprefetch.base.config import Config
-    from uffdprefetch.launch.service import Address
+    from uffdprefetch.launch.address import Address
 
 #: Without it AddressSanitizer's run-time aborts when another library is preloaded before it.
 ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"

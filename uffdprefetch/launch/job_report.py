@@ -10,7 +10,8 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.messages import columns, say
 from uffdprefetch.base.record import record
-from uffdprefetch.launch import oom, service
+from uffdprefetch.launch import oom
+from uffdprefetch.launch.address import GROUP_VARIABLE
 from uffdprefetch.protocol.node import ServiceGone
 from uffdprefetch.report import output
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from uffdprefetch.base.config import Config
-    from uffdprefetch.launch.service import Address, JobService
+    from uffdprefetch.launch.address import Address
+    from uffdprefetch.launch.service import JobService
     from uffdprefetch.protocol.node import JobRead
 
 SUMMARY_TIMEOUT_SECONDS = 5.0
@@ -131,7 +133,7 @@ class JobReport:
         summary["oom"] = self._ended.oom(service_killed=False)
         document: dict[str, Any] | None = summary
         # the services of `cluster` hand theirs to it
-        if self._config.cluster.place is not None and service.GROUP_VARIABLE not in self._environ:
+        if self._config.cluster.place is not None and GROUP_VARIABLE not in self._environ:
             from uffdprefetch.launch import cluster
 
             document = cluster.one_summary(self._config, summary)

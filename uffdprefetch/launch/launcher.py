@@ -15,6 +15,7 @@ from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError, named
 from uffdprefetch.base.messages import say
 from uffdprefetch.launch import engine_choice, environment, job_report, oom, service
+from uffdprefetch.launch.address import address_of
 from uffdprefetch.protocol.node import JobRead
 from uffdprefetch.report import output
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from uffdprefetch.base.config import Config
+    from uffdprefetch.launch.address import Address
     from uffdprefetch.launch.panel import LivePanel
     from uffdprefetch.launch.replay import Replay
-    from uffdprefetch.launch.service import Address, JobService
+    from uffdprefetch.launch.service import JobService
     from uffdprefetch.ownlock import OwnLocks
     from uffdprefetch.trace.record.starter import Recording
 
@@ -109,7 +111,7 @@ class _Setup:
         """All stages; where one fails the job runs without prefetching, after a line. With --strict
         raises UffdPrefetchError."""
         try:
-            self.address = service.address_of(self.environ)
+            self.address = address_of(self.environ)
             self._choose()
             preload = environment.preload_path(self.config, self.environ, self.address.directory)
             if self.config.wrap.ownlock:

@@ -29,7 +29,8 @@ from uffdprefetch.base.options import as_variables
 from uffdprefetch.cluster import hold, mpi_start, slurm
 from uffdprefetch.cluster.meeting import FAILED, Meeting
 from uffdprefetch.cluster.which_node import which_node
-from uffdprefetch.launch import job_report, service
+from uffdprefetch.launch import job_report
+from uffdprefetch.launch.address import GROUP_VARIABLE, Address
 from uffdprefetch.launch.environment import job_environment
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.report import output
@@ -106,13 +107,13 @@ class Services:
         base = Path(config.cluster.meet or os.getcwd())
         self.meeting = Meeting(base, f"{run}.services", 0)
         directory = environ.get("UFFDPREFETCH_RUNDIR") or f"/tmp/uffdprefetch-{os.geteuid()}"
-        self.place = service.Address(
+        self.place = Address(
             key, "this command", directory, os.path.join(directory, f"{key}@%h+{GROUP}.sock")
         )
         step = {
             **how.environ, **as_variables(config), "UFFDPREFETCH_CLUSTER_RUN": name,
             "UFFDPREFETCH_RUN": key, "UFFDPREFETCH_RUNDIR": directory,
-            service.GROUP_VARIABLE: GROUP, "UFFDPREFETCH_VERBOSE": "0", "UFFDPREFETCH_LIVE": "0",
+            GROUP_VARIABLE: GROUP, "UFFDPREFETCH_VERBOSE": "0", "UFFDPREFETCH_LIVE": "0",
         }  # fmt: skip
         nodes = how.nodes or 0
         options = [
@@ -233,7 +234,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
         # a wrap within the command finds the service that is there
         inner = config.but(cluster=None)
         environment = job_environment(environ, inner, services.place, preload_object())
-        environment[service.GROUP_VARIABLE] = GROUP
+        environment[GROUP_VARIABLE] = GROUP
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)
         if config.wrap.strict:

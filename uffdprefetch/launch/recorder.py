@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from uffdprefetch.base.config import Config
-    from uffdprefetch.launch.service import Address
+    from uffdprefetch.launch.address import Address
 
 #: Interval of looks for the mark of another launcher's recorder, and the longest wait for it.
 _POLL_SECONDS = 0.02

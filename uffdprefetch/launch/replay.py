@@ -24,6 +24,7 @@ from uffdprefetch.base.start_key import (
     start_key,
     started,
 )
+from uffdprefetch.launch.address import address_of
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.protocol.replayed import BUSY, learned, told_by
 from uffdprefetch.protocol.start_log import SUFFIX as STARTS
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 #: The program, as setup.py builds it.
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(uffdprefetch.__file__)), "_replay")
-#: In place of a control group in the name of its lock: one replay for a node, user and key.
+#: In place of a control group in the name of its lock: one replay for a node, user and key at a
+#: time.
 _GROUP = "start"
 #: What a start takes on slow storage, and more: who comes there after that waits for no replay.
 MOST_SECONDS = 30
@@ -104,8 +106,25 @@ class Replay:
         self._pid = 0
         self._result = -1  # a descriptor of the file by which it tells how far it is
         self._lock = ""  # the path
+        self._run: tuple[str, int] | None = None  # of the run's lock: its path, our descriptor
         self._told: dict[str, Any] = {}
         self.read: JobRead | None = None  # what it has read, which counts for us from then on
+
+    def is_first(self, environ: Mapping[str, str]) -> bool:
+        """Whether no other launcher of the run, on this node, has replayed its start; then none
+        does, as long as we run. Raises UffdPrefetchError, OSError."""
+        address = address_of(environ)
+        if not address.is_shared:
+            return True
+        path = address.socket + leftovers.REPLAY
+        fd = leftovers.hold(path)
+        if fd is None:
+            self._state = BUSY
+            return False
+        from uffdprefetch.base import spawn
+
+        self._run = path, spawn.above_standard(fd)
+        return True
 
     def begin(
         self, paths: Sequence[str], learn: LearnOptions, rate: int | None, *, has_job: bool = False
@@ -155,6 +174,9 @@ class Replay:
         if self._result >= 0:
             os.close(self._result)
             self._result = -1
+        if self._run is not None:
+            leftovers.release(*self._run)
+            self._run = None
         return learned(self.key, self._state, self._told)
 
     def _reap(self, options: int) -> None:
@@ -205,7 +227,9 @@ def start(config: Config, command: Sequence[str], environ: Mapping[str, str]) ->
         say(f"--learn: {why}")
         return Replay(key, "not built", begins)
     try:
-        replay.begin(paths, learn, config.max_rate_bytes_per_second, has_job=True)
+        if replay.is_first(environ):
+            replay.begin(paths, learn, config.max_rate_bytes_per_second, has_job=True)
     except (OSError, UffdPrefetchError):  # of the runtime directory the service's start tells
+        replay.end()
         return Replay(key, "not started", begins)
     return replay

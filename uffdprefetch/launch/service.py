@@ -21,9 +21,8 @@ from uffdprefetch.base import cgroup, spawn
 from uffdprefetch.base.bystander import state_of
 from uffdprefetch.base.config import SERVED_VARIABLE
 from uffdprefetch.base.errors import EXIT_NO_ROOM, EXIT_OURS, UffdPrefetchError
-from uffdprefetch.base.identity import identify, job_key
-from uffdprefetch.base.record import record
-from uffdprefetch.base.rundir import is_of_node, runtime_directory, socket_path
+from uffdprefetch.base.identity import identify
+from uffdprefetch.base.rundir import is_of_node
 from uffdprefetch.protocol import leftovers, start_log
 from uffdprefetch.protocol.node import JobRead, NodeClient, NotOurService, ServiceGone
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from uffdprefetch.base.config import Config
     from uffdprefetch.base.identity import Identity
+    from uffdprefetch.launch.address import Address
 
 #: Time without its socket after which a service is ended: removing it is a service's last act.
 LOST_SECONDS = 1.0
@@ -47,36 +47,7 @@ _ENDING_SECONDS = 0.5
 #: Time limit for the kernel to close what a killed service had open, its locks after marks of
 #: directories (fanotify, inotify), which take 10 to 50 ms. Beside busy processes 0.8 s was seen.
 _CLOSING_SECONDS = 5.0
-#: Variable that replaces the control group in a socket's name.
-GROUP_VARIABLE = "UFFDPREFETCH_GROUP"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-@record(frozen=True)
-class Address:
-    """Where the processes of this job find their service on this node."""
-
-    key: str
-    key_source: str
-    directory: str
-    socket: str
-
-    @property
-    def log(self) -> str:
-        return f"{self.socket}.log"
-
-    @property
-    def see_log(self) -> str:
-        """The end of a line about a service that is gone: where more is said, if it is anywhere."""
-        return f"; see {self.log}" if os.path.exists(self.log) else ""
-
-
-def address_of(environ: Mapping[str, str]) -> Address:
-    """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
-    key = job_key(environ, os.getpid(), os.getppid(), f"{time.time_ns():x}")
-    directory = runtime_directory(environ)
-    group = environ.get(GROUP_VARIABLE)  # the same on all nodes: launch/on_nodes.py
-    return Address(key.key, key.source, directory, socket_path(directory, key.key, group=group))
 
 
 # ---- starting it --------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ LOG = ".log"
 #: Of a cluster's convener: temporary files of the MPI that it starts, and the agent that replaces
 #: ssh.
 MPI, AGENT = ".mpi", ".rsh"
-#: Lock of the replay of a start (launch/replay.py).
+#: Of the replay of a start (launch/replay.py): beside a run's socket the lock of the launcher that
+#: has replayed it, beside a key's name that of the replay itself.
 REPLAY = ".replay"
 #: The socket's name while its launcher looks whether it is in use (launch/service.py).
 AWAY = ".away"
