@@ -90,16 +90,18 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="what takes no more than 3 minutes")
     parser.add_argument("--measure", action="store_true", help="the table of docs/lustre.md")
     parser.add_argument("--writers", action="store_true", help="how late others' writes show")
+    parser.add_argument("--starts", action="store_true", help="a start, plain and learned")
     parser.add_argument("--print", action="store_true", help="only show the command")
     parser.add_argument("--write", action="append", default=[], metavar="DIR", help="shared too")
-    parser.add_argument("more", nargs="*", help="words for pytest, measure.py, writers.py")
+    parser.add_argument("more", nargs="*", help="words for pytest, or for these")
     args = parser.parse_args()
     run_guest, why = program(os.environ)
     if run_guest is None:
         print(f"nothing is run: {why}", file=sys.stderr)
         return 0 if VARIABLE not in os.environ else 1
-    if args.measure or args.writers:
-        what = "lustre.measure" if args.measure else "lustre.writers"
+    which = [name for name in ("measure", "writers", "starts") if getattr(args, name)]
+    if which:
+        what = f"lustre.{which[0]}"
         words = [sys.executable, "-m", what, *args.more]
     else:
         words = test_words(args.short, args.more)
