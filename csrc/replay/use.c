@@ -91,8 +91,38 @@ int use_find(struct use *u, int fd, uint64_t at)
 	return u->log != NULL;
 }
 
-/* Where a path that is not absolute begins, as /proc tells: bytes of `out`, 0 for the root; -1: nobody knows any more. */
-static ssize_t directory_of(const struct up_start_entry *e, char out[PATH_MAX])
+/* What a slot says, and its path; NULL: it is not filled, or what it says is beyond the text. */
+static const char *entry_of(const struct use *u, uint32_t slot, struct up_start_entry *out)
+{
+	uint32_t words = __atomic_load_n(&u->log->slot[slot], __ATOMIC_ACQUIRE);
+	uint64_t at = ((uint64_t)words - 1) * sizeof(uint64_t);
+
+	if (!words || at > UP_START_TEXT_BYTES - sizeof(*out))
+		return NULL;
+	memcpy(out, u->log->text + at, sizeof(*out));
+	if (out->bytes > UP_START_TEXT_BYTES - sizeof(*out) - at)
+		return NULL;
+	return (const char *)u->log->text + at + sizeof(*out);
+}
+
+/* Where a process was loaded, as it has noted: bytes of `out`, or -1. */
+static ssize_t loaded_in(const struct use *u, int32_t pid, char out[PATH_MAX])
+{
+	uint32_t slot = u->began_in[(uint32_t)pid % USE_DIRECTORIES];
+	const char *path = NULL;
+	struct up_start_entry e;
+
+	if (slot)
+		path = entry_of(u, slot - 1, &e);
+	if (!path || e.kind != UP_START_DIRECTORY || e.pid != pid || e.bytes >= PATH_MAX)
+		return -1;
+	memcpy(out, path, e.bytes);
+	return e.bytes;
+}
+
+/* Where a path that is not absolute begins, as /proc tells, or has told: bytes of `out`, 0 for the root; -1: nobody
+ * knows any more. */
+static ssize_t directory_of(const struct use *u, const struct up_start_entry *e, char out[PATH_MAX])
 {
 	char link[64];
 	ssize_t n;
@@ -102,16 +132,18 @@ static ssize_t directory_of(const struct up_start_entry *e, char out[PATH_MAX])
 	else
 		snprintf(link, sizeof(link), "/proc/%d/fd/%d", (int)e->pid, (int)e->directory);
 	n = readlink(link, out, PATH_MAX);
+	if (n < 0 && e->directory == AT_FDCWD) /* it has ended */
+		n = loaded_in(u, e->pid, out);
 	if (n <= 0 || n >= PATH_MAX || *out != '/')
 		return -1;
 	return n > 1 ? n : 0;
 }
 
 /* As a profile has it, which was recorded in the same way: bytes of `out`, -1: it cannot be told. Links stay. */
-static ssize_t absolute(const struct up_start_entry *e, const char *path, char out[PATH_MAX])
+static ssize_t absolute(const struct use *u, const struct up_start_entry *e, const char *path, char out[PATH_MAX])
 {
 	const char *end = path + e->bytes;
-	ssize_t n = directory_of(e, out);
+	ssize_t n = directory_of(u, e, out);
 
 	while (n >= 0 && path < end) {
 		const char *slash = memchr(path, '/', (size_t)(end - path));
@@ -142,7 +174,7 @@ static void note_opened(struct use *u, const struct up_start_entry *e, const cha
 	ssize_t bytes = e->bytes;
 
 	if (*path != '/') {
-		bytes = absolute(e, path, whole);
+		bytes = absolute(u, e, path, whole);
 		path = whole;
 	}
 	if (bytes > 0)
@@ -152,17 +184,16 @@ static void note_opened(struct use *u, const struct up_start_entry *e, const cha
 /* Whether the slot was filled. */
 static int look_at(struct use *u, uint32_t slot)
 {
-	uint32_t words = __atomic_load_n(&u->log->slot[slot], __ATOMIC_ACQUIRE);
-	uint64_t at = ((uint64_t)words - 1) * sizeof(uint64_t);
 	struct up_start_entry e;
+	const char *path;
 
-	if (!words)
+	if (!__atomic_load_n(&u->log->slot[slot], __ATOMIC_ACQUIRE))
 		return 0;
-	if (at > UP_START_TEXT_BYTES - sizeof(e))
-		return 1;
-	memcpy(&e, u->log->text + at, sizeof(e));
-	if (e.kind == UP_START_OPEN && !e.missing && e.bytes <= UP_START_TEXT_BYTES - sizeof(e) - at)
-		note_opened(u, &e, (const char *)u->log->text + at + sizeof(e));
+	path = entry_of(u, slot, &e);
+	if (path && e.kind == UP_START_DIRECTORY)
+		u->began_in[(uint32_t)e.pid % USE_DIRECTORIES] = slot + 1;
+	else if (path && e.kind == UP_START_OPEN && !e.missing)
+		note_opened(u, &e, path);
 	return 1;
 }
 

@@ -7,11 +7,15 @@
 
 #include "common/startlog.h"
 
+/* Processes whose directory is known: of more than that of late the older ones' is not. */
+#define USE_DIRECTORIES 4096u
+
 struct use {
 	const struct up_start_log *log; /* NULL: not found yet */
 	uint64_t *known;                /* hashes of paths, in the lowest bits what is known of each */
 	uint32_t paths, slots_seen;     /* in `known`; of the log */
 	uint32_t read, used;            /* files; of them, opened by the job */
+	uint32_t began_in[USE_DIRECTORIES]; /* by pid: 1 + the slot that says where a process was loaded */
 };
 
 /* 0 or -ENOMEM. */

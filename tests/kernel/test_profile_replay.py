@@ -240,8 +240,8 @@ def test_no_more_is_read_than_the_job_uses(
 def test_what_is_opened_by_a_path_that_is_not_absolute_is_used_too(
     bed: SlowBed, replays: Replays, opens: Opens, following: subprocess.Popen[bytes]
 ) -> None:
-    """By the working directory, or the one that openat(2) is given, as long as its process has it:
-    what nobody knows any more shows no use."""
+    """By the working directory, or the one that openat(2) is given, as long as its process has it;
+    of one that has ended by that in which it was loaded. What nobody knows shows no use."""
     replays.follow(opens.path)
     root = bed.mountpoint
     names = [str(path.relative_to(root)) for path in small(bed)]
@@ -256,7 +256,16 @@ def test_what_is_opened_by_a_path_that_is_not_absolute_is_used_too(
         opens.note(f"./none/..//{names[1]}", pid=job.pid)
         opens.note(f"{root.name}/{names[2]}", pid=os.getpid(), directory=fd)
         opens.note(f"{'../' * 99}{str(small(bed)[3])[1:]}", pid=job.pid)
-        wait_until(lambda: count(replays) == AHEAD + 4, "so many more are read as were opened")
+        ended = 2**31 - 2
+        opens.note("none", pid=ended, is_where=True)
+        opens.note(names[4], pid=ended)
+        opens.note(root, pid=ended, is_where=True, size=2**16 - 1)
+        opens.note(names[4], pid=ended)
+        opens.note(root, pid=ended, is_where=True)
+        opens.note(names[4], pid=ended - 4096)
+        opens.note(root.name, pid=ended, directory=2**31 - 1)
+        opens.note(names[5], pid=ended)
+        wait_until(lambda: count(replays) == AHEAD + 5, "so many more are read as were opened")
         for name in names[4:]:
             opens.note(name, pid=job.pid)
         assert following.wait(HANG_SECONDS) == 0

@@ -65,12 +65,13 @@ class Opens:
 
     def note(
         self, path: Path | str, *, missing: bool = False, size: int | None = None, pid: int = 1,
-        directory: int = -100,
+        directory: int = -100, is_where: bool = False,
     ) -> None:  # fmt: skip
-        """One more, opened in a ``directory``; ``size``: what is said of the path's."""
+        """One more, opened in a ``directory``, or (``is_where``) in which a process was loaded;
+        ``size``: what is said of the path's."""
         name = os.fsencode(path)
         length = len(name) if size is None else size
-        entry = struct.pack("<iiIHBB", pid, directory, 0, length, 1, missing)
+        entry = struct.pack("<iiIHBB", pid, directory, 0, length, 2 if is_where else 1, missing)
         self.slot(self._at // 8 + 1, entry + name)
 
     def slot(self, word: int, text: bytes = b"") -> None:
