@@ -96,6 +96,16 @@ def test_where_nothing_can_be_kept_the_job_runs_as_without(
     assert done.summary["learn"]["recorded"]["record"] == "not written"
 
 
+def test_a_sites_directory_that_is_not_there_is_told(
+    env: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    options = (*LEARN, *STRICT, "--learn-dir", str(tmp_path / "nope"))
+    done = Runner(env, tmp_path).wrapped(*python(READS, old(tmp_path / "a")), options=options)
+    (note,) = [note["text"] for note in done.summary["notes"] if note["asked"]]
+    assert note == f"--learn-dir: {tmp_path}/nope is no directory"
+    assert cache.exists()
+
+
 def test_a_record_that_cannot_be_written_yet_keeps_no_job_and_is_written_after_it(
     env: dict[str, str], tmp_path: Path, cache: Path
 ) -> None:

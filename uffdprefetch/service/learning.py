@@ -91,8 +91,8 @@ class Learning:
             if self._orders is not None:
                 self._orders.end()
             self._join(END_SECONDS)
-        if self._kept.failed:
-            self._ledger.not_done(f"--learn: the start is not kept: {self._kept.failed}")
+        for why in self._kept.not_done:
+            self._ledger.not_done(why)
 
     def close(self) -> None:
         """What is still being written is waited for, AFTER_SECONDS: nobody waits for us."""
@@ -113,7 +113,7 @@ class KeptStart:
         self._began_with: tuple[int, int] | None = None  # of the file, in which it was not yet
         #: Of what was known, how many files were opened; None: nothing was, or it is not yet known.
         self.used: int | None = None
-        self.failed = ""  # why it is not kept
+        self.not_done: list[str] = []  # of what the user has asked for
 
     def begin(self) -> None:
         """The run begins: what it finds is of runs before it. Waits for the home's file system."""
@@ -126,8 +126,11 @@ class KeptStart:
         try:
             self._keep(run)
         except OSError as error:
-            self.failed = str(error)
+            self.not_done.append(f"--learn: the start is not kept: {error}")
             raise
+        site = self._options.directory
+        if site is not None and not os.path.isdir(site):
+            self.not_done.append(f"--learn-dir: {site} is no directory")
 
     def _keep(self, run: Sequence[StartEntry]) -> None:
         name, directory = self._options.name, profile_directory(os.environ)
