@@ -11,7 +11,8 @@ time, too. Each program imports some of them and prints a value, in turns, from 
 - tar: all is unpacked on the local disk before, from an archive on the bed;
 - squashfs: mounted from an image on the bed.
 - of profiles that do not fit: another program's; another environment's (the same files elsewhere,
-  copied); one of which half of the files have changed; one of names that nothing has.
+  copied); one of which half of the files have changed; one of names that nothing has; one of
+  other files of the tree, drawn at random.
 
 What goes before a start counts. Outputs must be the same.
 """
@@ -22,6 +23,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import resource
 import shutil
 import statistics
@@ -56,12 +58,15 @@ from uffdprefetch.demo.bed import SlowBed
 from uffdprefetch.native.profiles import EntryKind
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartEntry
+from uffdprefetch.predict.storage import BLOCK_BYTES
+from uffdprefetch.service.started_files import WHOLE_MOST_BYTES
 
 SCHEMA = "uffdprefetch.bench.learn/1"
 PLAIN, WARM, WRAP, RECORD, LEARN = "plain", "warm", "wrap", "record", "learn"
 NEEDED, TREE, TAR, SQUASHFS = "needed", "tree", "tar", "squashfs"
 OTHER, ELSEWHERE, CHANGED, NAMES = "other program", "elsewhere", "half changed", "no names"
-WRONG = (OTHER, ELSEWHERE, CHANGED, NAMES)
+RANDOM = "random"
+WRONG = (OTHER, ELSEWHERE, CHANGED, NAMES, RANDOM)
 VARIANTS = (PLAIN, WARM, WRAP, RECORD, LEARN, NEEDED, TREE, TAR, SQUASHFS, *WRONG)
 #: Names on the bed are kept so long, as by a client of a parallel file system.
 ENTRY_SECONDS = 3600.0
@@ -234,11 +239,32 @@ def _make_wrong(place: Place, args: argparse.Namespace, variant: str, program: s
             _run(*words, env=environment)
         shutil.copy(place.profile, kept)
     profile = profile_store.load(str(kept))
-    if variant != OTHER:
+    if variant == RANDOM:
+        profile = replace(profile, entries=tuple(_drawn(place, profile.entries)))
+    elif variant != OTHER:
         entries = tuple(_wrong(place, variant, *one) for one in enumerate(profile.entries))
         profile = replace(profile, entries=entries)
     shutil.rmtree(place.cache, ignore_errors=True)
     profile_store.store(str(place.profile), profile)
+
+
+def _drawn(place: Place, entries: Sequence[StartEntry]) -> Iterator[StartEntry]:
+    """As many files of the tree, as much of each; the program's own stays."""
+    draw, program = random.Random(1), place.python(place.mountpoint)
+    files = sorted(path for path in (place.source / "tree").rglob("*") if path.is_file())
+    large = [path for path in files if path.suffix == ".so"]
+    for entry in entries:
+        if entry.kind is not EntryKind.FILE or entry.path == program:
+            yield entry
+            continue
+        path = draw.choice(large if entry.blocks else files)
+        status, where = path.stat(), place.mountpoint / path.relative_to(place.source)
+        size = status.st_size
+        blocks = tuple(one for one in entry.blocks if sum(one) * BLOCK_BYTES <= size)
+        if size and (blocks or size <= WHOLE_MOST_BYTES):
+            yield replace(
+                entry, path=str(where), size_bytes=size, mtime_ns=status.st_mtime_ns, blocks=blocks
+            )
 
 
 def _wrong(place: Place, variant: str, number: int, entry: StartEntry) -> StartEntry:

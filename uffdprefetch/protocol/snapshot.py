@@ -51,6 +51,7 @@ class Snapshot:
     sensors: dict[str, str]
     cluster: dict[str, Any] | None = None  # as in the summary
     small_files: SmallFilesAhead | None = None
+    start: dict[str, Any] | None = None  # ``learn.recorded`` of the summary
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,12 @@ class Learning:
             self._leave_out_ns = now_ns + LEAVE_OUT_NS
             self._recorder.leave_out([key[:2] for key in self._table.files])
 
+    def recorded(self) -> dict[str, Any]:
+        """How far the record is (docs/summary-schema.md, ``learn.recorded``)."""
+        told = self._recorder.describe()
+        del told["lost"]
+        return told
+
     def describe(self) -> dict[str, Any]:
         """For the summary (docs/summary-schema.md, ``learn``). Where no job runs any more the
         record is ended, and waited for once, END_SECONDS."""

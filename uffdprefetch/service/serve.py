@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from uffdprefetch.cluster.link import PoolNetwork
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.service.cluster import Cluster, Place
+    from uffdprefetch.protocol.snapshot import Snapshot
     from uffdprefetch.service.learning import Learning
 
 log = logging.getLogger("uffdprefetch.serve")
@@ -153,7 +154,7 @@ class Service:
         )  # fmt: skip
         self._peers = Peers(
             listener, self._epoll, agents, publisher, ledger, self._summary,
-            config.fingerprint(), Watchers(self._told.snapshot),
+            config.fingerprint(), Watchers(self._snapshot),
             orders.announcements if orders is not None else None, cluster,
         )  # fmt: skip
         self._turn = Turn(
@@ -170,6 +171,14 @@ class Service:
         learned = learning.describe() if learning is not None else None  # it may add a note
         document = self._told.summary()
         return document | {"learn": learned} if learned is not None else document
+
+    def _snapshot(self, now_ns: int) -> Snapshot:
+        made, learning = self._told.snapshot(now_ns), self._threads.learning
+        if learning is None:
+            return made
+        from dataclasses import replace
+
+        return replace(made, start=learning.recorded())
 
     def _reads_allowed(self) -> int:
         """Pages that a round of comparing may ask storage for, by all that share what they read."""

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from uffdprefetch.base.units import format_duration
+from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.protocol.snapshot import ADDED_BY_WATCHER, PoolState, Snapshot
 from uffdprefetch.view import model
 from uffdprefetch.view.model import ENDED, LOST, SILENT, View
@@ -140,8 +140,11 @@ def alerts(view: View) -> list[str]:
 
 
 def notes(snapshot: Snapshot) -> list[str]:
-    """Why columns say n/a, and what the shares are made of."""
+    """What is recorded of the start, why columns say n/a, and what the shares are made of."""
     found = []
+    if snapshot.start is not None:
+        paths, size = snapshot.start["paths"], format_size(snapshot.start["bytes"])
+        found.append(f"start {snapshot.start['record']}: {paths:,} paths ({size})")
     missing = [r.stall.why for r in snapshot.ranks if r.stall.share is None and r.stall.why]
     if missing and missing[0] != ADDED_BY_WATCHER:  # else: not looked at yet
         found.append(f"stall n/a: {missing[0]}")

@@ -251,6 +251,13 @@ def test_one_line_is_one_line_of_words_and_numbers() -> None:
 # ---- small files --------------------------------------------------------------------------------
 
 
+def test_what_is_recorded_of_a_start_is_a_note() -> None:
+    start = {"record": "recording", "paths": 3112, "bytes": 125 * MIB}
+    text = plain(render.picture(view(document(2, start=start)), 80, 24))
+    assert "start recording: 3,112 paths (125 MiB)" in text
+    assert "start" not in plain(render.picture(view(document(2)), 80, 24))
+
+
 def test_small_files_have_a_table_of_trees_and_told_orders() -> None:
     text = plain(render.picture(view(document(0, files=[], small_files=small_files())), 80, 24))
     assert "no process of the job has mapped or read a large file yet" in text
