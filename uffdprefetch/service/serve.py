@@ -50,8 +50,8 @@ from uffdprefetch.warm.scheduler import Extent
 if TYPE_CHECKING:
     from uffdprefetch.cluster.link import PoolNetwork
     from uffdprefetch.pool.node_pool import NodePool
-    from uffdprefetch.service.cluster import Cluster, Place
     from uffdprefetch.protocol.snapshot import Snapshot
+    from uffdprefetch.service.cluster import Cluster, Place
     from uffdprefetch.service.learning import Learning
 
 log = logging.getLogger("uffdprefetch.serve")
