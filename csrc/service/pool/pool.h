@@ -195,6 +195,9 @@ struct up_pool {
 
 	struct pool_file file[POOL_FILES];
 	uint32_t files;
+	/* Who writes into the memfd of each. The kernel takes one writer of an inode at a time, and the others' threads would
+	 * turn on their cores until it is theirs. */
+	pthread_mutex_t writing[POOL_FILES];
 	struct pool_client client[POOL_CLIENTS];
 	struct pool_waiter *waiting, *spare;
 

@@ -324,6 +324,30 @@ static int fetch(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	return ret;
 }
 
+/* At most WRITE_BYTES into the memfd, in turns: 0, -errno, or GIVES_ALL. */
+static int write_part(struct up_pool *p, int file, const char *bytes, uint64_t length, uint64_t offset)
+{
+	uint64_t at = 0;
+	int ret = 0;
+
+	pthread_mutex_lock(&p->writing[file]);
+	while (!ret && at < length) {
+		ssize_t n;
+
+		if (!__atomic_load_n(&p->room_bytes, __ATOMIC_RELAXED)) {
+			ret = GIVES_ALL;
+			break;
+		}
+		n = pwrite(p->file[file].memfd, bytes + at, length - at, (off_t)(offset + at));
+		if (n < 0 && errno != EINTR)
+			ret = -errno;
+		else if (n > 0)
+			at += (uint64_t)n;
+	}
+	pthread_mutex_unlock(&p->writing[file]);
+	return ret;
+}
+
 /* The bytes into the memfd: 0, -errno, or GIVES_ALL. *buffer may be another one then. */
 static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o,
 		 char **own, struct brought *b)
@@ -352,18 +376,8 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 		madvise(f->map + offset, length, MADV_DONTNEED);
 		return ret;
 	}
-	while (!ret && at < length) {
-		uint64_t most = length - at < WRITE_BYTES ? length - at : WRITE_BYTES;
-		ssize_t n;
-
-		if (!__atomic_load_n(&p->room_bytes, __ATOMIC_RELAXED))
-			return GIVES_ALL;
-		n = pwrite(f->memfd, buffer + at, most, (off_t)(offset + at));
-		if (n < 0 && errno != EINTR)
-			ret = -errno;
-		else if (n > 0)
-			at += (uint64_t)n;
-	}
+	for (; !ret && at < length; at += WRITE_BYTES)
+		ret = write_part(p, o->file, buffer + at, length - at < WRITE_BYTES ? length - at : WRITE_BYTES, offset + at);
 	return ret;
 }
 

@@ -252,6 +252,8 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 		p->client[i].uffd = -1;
 	p->guardian.fd = -1;
 	pthread_mutex_init(&p->lock, NULL);
+	for (int i = 0; i < POOL_FILES; i++)
+		pthread_mutex_init(&p->writing[i], NULL);
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	err = p->epoll_fd < 0 || p->wake_fd < 0 ||
