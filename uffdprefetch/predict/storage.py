@@ -39,10 +39,10 @@ UNDER_WAY_BYTES = 16 << 20
 OPEN_SHARE = 0.5
 #: A guess is under way by no more than so much beside what keeps the link busy.
 PIECE_BYTES = 256 << 10
-#: What reading a byte ahead takes by itself, seconds of a core, which may be the job's:
+#: What reading a byte ahead takes beyond a miss's, seconds of a core, which may be the job's:
 #: readahead(2) fills the cache in folios of one page, the kernel's own in large ones, of which one
 #: fault maps all (mm/readahead.c, do_page_cache_ra() and page_cache_ra_order()). Measured: 0.2 s a
-#: GB of the workers, 0.1 of the service's thread.
+#: GB of the workers, 0.1 of the service's thread. (In the pool the same threads read both.)
 TAKES_SECONDS = 0.3e-9
 
 
@@ -71,11 +71,13 @@ class Storage:
 class Link(Storage):
     """Storage as one reader meets it. ``waiting``: how many readers wait at one time, whose waits
     overlap; ``miss_bytes``: what one miss brings without us; ``waits_a_byte``: the seconds that who
-    goes on in order waits at the most."""
+    goes on in order waits at the most; ``takes_a_byte``: those of a core that reading ahead takes
+    beyond a miss's."""
 
     waiting: float = 1.0
     miss_bytes: int = MISS_BYTES
     waits_a_byte: float = inf
+    takes_a_byte: float = TAKES_SECONDS
 
     def as_seen(self, plain_bytes_per_second: float, best_bytes_per_second: float) -> Link:
         """With what readers have shown who went on in order while nothing was read ahead for them
@@ -120,16 +122,16 @@ SLOW_BYTES_PER_SECOND = 100e6
 UNKNOWN = Link(SLOW_BYTES_PER_SECOND, 1e-3)
 
 
-def least_gain(storage: Storage) -> float:
+def least_gain(link: Link) -> float:
     """Less, in times that a byte takes on the link, is what it takes to read ahead."""
-    return TAKES_SECONDS * storage.bandwidth_bytes_per_second
+    return link.takes_a_byte * link.bandwidth_bytes_per_second
 
 
-def least_probability(gain: float, storage: Storage, kernel: float = 0.0) -> float:
+def least_probability(gain: float, link: Link, kernel: float = 0.0) -> float:
     """From which probability of use on a byte is worth its price. ``gain``: seconds saved by the
     use of a byte, in times that the byte takes on the link; ``kernel``: the part of what lies there
     that plain reads anyway."""
-    if gain <= least_gain(storage):
+    if gain <= least_gain(link):
         return 1.0
     return SHY / (gain + kernel * SHY)
 

@@ -231,6 +231,8 @@ class Ahead(Predictor):
         plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
         # a miss brings a page; how many of a block are touched nobody sees
         link = self.measured(BLOCK_BYTES if reader.says_random else plain)
+        if reader.reads_pool:  # whose threads read what is missed as well
+            link = replace(link, takes_a_byte=0.0)
         best = NEARBY_BYTES_PER_SECOND if self._scheduler.meter.link is None else 0.0
         return link.as_seen(self._scheduler.device_of(reader.file).plain.bytes_per_second, best)
 

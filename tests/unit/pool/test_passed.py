@@ -16,9 +16,11 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.predict.fronts import TOUCHED
+from uffdprefetch.predict.storage import Storage, least_gain, stream_gain
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.pool_file import PoolFile
+from uffdprefetch.warm.meter import Meter
 
 pytest_plugins = ("guess_bed",)
 
@@ -107,3 +109,18 @@ def test_of_an_earlier_epoch_what_is_still_mapped_is(bed: Pooled) -> None:
     bed.fault(0)
     bed.fault(MIB)
     assert bed.booked == [(0, MIB + BLOCK)]
+
+
+def test_who_goes_on_in_order_is_read_ahead_of_on_a_link_whose_misses_are_left_to_the_kernel(
+    bed: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the pool's threads that read what is missed, too."""
+    monkeypatch.setattr(Meter, "is_sure", True)
+    monkeypatch.setattr(Meter, "link", Storage(3e9, 20e-6))
+    for at in range(0, 32 * MIB, 2 * BLOCK):
+        bed.fault(at, length=2 * BLOCK)
+    near = bed.ahead.measured()
+    assert stream_gain(1.0, 0.0, False, near) <= least_gain(near)
+    of, reader = bed.ahead._of(bed.file), bed.mapping.reader
+    (front,) = of.fronts.fronts
+    assert bed.ahead._window(of, front, reader, bed.ahead._link(reader))[1] < 1.0

@@ -32,8 +32,8 @@ def test_a_gain_of_nothing_is_worth_no_probability() -> None:
 
 def test_what_saves_less_than_reading_ahead_takes_is_never_worth_it() -> None:
     """Of a core: the faster the link, the larger a part of its time that is."""
-    assert least_gain(Storage(3e9)) == pytest.approx(10 * least_gain(Storage(300e6)))
-    near = Storage(3e9)
+    assert least_gain(Link(3e9)) == pytest.approx(10 * least_gain(Link(300e6)))
+    near = Link(3e9)
     assert least_probability(1.1 * least_gain(near), near, kernel=1.0) < 1.0
     assert least_probability(least_gain(near), near, kernel=1.0) == 1.0
 
