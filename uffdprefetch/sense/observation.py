@@ -16,7 +16,8 @@ class Observation:
     scan has found what it left, and those within 1 MiB are one Observation. In the pool every touch
     is told of what was not mapped; a fault of who goes on in order maps a part ahead, and where
     that ends the next fault tells, by ``passed``, that it was come over: so many bytes before the
-    touch, or below 0 after it. ``again``: found by a scan that had begun in an earlier turn, or
+    touch, or below 0 after it. Faults by which a thread has come over a stretch since the last turn
+    are one Observation. ``again``: found by a scan that had begun in an earlier turn, or
     with an earlier part of it: it has the time of that.
     """
 

@@ -12,9 +12,11 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.next_shard import NextShard
+from uffdprefetch.readers.reader_streams import Step
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.service.mappings import ManagedMappings
 from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import (
     POOL_BACKWARD,
@@ -91,27 +93,58 @@ class PoolBridge:
         client, region = mapping
         file, batch = region.file, Batch(region, events[-1].time_ns)
         for event in events:
-            start, end = event.offset, event.offset + event.length
             client.watched.pool_misses += event.kind == uffd_pool.MISS
-            cell = start // DISTANCE_MIN_BYTES
+            cell = event.offset // DISTANCE_MIN_BYTES
             region.checkpoints.fired.setdefault(cell, event.time_ns)
-            region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
-            batch.touches.append(Observation(start, end, event.time_ns, passed=event.passed))
+            region.checkpoints.armed.setdefault(cell, event.offset // uffd.PAGE_BYTES)
+        stretches = self._stretches(events)
+        for stretch in stretches:
+            first, last = stretch[0], stretch[-1]
+            end = last.offset + last.length
+            batch.touches.append(Observation(first.offset, end, last.time_ns, passed=first.passed))
         if file.pooled is not None:
             file.pooled.faulted_ns = batch.at_ns
-        for event, step in zip(events, self._arbiter.observe(batch), strict=True):
+        for stretch, step in zip(stretches, self._arbiter.observe(batch), strict=True):
+            if step is not None:
+                region.reader.pool.follow(stretch[-1].tid, step.stream)
+                for event in stretch:
+                    if event.refault and not step.goes_on:
+                        self.pool.victims.refaulted(file, event.offset, event.refault)
+            if self._publisher.active:
+                self._publish(client, file, stretch, step)
+
+    def _stretches(self, events: list[uffd_pool.PoolEvent]) -> list[list[uffd_pool.PoolEvent]]:
+        """Faults by which one thread has come over a stretch of the file, each from where the last
+        one was: of a record several, which are one touch."""
+        found, chunk_bytes = list[list[uffd_pool.PoolEvent]](), self.pool.chunk_bytes
+        for event in events:
+            last = found[-1][-1] if found else None
+            if (
+                last is not None
+                and event.passed > 0
+                and event.tid == last.tid
+                and event.offset // chunk_bytes - event.passed // chunk_bytes
+                == last.offset // chunk_bytes
+            ):
+                found[-1].append(event)
+            else:
+                found.append([event])
+        return found
+
+    def _publish(
+        self, client: Client, file: FileState, stretch: list[uffd_pool.PoolEvent],
+        step: Step | None,
+    ) -> None:  # fmt: skip
+        for event in stretch:
             start, end = event.offset, event.offset + event.length
             how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
             if step is not None:
-                start, end = step.start, step.end
-                region.reader.pool.follow(event.tid, step.stream)
+                start = step.start if event is stretch[0] else start - event.passed
+                end = step.end if event is stretch[-1] else end
                 how |= POOL_BACKWARD if step.stream.direction < 0 else 0
-                if event.refault and not step.goes_on:
-                    self.pool.victims.refaulted(file, event.offset, event.refault)
-            if self._publisher.active:
-                self._publisher.put(
-                    TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
-                )
+            self._publisher.put(
+                TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+            )
 
     def plan_evictions(self, now: int, known_orders: KnownOrders | None) -> None:
         """Have blocks ready to leave the pool when it is full."""
