@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "service/pool/spill.h"
+#include "service/pool/spill_inside.h"
 
 #define CHUNK (64u << 10)
 #define SLOT (1u << 20)
@@ -21,7 +21,7 @@
 #define MS 1000000ull
 
 static uint64_t now_ns = 1000 * MS, look_takes_ns;
-static uint64_t taken_bytes, times_taken;
+static uint64_t taken_bytes, times_taken, times_read;
 static int writes_nothing;
 
 uint64_t pool_now_ns(void)
@@ -32,6 +32,7 @@ uint64_t pool_now_ns(void)
 ssize_t pread(int fd, void *buffer, size_t length, off_t offset)
 {
 	__atomic_add_fetch(&now_ns, 5 * MS, __ATOMIC_RELAXED);
+	__atomic_add_fetch(&times_read, 1, __ATOMIC_RELAXED);
 	return syscall(SYS_pread64, fd, buffer, length, offset);
 }
 
@@ -60,9 +61,8 @@ static void must(int holds, const char *what)
 	exit(1);
 }
 
-static struct spill *begin(uint32_t errors_most, int *fd)
+static struct spill *begin_with(struct up_spill_options o, int *fd)
 {
-	struct up_spill_options o = { .size_bytes = 1ull << 30, .errors_most = errors_most };
 	struct spill *s;
 
 	*fd = o.fd = memfd_create("disk", MFD_CLOEXEC);
@@ -70,6 +70,11 @@ static struct spill *begin(uint32_t errors_most, int *fd)
 	must(!spill_create(&s, &o, CHUNK, 1), "a tier begins");
 	must(!spill_add_file(s, 0, PARTS * SPILL_SLOT_CHUNKS), "it has a file");
 	return s;
+}
+
+static struct spill *begin(uint32_t errors_most, int *fd)
+{
+	return begin_with((struct up_spill_options){ .size_bytes = 1ull << 30, .errors_most = errors_most }, fd);
 }
 
 static void end(struct spill *s)
@@ -135,6 +140,31 @@ static int reads_of_the_disk(uint64_t storage_ns, char **buffer)
 	return found;
 }
 
+static int is_tried(struct spill *s)
+{
+	int found;
+
+	pthread_mutex_lock(&s->lock);
+	found = s->trial.state >= TRIAL_DONE;
+	pthread_mutex_unlock(&s->lock);
+	return found;
+}
+
+/* How many slots a trial with more than there are reads, of a disk of so many. */
+static int slots_tried(uint64_t slots, const char *bytes)
+{
+	int fd;
+	struct up_spill_options o = { .size_bytes = slots * SLOT, .errors_most = 3, .try_bytes = 1ull << 40 };
+	struct spill *s = begin_with(o, &fd);
+
+	times_read = 0;
+	write_part(s, 0, bytes);
+	while (!is_tried(s))
+		usleep(1000);
+	end(s);
+	return (int)times_read;
+}
+
 int main(void)
 {
 	char *buffer = spill_buffer(SLOT);
@@ -174,5 +204,6 @@ int main(void)
 		write_part(s, part, buffer);
 	printf("taken: %d times %d MiB\n", (int)times_taken, (int)(taken_bytes / times_taken >> 20));
 	end(s);
+	printf("tried: %d of 1000, %d of 101\n", slots_tried(1000, buffer), slots_tried(101, buffer));
 	return 0;
 }

@@ -23,6 +23,8 @@ TOLD = [
     "written after: 100 ms",
     # of 130 MiB
     "taken: 3 times 64 MiB",
+    # slots, one of which is written to
+    "tried: 64 of 1000, 25 of 101",
 ]
 
 
