@@ -401,6 +401,30 @@ def test_who_waits_for_storage_waits_and_who_computes_does_not(
         one.to_its_end()
 
 
+@pytest.mark.parametrize(
+    ("code", "period_ns"),
+    [
+        ("fd = os.open(sys.argv[1], os.O_RDONLY)\nwhile os.read(fd, 65536): pass", 5_000_000),
+        ("os.read(0, 1)", 50_000_000),
+    ],
+    ids=["who reads", "who does not"],
+)
+def test_how_often_a_process_is_looked_at(
+    code: str, period_ns: int, cold: Path, calls: ReadCalls
+) -> None:
+    """Unless a look takes so long that it would be more than its part of a core."""
+    running = Running(calls, python(code, cold))
+    periods = set[int]()
+
+    def is_so_often() -> bool:
+        periods.add(calls.counts().period_ns)
+        return period_ns in periods
+
+    running.until(is_so_often, "a look after such a pause")
+    running.process.kill()
+    running.process.wait()
+
+
 def test_no_more_processes_than_there_is_room_for() -> None:
     calls = ReadCalls(lambda key: False, kept=8)
     sleeping = [subprocess.Popen(["sleep", "100"]) for _ in range(3)]
