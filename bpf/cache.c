@@ -111,17 +111,23 @@ TRACEPOINT_PROBE(filemap, mm_filemap_get_pages)
 }
 #endif
 
+/* The kernel reads so many pages ahead, as of `index`; `how`: order | AHEAD_* << 8. */
+static void read_ahead(u64 inode, u64 device, u64 index, u64 pages, u64 async_pages, u32 how)
+{
+	u16 file = number_of(inode, device);
+
+	if (!file)
+		return;
+	fault_ahead(bpf_get_current_pid_tgid(), file, how >> 8 == AHEAD_ASYNC);
+	put(EV_READAHEAD, file, index << PAGE_BITS, pages << PAGE_BITS, async_pages << PAGE_BITS, how);
+}
+
 #ifdef HAVE_RA_ORDER
 TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 {
 	UNLESS_OVER;
-	u16 file = number_of(args->i_ino, args->s_dev);
-
-	if (!file)
-		return 0;
-	fault_ahead(bpf_get_current_pid_tgid(), file, 0);
-	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS, (u64)args->size << PAGE_BITS,
-	    (u64)args->async_size << PAGE_BITS, (args->order & 0xff) | AHEAD_ORDER << 8);
+	read_ahead(args->i_ino, args->s_dev, args->index, args->size, args->async_size,
+		   (args->order & 0xff) | AHEAD_ORDER << 8);
 	return 0;
 }
 #endif
@@ -130,14 +136,8 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 {
 	UNLESS_OVER;
-	u16 file = number_of(args->i_ino, args->s_dev);
-
-	if (!file)
-		return 0;
-	fault_ahead(bpf_get_current_pid_tgid(), file, 0);
-	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
-	    (u64)args->nr_to_read << PAGE_BITS, (u64)args->lookahead_size << PAGE_BITS,
-	    AHEAD_UNBOUNDED << 8);
+	read_ahead(args->i_ino, args->s_dev, args->index, args->nr_to_read, args->lookahead_size,
+		   AHEAD_UNBOUNDED << 8);
 	return 0;
 }
 #endif
@@ -146,13 +146,7 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 {
 	UNLESS_OVER;
-	u16 file = number_of(args->i_ino, args->s_dev);
-
-	if (!file)
-		return 0;
-	fault_ahead(bpf_get_current_pid_tgid(), file, 0);
-	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
-	    (u64)args->req_count << PAGE_BITS, 0, AHEAD_SYNC << 8);
+	read_ahead(args->i_ino, args->s_dev, args->index, args->req_count, 0, AHEAD_SYNC << 8);
 	return 0;
 }
 #endif
@@ -161,13 +155,7 @@ TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 TRACEPOINT_PROBE(readahead, page_cache_async_ra)
 {
 	UNLESS_OVER;
-	u16 file = number_of(args->i_ino, args->s_dev);
-
-	if (!file)
-		return 0;
-	fault_ahead(bpf_get_current_pid_tgid(), file, 1);
-	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
-	    (u64)args->req_count << PAGE_BITS, 0, AHEAD_ASYNC << 8);
+	read_ahead(args->i_ino, args->s_dev, args->index, args->req_count, 0, AHEAD_ASYNC << 8);
 	return 0;
 }
 #endif
