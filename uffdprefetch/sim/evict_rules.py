@@ -12,31 +12,34 @@ from collections.abc import Callable, Container
 class Group(ABC):
     """Items in memory, of which one rule says which leaves first; each with a key."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._kept: dict[int, int] = {}  # item -> key
+
     def use(self, item: int, key: int) -> None:
         """It is there from now on, with this key."""
+        self._kept[item] = key
 
     @abstractmethod
     def first(self, coming: int) -> tuple[int, int]:
         """The item that leaves first, for ``coming``, and its key."""
 
-    @abstractmethod
     def remove(self, item: int) -> None:
         """It is there, and leaves."""
+        del self._kept[item]
 
     @abstractmethod
     def empty(self) -> Group:
         """Another one by the same rule."""
 
-    @abstractmethod
     def items(self) -> list[tuple[int, int]]:
-        """(item, key) of all, in the order in which they were used."""
+        """(item, key) of all; of a rule that goes by time, in the order in which they were used."""
+        return list(self._kept.items())
 
-    @abstractmethod
-    def __contains__(self, item: object) -> bool: ...
+    def __contains__(self, item: object) -> bool:
+        return item in self._kept
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def parted(self, those: Container[int]) -> Group:
         """Those of these items that are in it, which leave it."""
@@ -52,42 +55,31 @@ class _ByTime(Group):
     """The least recently used leaves first, or the most recently used (``newest``)."""
 
     def __init__(self, newest: bool) -> None:
+        super().__init__()
         self._newest = newest
-        self._kept: OrderedDict[int, int] = OrderedDict()
+        self._kept = self._order = OrderedDict[int, int]()
 
     def use(self, item: int, key: int) -> None:
-        self._kept[item] = key
-        self._kept.move_to_end(item)
+        super().use(item, key)
+        self._order.move_to_end(item)
 
     def first(self, coming: int) -> tuple[int, int]:
-        item = next(reversed(self._kept) if self._newest else iter(self._kept))
+        item = next(reversed(self._order) if self._newest else iter(self._order))
         return item, self._kept[item]
-
-    def remove(self, item: int) -> None:
-        del self._kept[item]
 
     def empty(self) -> Group:
         return _ByTime(self._newest)
-
-    def items(self) -> list[tuple[int, int]]:
-        return list(self._kept.items())
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._kept
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
 
 class _ByKey(Group):
     """That of the greatest key leaves first."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, int] = {}
+        super().__init__()
         self._farthest: list[tuple[int, int]] = []  # heap of (-key, item); old entries stay
 
     def use(self, item: int, key: int) -> None:
-        self._kept[item] = key
+        super().use(item, key)
         heapq.heappush(self._farthest, (-key, item))
 
     def first(self, coming: int) -> tuple[int, int]:
@@ -97,55 +89,35 @@ class _ByKey(Group):
                 return item, -negative
             heapq.heappop(self._farthest)
 
-    def remove(self, item: int) -> None:
-        del self._kept[item]
-
     def empty(self) -> Group:
         return _ByKey()
-
-    def items(self) -> list[tuple[int, int]]:
-        return list(self._kept.items())
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._kept
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
 
 class _InOrder(Group):
     """That leaves first which a reader going round all items in order reaches last."""
 
     def __init__(self, end: int) -> None:
-        self._end, self._kept, self._inside = end, Numbers(end), dict[int, int]()
+        super().__init__()
+        self._end, self._places = end, Numbers(end)
 
     def use(self, item: int, key: int) -> None:
-        if item not in self._inside:
-            self._kept.add(item)
-        self._inside[item] = key
+        if item not in self:
+            self._places.add(item)
+        super().use(item, key)
 
     def first(self, coming: int) -> tuple[int, int]:
         # From ``coming`` on the one just below it is reached last.
-        item = self._kept.below(coming)
+        item = self._places.below(coming)
         if item < 0:
-            item = self._kept.below(self._end)
-        return item, self._inside[item]
+            item = self._places.below(self._end)
+        return item, self._kept[item]
 
     def remove(self, item: int) -> None:
-        self._kept.remove(item)
-        del self._inside[item]
+        self._places.remove(item)
+        super().remove(item)
 
     def empty(self) -> Group:
         return _InOrder(self._end)
-
-    def items(self) -> list[tuple[int, int]]:
-        return list(self._inside.items())
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._inside
-
-    def __len__(self) -> int:
-        return len(self._inside)
 
 
 class Numbers:
