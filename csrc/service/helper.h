@@ -372,6 +372,13 @@ enum up_chunk_state {
 	UP_EVICTING = 4,
 };
 
+/* Whether other nodes ask for a chunk here. */
+enum up_kept {
+	UP_KEPT_NOT = 0,
+	UP_KEPT_HELD = 1,   /* it lies in memory alone, and goes last */
+	UP_KEPT_COPIED = 2, /* it lies on the disk tier, and may leave memory as any other */
+};
+
 enum up_pool_event_kind {
 	UP_POOL_TOUCH = 1,   /* a fault on a chunk that was there */
 	UP_POOL_MISS = 2,    /* a fault on one that was not */
@@ -454,9 +461,9 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *options);
 void up_pool_destroy(struct up_pool *pool);
 /* The service's main thread is alive: said again at least every second. */
 void up_pool_alive(struct up_pool *pool);
-/* keep_bytes: of it, at the most, for what other nodes may ask for. */
+/* keep_bytes: of it, at the most, for what other nodes may ask for; a disk tier has as much as it has room for. */
 void up_pool_budget(struct up_pool *pool, uint64_t budget_bytes, uint64_t keep_bytes);
-/* What is kept for them, bytes. */
+/* What is kept for them in memory alone, bytes. */
 uint64_t up_pool_kept(struct up_pool *pool);
 
 /* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. unit_bytes: what
@@ -475,7 +482,7 @@ int up_pool_unpark(struct up_pool *pool, int file, int fd, const struct up_file_
 /* One entry a chunk; the pool's own arrays, valid until up_pool_forget(). */
 struct up_pool_books {
 	uint8_t *state; /* up_chunk_state */
-	uint8_t *kept;  /* other nodes ask for it here */
+	uint8_t *kept;  /* up_kept */
 	/* A bit a chunk, from bit 0 of the first word on, so many in each: it has a copy in the disk tier. NULL: there is none */
 	const uint16_t *spilled;
 	uint32_t spilled_chunks;
@@ -530,7 +537,8 @@ int up_pool_spill(struct up_pool *pool, const struct up_spill_options *options);
 void up_pool_spill_fit(struct up_pool *pool, uint64_t bytes);
 /* Nothing of a file goes there; the pool's books have no `spilled` of it then. */
 void up_pool_spill_not(struct up_pool *pool, int file);
-/* Copies of so much of a file go, the last first, for others to have room: bytes that are free. */
+/* Copies of so much of a file that are not kept for other nodes go, the last first, for others to have room: bytes that are
+ * free. */
 uint64_t up_pool_spill_free(struct up_pool *pool, int file, uint64_t bytes);
 void up_pool_spill_counts(struct up_pool *pool, struct up_spill_counts *out);
 

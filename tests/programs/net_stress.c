@@ -347,12 +347,12 @@ static void *reader(void *cookie)
 
 /* Between what the number of a requested file is and its pin (csrc/service/net/serve.c) that may become another file's:
  * the linker puts this in the place of the real one. */
-int __real_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+int __real_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char **buffer,
 			       uint64_t until_ns);
-int __wrap_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+int __wrap_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char **buffer,
 			       uint64_t until_ns);
 
-int __wrap_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+int __wrap_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char **buffer,
 			       uint64_t until_ns)
 {
 	usleep((unsigned)(first % 4) * 1000);

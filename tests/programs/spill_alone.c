@@ -190,7 +190,7 @@ int main(void)
 	read_ns = now_ns;
 	look_takes_ns = MS;
 	spill_poke(s);
-	must(spill_enter(s), "it goes on");
+	must(spill_wait(s), "it goes on");
 	printf("written after: %d ms\n", (int)((now_ns - read_ns) / MS));
 	spill_leave(s);
 	spill_give_up(s, &other);

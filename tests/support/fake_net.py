@@ -35,6 +35,8 @@ BLOCK_CHUNKS = 8
 PATIENCE_MS = 5000
 FILE_ID = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
+#: Of each disk tier.
+DISK_BYTES = 16 * MIB
 #: Of the file that most tests read: whole blocks and a part of one.
 SIZE = 6 * MIB + 12345
 
@@ -52,6 +54,7 @@ class Node:
     net: Net
     to_fd: int
     from_fd: int
+    spill_fd: int = -1  # of its disk tier
     home: Home = field(default_factory=Home)
     memfds: dict[int, int] = field(default_factory=dict)  # by file
     seen: list[Message] = field(default_factory=list)  # what the service has said
@@ -97,15 +100,15 @@ class FakeNet:
 
     def __init__(
         self, count: int, budget_bytes: int = 64 * MIB, keep_bytes: int = 32 * MIB,
-        patience_ms: int = PATIENCE_MS, slots: int = 16, **more: float,
+        patience_ms: int = PATIENCE_MS, slots: int = 16, disk: Path | None = None, **more: float,
     ) -> None:  # fmt: skip
-        """``more``: of native.net.Net."""
+        """``disk``: where each one's disk tier lies; ``more``: of native.net.Net."""
         self.carries: Filter = lambda node, message: True
         self.spoils: Callable[[bytearray], None] | None = None
         self.hints: Callable[[int, int], int] = lambda asker, word: word
         self.delay_seconds = 0.0
         self.nodes = [
-            self._node(i, budget_bytes, keep_bytes, patience_ms, slots, **more)
+            self._node(i, budget_bytes, keep_bytes, patience_ms, slots, disk, **more)
             for i in range(count)
         ]
         self._late: list[tuple[float, int, Message]] = []
@@ -123,9 +126,14 @@ class FakeNet:
     @staticmethod
     def _node(
         number: int, budget_bytes: int, keep_bytes: int, patience_ms: int, slots: int,
-        **more: Any,
+        disk: Path | None, **more: Any,
     ) -> Node:  # fmt: skip
         pool = Pool(budget_bytes, CHUNK, 8, os.eventfd(0, os.EFD_NONBLOCK))
+        spill_fd = -1
+        if disk is not None:
+            fd = os.open(disk, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+            spill_fd = os.dup(fd)
+            pool.spill(fd, DISK_BYTES)
         pool.set_budget(budget_bytes, keep_bytes)
         service = NetRing.create(Layout(SLOT_BYTES, slots, slots))
         ring = NetRing.open(service.fd)
@@ -135,7 +143,7 @@ class FakeNet:
             pool, service, number, to_fd, from_fd, chunks_per_block=BLOCK_CHUNKS,
             patience_ms=patience_ms, **more,
         )  # fmt: skip
-        return Node(number, pool, ring, side, to_fd, from_fd)
+        return Node(number, pool, ring, side, to_fd, from_fd, spill_fd)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -238,8 +246,9 @@ class FakeNet:
             node.net.close()
             node.pool.close()
             node.ring.close()
-            for fd in (node.to_fd, node.from_fd, *node.memfds.values()):
-                os.close(fd)
+            for fd in (node.to_fd, node.from_fd, node.spill_fd, *node.memfds.values()):
+                if fd >= 0:
+                    os.close(fd)
 
 
 class LoopNet(FakeNet):
@@ -282,7 +291,7 @@ class LoopNet(FakeNet):
 
 
 @contextmanager
-def fake_net(count: int, kind: type[FakeNet] = FakeNet, **more: int) -> Iterator[Any]:
+def fake_net(count: int, kind: type[FakeNet] = FakeNet, **more: Any) -> Iterator[Any]:
     """Nodes that end with the test."""
     one = kind(count, **more)
     try:

@@ -26,6 +26,8 @@ EVENTS_AT_ONCE = 1024
 TICK_NS = 100_000_000
 
 PRESENT: int = _lib.UP_PRESENT
+#: Of Books.kept: other nodes ask for it here, and it lies in memory alone.
+HELD: int = _lib.UP_KEPT_HELD
 #: Refaults from which a chunk is active: the clock hand spares it.
 ACTIVE: int = _lib.UP_ACTIVE
 TOUCH: int = _lib.UP_POOL_TOUCH
@@ -204,11 +206,11 @@ class Pool:
 
     def set_budget(self, budget_bytes: int, keep_bytes: int = 0) -> None:
         """Set the size limit; the excess is evicted. ``keep_bytes``: of it, at the most, for what
-        other nodes may ask for."""
+        other nodes may ask for; the disk tier has as much of that as it has room for."""
         _lib.up_pool_budget(self._pointer, budget_bytes, keep_bytes)
 
     def kept_bytes(self) -> int:
-        """Bytes kept for other nodes."""
+        """Bytes kept for other nodes in memory alone."""
         return int(_lib.up_pool_kept(self._pointer))
 
     # -------------------------------------------------------------- files
@@ -391,7 +393,8 @@ class Pool:
         _lib.up_pool_spill_not(self._pointer, file)
 
     def free_spilled(self, file: int, size_bytes: int) -> int:
-        """The disk tier's copies of so much of a file go, the last first: bytes that are free."""
+        """The disk tier's copies of so much of a file, of what is not kept for other nodes, go, the
+        last first: bytes that are free."""
         return int(_lib.up_pool_spill_free(self._pointer, file, size_bytes))
 
     def spill_counts(self) -> SpillCounts:

@@ -50,7 +50,7 @@ def resident_blocks(
     spared: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({}),
     spilled: Mapping[int, uffd_pool.DiskCopies] = MappingProxyType({}),
 ) -> Residents:
-    """The blocks of ``chunks`` chunks with any resident chunk that is not kept for other nodes, nor
+    """The blocks of ``chunks`` chunks with any resident chunk that is not held for other nodes, nor
     ``spared`` (masks of chunks), of all files by their numbers, in the order of files and blocks; a
     block's touch is the latest of its chunks'. ``spilled``: of which chunks the disk tier has
     copies."""
@@ -60,7 +60,7 @@ def resident_blocks(
     copied: list[npt.NDArray[np.bool_]] = [np.empty(0, bool)]
     for number, file in pooled.items():
         assert file.pooled is not None
-        there = (file.pooled.state == uffd_pool.PRESENT) & (file.pooled.kept == 0)
+        there = (file.pooled.state == uffd_pool.PRESENT) & (file.pooled.kept != uffd_pool.HELD)
         if number in spared:
             there &= ~spared[number]
         missing = -len(there) % chunks

@@ -24,7 +24,7 @@ class PoolFile:
     chunk_bytes: int
     state: npt.NDArray[np.uint8]
     touched_ms: npt.NDArray[np.uint32]
-    kept: npt.NDArray[np.uint8]  # for other nodes: no choice of a policy's
+    kept: npt.NDArray[np.uint8]  # for other nodes: what is HELD is no choice of a policy's
     refaults: npt.NDArray[np.uint8]  # the working set's books: pool/workingset.py
     left: npt.NDArray[np.uint32]
     in_flight: IntervalSet = field(default_factory=IntervalSet)

@@ -34,15 +34,26 @@ static int is_of_part(uint16_t word)
 	       (word & UP_NET_PART && net_node_of(word) < UP_NET_NODES);
 }
 
-/* For one more block: also where all of those come that it is to keep, or as things are. */
+/* How much more than `bytes`, which is written meanwhile, there may be. */
+static uint64_t left(const uint64_t *bytes, const uint64_t *most_bytes)
+{
+	uint64_t now = __atomic_load_n(bytes, __ATOMIC_RELAXED), most = __atomic_load_n(most_bytes, __ATOMIC_RELAXED);
+
+	return most > now ? most - now : 0;
+}
+
+/* For one more block: also where all of those come that it is to keep, or as things are. What comes has to lie in memory
+ * first, where a disk takes it from. */
 static enum up_net_room has_room(const struct up_net *n)
 {
-	uint64_t kept = __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED);
-	uint64_t most = __atomic_load_n(&n->pool->keep_most_bytes, __ATOMIC_RELAXED);
+	const struct up_pool *p = n->pool;
+	uint64_t kept = __atomic_load_n(&p->kept_bytes, __ATOMIC_RELAXED);
+	uint64_t room = left(&p->kept_bytes, &p->keep_most_bytes), here = left(&p->held_bytes, &p->hold_most_bytes);
 
-	if (kept + n->block_bytes > most)
+	room = room < here ? room : here;
+	if (n->block_bytes > room)
 		return UP_NET_ROOM_NONE;
-	return (n->claims + 1) * n->block_bytes <= most ? UP_NET_ROOM : UP_NET_ROOM_STILL;
+	return (n->claims + 1) * n->block_bytes <= kept + room ? UP_NET_ROOM : UP_NET_ROOM_STILL;
 }
 
 /* Whether nodes read the same: readers here come to what others keep, or theirs to what is here, at more than one of

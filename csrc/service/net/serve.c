@@ -136,6 +136,7 @@ enum whether { NOT_THERE = 0, THERE, COMES, IS_TO_COME };
  * no request of ours is refused without a wait. */
 static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 {
+	uint64_t send_ns;
 	int file, reads = 0;
 
 	pthread_mutex_lock(&n->lock);
@@ -144,12 +145,15 @@ static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 		net_note_given(&n->file[file], m->first / n->options.chunks_per_block);
 	if (file >= 0)
 		reads = !m->copy || net_is_to_read(n, &n->file[file], m->first);
+	send_ns = net_longest(&n->sends);
 	pthread_mutex_unlock(&n->lock);
 	if (file < 0)
 		return THERE;
 	switch (n->calls->has(n->pool, file, m->first, m->count, NET_PASSING_MS)) {
 	case POOL_HAS:
 		return THERE;
+	case POOL_HAS_ON_DISK: /* a word to who asks, unless it takes no longer than answers do anyway */
+		return n->calls->disk_ns(n->pool) <= send_ns ? THERE : COMES;
 	case POOL_HAS_SOON:
 		return COMES;
 	case POOL_HAD:
@@ -159,7 +163,7 @@ static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 	}
 }
 
-static enum up_net_status serve(struct up_net *n, const struct net_request *r, char *buffer)
+static enum up_net_status serve(struct up_net *n, const struct net_request *r, char **buffer)
 {
 	const struct up_net_message *m = &r->m;
 	uint64_t until = r->came_ns + (uint64_t)m->useful_ms * NET_MS, chunk = pool_chunk_bytes(n->pool);
@@ -238,8 +242,8 @@ void *net_serve_loop(void *arg)
 {
 	struct up_net *n = arg;
 	struct net_request r;
-	char *buffer = mmap(NULL, RUN_MAX_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			    0);
+	size_t room = pool_buffer_room(n->pool);
+	char *buffer = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	pthread_mutex_lock(&n->lock);
 	while (!n->stop) {
@@ -272,7 +276,7 @@ void *net_serve_loop(void *arg)
 			status = UP_NET_ABSENT;
 		}
 		if (there == THERE && buffer != MAP_FAILED)
-			status = serve(n, &r, buffer);
+			status = serve(n, &r, &buffer);
 		if (status != UP_NET_OK)
 			refuse(n, &r.m, status);
 		pthread_mutex_lock(&n->lock);
@@ -285,7 +289,7 @@ void *net_serve_loop(void *arg)
 	}
 	pthread_mutex_unlock(&n->lock);
 	if (buffer != MAP_FAILED)
-		munmap(buffer, RUN_MAX_BYTES);
+		munmap(buffer, room);
 	net_put(n);
 	return NULL;
 }

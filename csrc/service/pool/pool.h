@@ -5,7 +5,7 @@
  * that answers), pool_map.c (page tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that
  * read), pool_others.c (what is done for other nodes), pool_room.c (what goes when room is needed),
  * pool_yield.c (what it may hold beside the job), pool_rescue.c (who cannot be read for in the usual way), pool_spill.c
- * (what goes to the disk, spill.h).
+ * (what goes to the disk, spill.h), pool_keep.c (what is kept for other nodes).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -37,6 +37,7 @@
 /* Of a mapping: two of a copy, or so many threads'. */
 #define POOL_STREAMS 4
 #define RUN_MAX_BYTES (4u << 20)
+#define HUGE_ALIGN (2u << 20)
 /* A chunk that somebody has just got stays this long: the instruction that touched it has to end,
  * also one that reads from two chunks. */
 #define HOLD_MS 2
@@ -48,7 +49,7 @@ struct pool_file {
 	uint64_t size, chunks, unit; /* unit: chunks that one request to its storage brings, or 0 */
 	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
 	uint8_t *stale; /* one a chunk: it holds what the file held before, and goes */
-	uint8_t *kept;  /* one a chunk: other nodes ask for it here */
+	uint8_t *kept;  /* one a chunk: up_kept (pool_keep.c) */
 	uint32_t begun, went_on, paired; /* misses at a new place: see first_run() */
 	uint64_t by_unit, mapped; /* chunks: read by whole requests for misses; that readers were given */
 	uint64_t stale_at;
@@ -148,23 +149,31 @@ struct pool_job {
 	int taken; /* between submit and reap */
 };
 
-enum pool_has { POOL_HAS_NOT = 0, POOL_HAS, POOL_HAS_SOON, POOL_HAD };
+enum pool_has { POOL_HAS_NOT = 0, POOL_HAS, POOL_HAS_ON_DISK, POOL_HAS_SOON, POOL_HAD };
 
 /* What a network asks of its pool for other nodes: callbacks, handed to it at its start, since the pool's threads call
  * the network. Each takes the pool's lock. The order of the two locks is the pool's, then the net's: none of these is
  * called with the net's held; who holds the pool's may take the net's. */
 struct pool_calls {
-	/* Whether the chunks [first, +count) are there; what is not is on its way; or it has gone again since a reader came
-	 * to it, not longer than `had_ms` ago. */
+	/* Whether the chunks [first, +count) are there; what is not has a copy on the disk tier; is on its way; or it has gone
+	 * again since a reader came to it, not longer than `had_ms` ago. */
 	enum pool_has (*has)(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
 	/* Have them there and pinned: 0; -ENOENT: the file has none; -EBUSY: there is no room, or it took longer than until
-	 * `until_ns`; -EIO: they cannot be read. What is neither there nor on its way is read from storage, into `buffer` of
-	 * RUN_MAX_BYTES. */
-	int (*pin)(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer, uint64_t until_ns);
+	 * `until_ns`; -EIO: they cannot be read. What is neither there nor on its way is read from the disk tier or from
+	 * storage, into *buffer of pool_buffer_room(), which may be another one then. */
+	int (*pin)(struct up_pool *p, int file, uint64_t first, uint64_t count, char **buffer, uint64_t until_ns);
 	/* The bytes of such chunks, up to the file's end; how many, or -errno. */
 	int64_t (*copy)(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
 	/* `given_bytes`: what of them another node was given. */
 	void (*unpin)(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
+	/* The longest that a read of the disk tier has taken lately; UINT64_MAX: none is known. */
+	uint64_t (*disk_ns)(struct up_pool *p);
+};
+
+/* A place in the books where the last look has ended. */
+struct pool_hand {
+	int file;
+	uint64_t at;
 };
 
 struct up_pool {
@@ -189,7 +198,9 @@ struct up_pool {
 	uint32_t nets;      /* that are not freed yet */
 	struct spill *spill; /* the disk tier, or NULL; fixed before the first file */
 	uint32_t spilling;   /* fills from there, under way */
-	uint64_t kept_bytes, keep_most_bytes;
+	/* Kept for other nodes, and at the most; of that in memory alone. */
+	uint64_t kept_bytes, keep_most_bytes, held_bytes, hold_most_bytes;
+	struct pool_hand held, unkept; /* chunks that are held; copies that nobody else asks for */
 	int take_any; /* also what is kept, or active: nothing else may go */
 	uint32_t evictions; /* see up_pool_evictions() */
 
@@ -232,15 +243,15 @@ struct up_pool {
 	pthread_t thread[];
 };
 
-/* With the lock; hints.c reads it without. */
-static inline void pool_count_kept(struct up_pool *p, uint64_t more_bytes)
-{
-	__atomic_store_n(&p->kept_bytes, p->kept_bytes + more_bytes, __ATOMIC_RELAXED);
-}
-
 static inline uint64_t pool_chunk_bytes(const struct up_pool *p)
 {
 	return p->options.chunk_bytes;
+}
+
+/* Of the buffer of a thread that reads: a run, and to have it aligned. */
+static inline size_t pool_buffer_room(const struct up_pool *p)
+{
+	return (RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES : pool_chunk_bytes(p)) + HUGE_ALIGN;
 }
 
 /* pool.c */
@@ -341,14 +352,30 @@ void pool_look_for_stalls(struct up_pool *p);
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
 /* Some goes at once, as the policy has it or by the hand: 1, or 0 where none may go now. */
 int pool_give(struct up_pool *p);
-/* No more is kept for other nodes than so much: what goes over it may go as any other. */
-void pool_keep_most(struct up_pool *p, uint64_t bytes);
 /* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left
  * is in use just now. */
 int pool_drop_some(struct up_pool *p);
 /* What agents have read in our stead, and the books do not know, goes: whoever touches it has it
  * read again. */
 void pool_drop_strays(struct up_pool *p);
+
+/* pool_keep.c, with the lock */
+/* Whether the disk tier has a copy of a chunk. */
+int pool_is_copied(const struct up_pool *p, int file, uint64_t chunk);
+/* Whether any of [first, +count) is kept for other nodes. */
+int pool_keeps_any(const struct up_pool *p, int file, uint64_t first, uint64_t count);
+/* They are kept from now on, as far as there is room. */
+void pool_keep(struct up_pool *p, int file, uint64_t first, uint64_t count);
+/* They have left memory, come there, or to the disk: what is kept of them is so where it is now, or no longer. */
+void pool_keep_where_it_is(struct up_pool *p, int file, uint64_t first, uint64_t count);
+/* The same for all that the disk has lost. */
+void pool_keep_what_is_left(struct up_pool *p);
+/* Whether what is held is to go to the disk, lest there be no room for more. */
+int pool_holds_much(const struct up_pool *p);
+/* A file that has gone. */
+void pool_keep_none(struct up_pool *p, const struct pool_file *gone);
+/* No more than memory may hold, and the disk: what goes over it is kept no longer. */
+void pool_keep_most(struct up_pool *p);
 
 /* pool_yield.c: the budget is what was asked for, or what there is room for. */
 void pool_fit(struct up_pool *p);
@@ -357,14 +384,15 @@ void pool_fit(struct up_pool *p);
 void *pool_fill_loop(void *pool);
 /* One chunk of those that another node waits for is not there: whether to look again (1), or -errno. With the lock,
  * which it leaves and takes again. */
-int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char *buffer);
+int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char **buffer);
 
 /* pool_others.c: struct pool_calls says what each does */
 enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
-int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char **buffer,
 			uint64_t until_ns);
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
+uint64_t pool_disk_ns(struct up_pool *p);
 
 /* guardian_link.c, with the lock. 0 or -errno: without one the next guardian_beat() tries again. */
 int guardian_begin(struct up_pool *p);

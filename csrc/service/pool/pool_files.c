@@ -118,8 +118,7 @@ int up_pool_forget(struct up_pool *p, int file)
 	drop_queued(p, file);
 	guardian_lost_file(p, (uint32_t)file);
 	gone = *f;
-	for (uint64_t c = 0; c < f->chunks; c++)
-		pool_count_kept(p, f->kept[c] ? -pool_chunk_bytes(p) : 0);
+	pool_keep_none(p, f);
 	p->used_bytes -= f->count.resident_bytes;
 	p->count.resident_bytes -= f->count.resident_bytes;
 	memset(f, 0, sizeof(*f));
@@ -191,6 +190,7 @@ void up_pool_drop(struct up_pool *p, int file)
 			f->stale[c] = f->dropping = p->dropping = 1;
 	if (p->spill)
 		spill_drop_file(p->spill, file);
+	pool_keep_what_is_left(p);
 	p->signals++;
 	pool_tell_room(p);
 	pool_unlock(p);

@@ -24,10 +24,6 @@
 #define SPARE_PART 4u
 /* Requests that storage has at once of what is expected (bench/pool.py fill). */
 #define PIECES 8u
-#define HUGE_ALIGN (2u << 20)
-/* Of a thread's buffer. */
-#define BUFFER_ROOM(p) \
-	((size_t)(RUN_MAX_BYTES > (p)->options.chunk_bytes ? RUN_MAX_BYTES : (p)->options.chunk_bytes) + HUGE_ALIGN)
 /* A run grows no further while somebody waits for a chunk in order. */
 #define WAITED_MAX_BYTES (512u << 10)
 /* A thread that has had nothing to read for so long gives back its buffer's memory: 6 MiB each are the job's. */
@@ -42,7 +38,7 @@ struct fill {
 	int file;
 	uint64_t first, count;
 	struct pool_job *job; /* NULL: on demand */
-	int for_others;       /* another node waits for it: it comes from storage */
+	int for_others;       /* another node waits for it: it comes from this one's disk or from storage */
 	int in_place;         /* read into the memfd's pages, which are zeros before */
 	int spilled;          /* it comes from the disk tier */
 };
@@ -98,11 +94,11 @@ static int begin(struct up_pool *p, struct fill *out)
 	return 1;
 }
 
-/* Not more at once than a quarter of what is not kept for other nodes, but one chunk; nor more than to the end of what
+/* Not more at once than a quarter of what is not held for other nodes, but one chunk; nor more than to the end of what
  * one node keeps as a whole. */
 static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks)
 {
-	uint64_t room = p->budget > p->kept_bytes ? p->budget - p->kept_bytes : 0;
+	uint64_t room = p->budget > p->held_bytes ? p->budget - p->held_bytes : 0;
 	uint64_t most = room / 4 / pool_chunk_bytes(p);
 
 	if (p->net && chunks > net_block_chunks(p->net) - first % net_block_chunks(p->net))
@@ -110,10 +106,10 @@ static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks
 	return chunks <= most ? chunks : most ? most : 1;
 }
 
-/* Of a run, what comes from one source. What another node waits for comes from storage. */
+/* Of a run, what comes from one source. */
 static void from_one_source(const struct up_pool *p, struct fill *o)
 {
-	if (p->spill && !o->for_others)
+	if (p->spill)
 		o->count = spill_run(p->spill, o->file, o->first, o->count, &o->spilled);
 }
 
@@ -355,7 +351,7 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes, at = 0;
 	char *into, *buffer;
 	int ret = 0, came = o->spilled && spill_read(p->spill, o->file, o->first, o->count, !o->job, own,
-						     BUFFER_ROOM(p));
+						     pool_buffer_room(p));
 
 	buffer = into = *own;
 	if (offset + length > f->size)
@@ -419,6 +415,7 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 	pthread_mutex_lock(&p->lock);
 	for (uint64_t c = o->first; c < o->first + o->count; c++)
 		f->state[c] = UP_ABSENT;
+	pool_keep_where_it_is(p, o->file, o->first, o->count);
 	p->used_bytes -= e.length;
 	p->count.failed_fills++;
 	e.time_ns = pool_now_ns();
@@ -435,19 +432,6 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 		pool_post(p, &e);
 	f->failed = 1; /* all of the file is given back for it */
 	refuse_orphans(p, o);
-}
-
-/* They stay for other nodes, as far as there is room. With the lock. */
-static void keep_chunks(struct up_pool *p, int file, uint64_t first, uint64_t count)
-{
-	struct pool_file *f = &p->file[file];
-	uint64_t bytes = pool_chunk_bytes(p);
-
-	for (uint64_t c = first; c < first + count; c++)
-		if (!f->kept[c] && p->kept_bytes + bytes <= p->keep_most_bytes) {
-			f->kept[c] = 1;
-			pool_count_kept(p, bytes);
-		}
 }
 
 /* `real` bytes have come. */
@@ -504,7 +488,9 @@ static void fill(struct up_pool *p, const struct fill *o, char **buffer)
 			f->ever[c] = 1;
 		}
 		if (b.keep)
-			keep_chunks(p, o->file, o->first, o->count);
+			pool_keep(p, o->file, o->first, o->count);
+		else
+			pool_keep_where_it_is(p, o->file, o->first, o->count);
 		f->count.resident_bytes += length;
 		p->count.resident_bytes += length;
 		count_source(p, f, o, &b, real);
@@ -542,7 +528,7 @@ static void fill(struct up_pool *p, const struct fill *o, char **buffer)
 	up_cond_broadcast(&p->idle);
 }
 
-int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char *buffer)
+int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char **buffer)
 {
 	struct pool_file *f = &p->file[file];
 	struct fill o = { .file = file, .first = chunk, .for_others = 1 };
@@ -553,13 +539,14 @@ int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t 
 		return 1;
 	}
 	o.count = absent_run(f, chunk, bounded(p, chunk, count));
+	from_one_source(p, &o);
 	if (!begin(p, &o)) {
 		if (pool_make_room(p, o.count * pool_chunk_bytes(p), 1) < 0)
 			pool_wait_a_moment(p);
 		return 1;
 	}
 	pool_unlock(p);
-	fill(p, &o, &buffer); /* comes back with the lock */
+	fill(p, &o, buffer); /* comes back with the lock */
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
 
@@ -582,7 +569,7 @@ static void wait_for_work(struct up_pool *p, char *buffer, size_t bytes, int *di
 void *pool_fill_loop(void *arg)
 {
 	struct up_pool *p = arg;
-	size_t room = BUFFER_ROOM(p);
+	size_t room = pool_buffer_room(p);
 	struct fill o;
 	int dirty = 0;
 	char *buffer;

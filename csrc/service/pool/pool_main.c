@@ -23,13 +23,9 @@ void up_pool_budget(struct up_pool *p, uint64_t budget_bytes, uint64_t keep_byte
 	pthread_mutex_lock(&p->lock);
 	p->asked_bytes = budget_bytes;
 	pool_fit(p);
-	pool_keep_most(p, keep_bytes);
+	__atomic_store_n(&p->hold_most_bytes, keep_bytes, __ATOMIC_RELAXED);
+	pool_keep_most(p);
 	pool_unlock(p);
-}
-
-uint64_t up_pool_kept(struct up_pool *p)
-{
-	return __atomic_load_n(&p->kept_bytes, __ATOMIC_RELAXED);
 }
 
 int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
@@ -229,6 +225,7 @@ static const struct pool_calls calls = {
 	.pin = pool_pin_for_others,
 	.copy = pool_copy_pinned,
 	.unpin = pool_unpin_for_others,
+	.disk_ns = pool_disk_ns,
 };
 
 int up_pool_create(struct up_pool **out, const struct up_pool_options *o)

@@ -24,6 +24,8 @@ enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t cou
 			continue;
 		if (f->state[c] == UP_FILLING && !f->stale[c])
 			has = POOL_HAS_SOON;
+		else if (pool_is_copied(p, file, c))
+			has = has == POOL_HAS ? POOL_HAS_ON_DISK : has;
 		else
 			has = f->touched_ms[c] && now - f->touched_ms[c] <= had_ms ? POOL_HAD :
 										     POOL_HAS_NOT;
@@ -32,7 +34,7 @@ enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t cou
 	return has;
 }
 
-int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char **buffer,
 			uint64_t until_ns)
 {
 	struct pool_file *f = &p->file[file];
@@ -69,6 +71,11 @@ int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t co
 	up_cond_broadcast(&p->idle);
 	pool_unlock(p);
 	return ret;
+}
+
+uint64_t pool_disk_ns(struct up_pool *p)
+{
+	return p->spill ? spill_longest_ns(p->spill) : UINT64_MAX;
 }
 
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out)

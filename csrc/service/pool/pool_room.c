@@ -25,7 +25,7 @@
 static int may_go(struct up_pool *p, const struct pool_file *f, uint64_t chunk)
 {
 	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
-	       (!f->kept[chunk] || f->stale[chunk] || p->take_any) &&
+	       (f->kept[chunk] != UP_KEPT_HELD || f->stale[chunk] || p->take_any) &&
 	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
 }
 
@@ -40,17 +40,6 @@ static int hand_may_take(struct up_pool *p, const struct pool_file *f, uint64_t 
 	return !active || p->take_any;
 }
 
-/* Whether any chunk is kept of the block in which this one lies. */
-static int keeps_of_block(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
-{
-	uint64_t each = net_block_chunks(p->net), first = chunk - chunk % each;
-
-	for (uint64_t c = first; c < first + each && c < f->chunks; c++)
-		if (f->kept[c])
-			return 1;
-	return 0;
-}
-
 /* It has been punched now. */
 static void note_left(struct up_pool *p, struct pool_file *f, uint64_t chunk)
 {
@@ -58,29 +47,6 @@ static void note_left(struct up_pool *p, struct pool_file *f, uint64_t chunk)
 
 	__atomic_store_n(&p->evictions, evictions ? evictions : 1, __ATOMIC_RELAXED);
 	__atomic_store_n(&f->left[chunk], p->evictions, __ATOMIC_RELAXED);
-}
-
-/* A chunk is kept for other nodes no longer. */
-static void keep_no_more(struct up_pool *p, int number, uint64_t chunk)
-{
-	struct pool_file *f = &p->file[number];
-
-	f->kept[chunk] = 0;
-	pool_count_kept(p, -pool_chunk_bytes(p));
-	if (p->net && !keeps_of_block(p, f, chunk))
-		net_dropped(p->net, number, chunk);
-}
-
-void pool_keep_most(struct up_pool *p, uint64_t bytes)
-{
-	__atomic_store_n(&p->keep_most_bytes, bytes, __ATOMIC_RELAXED);
-	for (int i = 0; i < POOL_FILES; i++) {
-		struct pool_file *f = &p->file[i];
-
-		for (uint64_t c = 0; f->used && c < f->chunks && p->kept_bytes > bytes; c++)
-			if (f->kept[c])
-				keep_no_more(p, i, c);
-	}
 }
 
 /* Punch a run of chunks that are `was` (PRESENT or ABSENT); whoever touches one meanwhile waits, and it
@@ -109,9 +75,7 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 		f->state[c] = ret ? was : UP_ABSENT;
 		f->stale[c] &= !!ret;
 	}
-	for (uint64_t c = first; !ret && c < first + count; c++)
-		if (f->kept[c])
-			keep_no_more(p, number, c);
+	pool_keep_where_it_is(p, number, first, count);
 	for (uint64_t c = first; !ret && known && c < first + count; c++)
 		note_left(p, f, c);
 	if (!ret && known) {
@@ -349,7 +313,7 @@ int pool_give(struct up_pool *p)
 {
 	int some = evict_listed(p) || evict_by_hand(p);
 
-	if (!some && (p->kept_bytes || p->hand_spared)) { /* all else is being read, or was just got */
+	if (!some && (p->held_bytes || p->hand_spared)) { /* all else is being read, or was just got */
 		p->take_any = 1;
 		some = evict_by_hand(p);
 		p->take_any = 0;

@@ -16,6 +16,8 @@
 
 /* Nothing leaves a pool that is emptier (NEARLY_FULL of pool/size.py). */
 #define NEARLY_FULL_OF_10 9
+/* Chunks that a hand looks at before it gives up for now. */
+#define HAND_STEPS 65536u
 
 struct writer {
 	struct up_pool *pool;
@@ -49,24 +51,84 @@ static uint64_t reserve(struct up_pool *p, const struct writer *w, const struct 
 	return 0;
 }
 
-/* With the lock: the next victims' first chunks that have no copy, pinned: 1, or 0. */
-static int take(struct up_pool *p, const struct writer *w, struct spill_copy *out)
+/* The file at a hand, and the next one's beginning where that has gone by its end. */
+static const struct pool_file *at_hand(const struct up_pool *p, struct pool_hand *h)
 {
-	if (p->stop || p->used_bytes < p->budget / 10 * NEARLY_FULL_OF_10 || pool_all_fit(p))
-		return 0;
-	for (int i = p->victim_at; i < p->victims; i++) {
-		struct up_pool_victim *v = &p->victim[i];
-		struct pool_file *f;
+	if (!p->file[h->file].used || h->at >= p->file[h->file].chunks)
+		*h = (struct pool_hand){ .file = (h->file + 1) % POOL_FILES };
+	return &p->file[h->file];
+}
 
-		if (!reserve(p, w, v, out))
+/* The copies of one part of a file of which nobody else asks for any: 1, or 0. */
+static int free_slot(struct up_pool *p, const struct writer *w)
+{
+	uint64_t per = spill_slot_chunks(w->spill);
+
+	for (uint32_t steps = 0; steps < HAND_STEPS; steps++) {
+		const struct pool_file *f = at_hand(p, &p->unkept);
+		const uint16_t *copies = f->used ? spill_copies(w->spill, p->unkept.file) : NULL;
+		uint64_t first = p->unkept.at;
+
+		p->unkept.at += per;
+		if (!copies || !__atomic_load_n(&copies[first / per], __ATOMIC_RELAXED) ||
+		    pool_keeps_any(p, p->unkept.file, first, per))
 			continue;
-		f = &p->file[out->file];
-		f->copying++;
-		for (uint64_t c = out->first; c < out->first + out->count; c++)
-			f->pins[c]++;
+		spill_drop_part(w->spill, p->unkept.file, first);
 		return 1;
 	}
 	return 0;
+}
+
+/* What is held for other nodes, in the place of what is not kept for them: what of it is reserved in *out. */
+static uint64_t reserve_held(struct up_pool *p, const struct writer *w, struct spill_copy *out)
+{
+	uint64_t per = spill_slot_chunks(w->spill), n;
+
+	for (uint32_t steps = 0; steps < HAND_STEPS; steps++) {
+		const struct pool_file *f = at_hand(p, &p->held);
+		uint64_t first = p->held.at++, most = per - first % per;
+		int file = p->held.file;
+
+		for (n = 0; n < most && f->used && first + n < f->chunks && f->kept[first + n] == UP_KEPT_HELD &&
+			    may_copy(f, first + n);)
+			n++;
+		if (!n)
+			continue;
+		if (spill_lacks_slot(w->spill, file, first) && !free_slot(p, w))
+			return 0;
+		n = spill_reserve(w->spill, w->number, file, first, n, out);
+		if (n)
+			return n;
+	}
+	return 0;
+}
+
+/* Of the next victims, the first that have no copy. */
+static uint64_t reserve_victims(struct up_pool *p, const struct writer *w, struct spill_copy *out)
+{
+	uint64_t n = 0;
+
+	if (p->used_bytes < p->budget / 10 * NEARLY_FULL_OF_10)
+		return 0;
+	for (int i = p->victim_at; i < p->victims && !n; i++)
+		n = reserve(p, w, &p->victim[i], out);
+	return n;
+}
+
+/* With the lock: what is to go to the disk next, pinned: 1, or 0. */
+static int take(struct up_pool *p, const struct writer *w, struct spill_copy *out)
+{
+	struct pool_file *f;
+
+	if (p->stop || pool_all_fit(p))
+		return 0;
+	if (!(pool_holds_much(p) && reserve_held(p, w, out)) && !reserve_victims(p, w, out))
+		return 0;
+	f = &p->file[out->file];
+	f->copying++;
+	for (uint64_t c = out->first; c < out->first + out->count; c++)
+		f->pins[c]++;
+	return 1;
 }
 
 /* Without the lock: whole chunks, with zeros beyond the file's end. 0 or -errno. */
@@ -116,6 +178,17 @@ static int copy_next(const struct writer *w, char *buffer, struct spill_copy *ou
 	return !ret;
 }
 
+/* It is written, or not. */
+static void note_copies(const struct writer *w, const struct spill_copy *c)
+{
+	struct up_pool *p = w->pool;
+
+	pthread_mutex_lock(&p->lock);
+	if (p->file[c->file].used && c->first + c->count <= p->file[c->file].chunks)
+		pool_keep_where_it_is(p, c->file, c->first, c->count);
+	pool_unlock(p);
+}
+
 static void *write_loop(void *arg)
 {
 	struct writer w = *(struct writer *)arg;
@@ -123,14 +196,19 @@ static void *write_loop(void *arg)
 	struct spill_copy c;
 
 	free(arg);
-	while (buffer && spill_enter(w.spill)) {
+	while (buffer && spill_wait(w.spill)) {
 		int some = copy_next(&w, buffer, &c);
 
 		if (some)
 			spill_poke(w.spill); /* for the other one; and there may be more */
 		spill_leave(w.spill);
-		if (some)
-			spill_write(w.spill, &c, buffer);
+		if (!some)
+			continue;
+		spill_write(w.spill, &c, buffer);
+		if (spill_enter(w.spill)) { /* else the pool may have gone */
+			note_copies(&w, &c);
+			spill_leave(w.spill);
+		}
 	}
 	if (buffer)
 		munmap(buffer, w.room);
@@ -172,8 +250,13 @@ int up_pool_spill(struct up_pool *p, const struct up_spill_options *o)
 
 void up_pool_spill_fit(struct up_pool *p, uint64_t bytes)
 {
-	if (p->spill)
-		spill_fit(p->spill, bytes);
+	if (!p->spill)
+		return;
+	spill_fit(p->spill, bytes);
+	pthread_mutex_lock(&p->lock);
+	pool_keep_what_is_left(p);
+	pool_keep_most(p);
+	pool_unlock(p);
 }
 
 void up_pool_spill_not(struct up_pool *p, int file)
@@ -186,7 +269,18 @@ void up_pool_spill_not(struct up_pool *p, int file)
 
 uint64_t up_pool_spill_free(struct up_pool *p, int file, uint64_t bytes)
 {
-	return p->spill ? spill_free(p->spill, file, bytes) : 0;
+	const uint16_t *copies = p->spill ? spill_copies(p->spill, file) : NULL;
+	uint64_t per = copies ? spill_slot_chunks(p->spill) : 1, freed = 0;
+
+	pthread_mutex_lock(&p->lock);
+	for (uint64_t part = (p->file[file].chunks + per - 1) / per; copies && part-- && freed < bytes;) {
+		if (!__atomic_load_n(&copies[part], __ATOMIC_RELAXED) || pool_keeps_any(p, file, part * per, per))
+			continue;
+		spill_drop_part(p->spill, file, part * per);
+		freed += spill_slot_bytes(p->spill);
+	}
+	pool_unlock(p);
+	return freed;
 }
 
 void up_pool_spill_counts(struct up_pool *p, struct up_spill_counts *out)

@@ -50,8 +50,12 @@ int spill_add_file(struct spill *s, int file, uint64_t chunks);
 void spill_forget_file(struct spill *s, int file);
 /* Its copies go: they are not what the file holds. */
 void spill_drop_file(struct spill *s, int file);
-/* Those of its last parts go, in whole slots: bytes that are free. */
-uint64_t spill_free(struct spill *s, int file, uint64_t bytes);
+/* Those of the part go in which the chunk lies. */
+void spill_drop_part(struct spill *s, int file, uint64_t chunk);
+/* Whether some have gone by themselves since it was asked last, by an error or with the file's end. */
+int spill_has_lost(struct spill *s, int file);
+/* What it can hold: its size, what is there where nothing more is written, or nothing. */
+uint64_t spill_room(struct spill *s);
 /* Which chunks have a copy, as struct up_pool_books says; until spill_forget_file(). */
 const uint16_t *spill_copies(const struct spill *s, int file);
 uint32_t spill_slot_chunks(const struct spill *s);
@@ -68,6 +72,8 @@ uint64_t spill_run(struct spill *s, int file, uint64_t first, uint64_t count, in
 /* Such chunks, whole, into *buffer, which has `room` bytes of mmap(2): 1, or 0 where they are to come from elsewhere.
  * A read that takes too long keeps the buffer: another one is there then. Without a lock. */
 int spill_read(struct spill *s, int file, uint64_t first, uint64_t count, int demand, char **buffer, size_t room);
+/* The longest of the last reads; UINT64_MAX: none is known. */
+uint64_t spill_longest_ns(struct spill *s);
 /* The file's own storage has brought so much in so long. */
 void spill_was_read(struct spill *s, int file, uint64_t bytes, uint64_t took_ns);
 /* A buffer for it, or NULL. */
@@ -75,8 +81,9 @@ char *spill_buffer(size_t room);
 
 /* Chunks may be on their way out: writers look. */
 void spill_poke(struct spill *s);
-/* A writer: wait until there may be something to copy: 1, after which spill_leave() must follow before it writes;
+/* A writer: wait until there may be something to copy, or not: 1, after which spill_leave() must follow before it writes;
  * 0: it is over. Between the two the pool is there. */
+int spill_wait(struct spill *s);
 int spill_enter(struct spill *s);
 void spill_leave(struct spill *s);
 /* The first of [first, +count) that have no copy, up to a slot's end, and for which there is room: how many are
@@ -84,6 +91,8 @@ void spill_leave(struct spill *s);
 uint64_t spill_reserve(struct spill *s, uint32_t writer, int file, uint64_t first, uint64_t count,
 		       struct spill_copy *out);
 void spill_give_up(struct spill *s, const struct spill_copy *c);
+/* Whether it would be written if only a slot were free. */
+int spill_lacks_slot(struct spill *s, int file, uint64_t chunk);
 /* Of a page-aligned buffer with whole chunks. */
 void spill_write(struct spill *s, const struct spill_copy *c, const char *buffer);
 /* Chunks leave memory: those that have no copy, and might have had one, are counted. */

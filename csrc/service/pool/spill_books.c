@@ -47,6 +47,7 @@ void spill_books_drop(struct spill_books *b, int file, uint64_t part)
 	if (!f->slot[part])
 		return;
 	f->copies -= (uint64_t)__builtin_popcount(f->valid[part]);
+	f->lost |= f->valid[part] != 0;
 	__atomic_store_n(&f->valid[part], 0, __ATOMIC_RELAXED);
 	free_slot(b, f->slot[part] - 1);
 	f->slot[part] = 0;
@@ -56,17 +57,6 @@ void spill_books_drop_file(struct spill_books *b, int file)
 {
 	for (uint64_t part = 0; part < parts_of(b, &b->file[file]); part++)
 		spill_books_drop(b, file, part);
-}
-
-uint64_t spill_books_drop_last(struct spill_books *b, int file, uint64_t slots)
-{
-	uint64_t n = 0;
-
-	for (uint64_t part = parts_of(b, &b->file[file]); part-- && n < slots;) {
-		n += b->file[file].slot[part] != 0;
-		spill_books_drop(b, file, part);
-	}
-	return n;
 }
 
 void spill_books_drop_all(struct spill_books *b)
@@ -126,6 +116,7 @@ void spill_books_add(struct spill_books *b, int file, const struct spill_file *f
 	at->slot = f->slot;
 	at->serial++;
 	at->copies = 0;
+	at->lost = 0;
 	__atomic_store_n(&at->valid, f->valid, __ATOMIC_RELEASE);
 }
 

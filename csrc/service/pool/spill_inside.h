@@ -26,6 +26,7 @@ struct spill_file {
 	uint32_t *sum;   /* of each chunk */
 	uint32_t serial; /* of its books: what was begun by others is void */
 	uint64_t copies; /* chunks */
+	int lost;        /* some have gone since spill_has_lost() was asked */
 };
 
 struct spill_books {
@@ -117,8 +118,6 @@ void spill_books_forget(struct spill_books *b, int file);
 void spill_books_drop(struct spill_books *b, int file, uint64_t part);
 void spill_books_drop_file(struct spill_books *b, int file);
 void spill_books_drop_all(struct spill_books *b);
-/* Of one file so many, the last first: how many there were. */
-uint64_t spill_books_drop_last(struct spill_books *b, int file, uint64_t slots);
 /* There may be so many slots; what lies in others goes. */
 void spill_books_fit(struct spill_books *b, uint32_t most);
 /* Where blocks that are to be given back begin, if nobody writes there: 1, or 0. They have been given back. */

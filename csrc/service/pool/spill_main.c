@@ -97,12 +97,36 @@ void spill_drop_file(struct spill *s, int file)
 	pthread_mutex_unlock(&s->lock);
 }
 
-uint64_t spill_free(struct spill *s, int file, uint64_t bytes)
+void spill_drop_part(struct spill *s, int file, uint64_t chunk)
 {
-	uint64_t slots = (bytes + s->slot_bytes - 1) / s->slot_bytes;
+	struct spill_file *f = &s->books.file[file];
+	int lost;
 
 	pthread_mutex_lock(&s->lock);
-	slots = spill_books_drop_last(&s->books, file, slots);
+	lost = f->lost;
+	if (f->valid)
+		spill_books_drop(&s->books, file, chunk / s->books.slot_chunks);
+	f->lost = lost; /* who has them go knows of it */
+	pthread_mutex_unlock(&s->lock);
+}
+
+int spill_has_lost(struct spill *s, int file)
+{
+	int lost;
+
+	pthread_mutex_lock(&s->lock);
+	lost = s->books.file[file].lost;
+	s->books.file[file].lost = 0;
+	pthread_mutex_unlock(&s->lock);
+	return lost;
+}
+
+uint64_t spill_room(struct spill *s)
+{
+	uint64_t slots;
+
+	pthread_mutex_lock(&s->lock);
+	slots = !spill_is_on(s) ? 0 : s->writes.full ? s->books.used : s->books.most;
 	pthread_mutex_unlock(&s->lock);
 	return slots * s->slot_bytes;
 }

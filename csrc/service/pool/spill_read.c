@@ -83,6 +83,16 @@ int spill_was_read_lately(const struct spill *s)
 	return r->under_way || (r->ended_ns && pool_now_ns() - r->ended_ns < READ_LATELY_NS);
 }
 
+uint64_t spill_longest_ns(struct spill *s)
+{
+	uint64_t ns;
+
+	pthread_mutex_lock(&s->lock);
+	ns = net_longest(&s->reads.times);
+	pthread_mutex_unlock(&s->lock);
+	return ns ? ns : UINT64_MAX;
+}
+
 void spill_forget_rate(struct spill *s, int file)
 {
 	s->reads.storage[file] = (struct net_rate){ 0 };

@@ -41,6 +41,17 @@ static void trim(struct spill *s, uint32_t from, uint32_t end)
 
 int spill_enter(struct spill *s)
 {
+	int on;
+
+	pthread_mutex_lock(&s->lock);
+	on = spill_is_on(s);
+	s->inside += (uint32_t)on;
+	pthread_mutex_unlock(&s->lock);
+	return on;
+}
+
+int spill_wait(struct spill *s)
+{
 	struct spill_writes *w = &s->writes;
 	uint32_t from, end;
 	int on;
@@ -89,6 +100,17 @@ uint64_t spill_reserve(struct spill *s, uint32_t writer, int file, uint64_t firs
 		spill_ask_trial(s);
 	pthread_mutex_unlock(&s->lock);
 	return n;
+}
+
+int spill_lacks_slot(struct spill *s, int file, uint64_t chunk)
+{
+	int lacks;
+
+	pthread_mutex_lock(&s->lock);
+	lacks = spill_is_on(s) && !s->writes.full && s->books.file[file].valid &&
+		!spill_books_has_room(&s->books, file, chunk) && !spill_storage_is_quicker(s, file, s->slot_bytes);
+	pthread_mutex_unlock(&s->lock);
+	return lacks;
 }
 
 /* A write has ended: `sum` of each chunk, or NULL. With the lock. */

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node keeps for others, and has left its memory for its disk (csrc/service/pool/pool_keep.c):
+it is there for them as before, and where it is not they hear of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import wait_until
+from fake_net import BLOCK_CHUNKS, CHUNK, FILE_ID, MIB, SIZE, Node, fake_net, make_data
+
+from uffdprefetch.native import net
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.state.file_times import Times
+
+BLOCK = BLOCK_CHUNKS * CHUNK
+#: Of each node's memory, and what of it may hold what others ask for: a third of the file.
+BUDGET, HOLD = 3 * MIB, 2 * MIB
+CHUNKS = -(-SIZE // CHUNK)
+BLOCKS = -(-SIZE // BLOCK)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("net"))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Any]:
+    with fake_net(2, budget_bytes=BUDGET, keep_bytes=HOLD, disk=tmp_path) as cluster:
+        yield cluster
+
+
+def bring(node: Node, file: int, first: int, count: int, data: bytes) -> None:
+    """Have these chunks in memory, in the place of others; they are the file's."""
+    give_up = time.monotonic() + 20
+    others = [(file, 0, first), (file, first + count, CHUNKS - first - count)]
+    while True:
+        node.pool.set_victims(others)
+        assert node.pool.submit(1, file, first * CHUNK, count * CHUNK)
+        while not node.pool.reap():
+            assert time.monotonic() < give_up, "the pool says nothing"
+            if node.pool.victims_left() <= 0:
+                node.pool.set_victims(others)
+            time.sleep(0.001)
+        found = node.bytes(file, first * CHUNK, count * CHUNK)
+        there = node.pool.books(file).state[first : first + count] == uffd_pool.PRESENT
+        if there.all():  # and were, while that was read
+            assert found == data[first * CHUNK : (first + count) * CHUNK]
+            return
+        assert time.monotonic() < give_up, "there is never room"
+
+
+def walk(node: Node, file: int, data: Path) -> None:
+    """All of it, block by block; what is held may go to the disk before more comes."""
+    whole = data.read_bytes()
+
+    def has_written() -> bool:
+        disk = node.pool.spill_counts()
+        return node.pool.kept_bytes() <= HOLD // 2 or disk.used_bytes == disk.size_bytes
+
+    for first in range(0, CHUNKS, BLOCK_CHUNKS):
+        wait_until(has_written, "half of what may be held has gone")
+        bring(node, file, first, min(BLOCK_CHUNKS, CHUNKS - first), whole)
+
+
+def kept(node: Node, file: int) -> list[int]:
+    found: list[int] = np.flatnonzero(node.pool.books(file).kept).tolist()
+    return found
+
+
+def copied(node: Node, file: int) -> int:
+    spilled = node.pool.books(file).spilled
+    assert spilled is not None
+    return int(spilled.mask().sum())
+
+
+def told(node: Node, kind: int) -> int:
+    return sum(len(m.blocks) for m in node.seen if m.kind == kind)
+
+
+def test_what_has_gone_to_the_disk_no_other_node_reads_from_storage(two: Any, data: Path) -> None:
+    one, other = two.nodes
+    file, number = one.add(data), other.add(data)
+    walk(one, file, data)
+    assert kept(one, file) == list(range(CHUNKS)), "three times what memory may hold"
+    assert one.pool.kept_bytes() <= HOLD and told(one, net.DROPPED) == 0
+    walk(other, number, data)
+    counts, its = one.pool.file_counts(file), other.pool.file_counts(number)
+    assert counts.read_bytes == SIZE and counts.disk_read_bytes > SIZE // 2
+    assert (its.read_bytes, its.others_bytes) == (0, SIZE)
+    assert any(m.kind == net.READING for m in one.seen), "a disk is no answer at once"
+    assert other.net.counts().late == 0 and told(one, net.DROPPED) == 0
+
+
+def test_what_both_disks_hold_is_read_from_storage_once(two: Any, data: Path) -> None:
+    """What does not fit onto the first one's the other keeps."""
+    one, other = two.nodes
+    file, number = one.add(data), other.add(data)
+    for node in two.nodes:
+        node.pool.fit_spill(3 * MIB)
+    for _ in range(4):
+        walk(one, file, data)
+        walk(other, number, data)
+    both = [kept(one, file), kept(other, number)]
+    assert sorted(sum(both, [])) == list(range(CHUNKS)) and all(both)
+    assert len(both[0]) * CHUNK <= 3 * MIB + HOLD
+    before = [node.pool.counts().read_bytes for node in two.nodes]
+    for _ in range(2):
+        walk(one, file, data)
+        walk(other, number, data)
+    assert [node.pool.counts().read_bytes for node in two.nodes] == before
+
+
+def test_copies_that_nobody_else_asks_for_make_room_for_what_is_kept(two: Any, data: Path) -> None:
+    one, other = two.nodes
+    other.pool.fit_spill(4 * MIB)
+    walk(one, one.add(data), data)
+    number = other.add(data)
+    walk(other, number, data)
+    wait_until(lambda: other.pool.spill_counts().used_bytes == 4 * MIB, "copies have filled it")
+    assert not kept(other, number)
+    own = other.add(data, identity=(5, 5))
+    walk(other, own, data)
+    assert len(kept(other, own)) * CHUNK > 4 * MIB, "more than memory could hold"
+    assert copied(other, own) * CHUNK > 3 * MIB and not kept(other, number)
+    read_bytes = other.pool.file_counts(own).read_bytes
+    walk(other, own, data)
+    assert other.pool.file_counts(own).read_bytes < 1.3 * read_bytes
+
+
+def spoil(node: Node) -> None:
+    """All that lies on its disk is something else now."""
+    end = os.fstat(node.spill_fd).st_size
+    buffered = os.open(f"/proc/self/fd/{node.spill_fd}", os.O_RDWR)
+    for at in range(0, end, CHUNK):
+        os.pwrite(buffered, b"\0" * 4096, at)
+    os.fsync(buffered)
+    os.close(buffered)
+
+
+def test_what_the_disk_has_spoiled_is_read_from_storage_in_its_stead(two: Any, data: Path) -> None:
+    one, other = two.nodes
+    file, number = one.add(data), other.add(data)
+    walk(one, file, data)
+    spoil(one)
+    walk(other, number, data)
+    counts, its = one.pool.spill_counts(), other.pool.file_counts(number)
+    assert counts.error[0] == errno.EBADMSG and counts.ended == errno.EBADMSG
+    assert its.read_bytes + its.others_bytes == SIZE and its.others_bytes > 0
+
+
+def test_when_the_tier_has_ended_others_hear_what_is_kept_no_longer(two: Any, data: Path) -> None:
+    one, other = two.nodes
+    file, number = one.add(data), other.add(data)
+    walk(one, file, data)
+    spoil(one)
+    for first in range(0, CHUNKS, 16):  # three errors
+        if not one.pool.spill_counts().ended:
+            bring(one, file, first, min(16, CHUNKS - first), data.read_bytes())
+    one.pool.fit_spill(16 * MIB)
+    assert one.pool.spill_counts().ended
+    left = kept(one, file)
+    assert len(left) * CHUNK == one.pool.kept_bytes() <= HOLD, "what memory has"
+    blocks = {chunk // BLOCK_CHUNKS for chunk in left}
+    wait_until(lambda: told(one, net.DROPPED) == BLOCKS - len(blocks), "homes have heard of it")
+    walk(other, number, data)
+    its = other.pool.file_counts(number)
+    assert its.read_bytes + its.others_bytes == SIZE
+    assert set(range(BLOCKS)) - blocks <= {c // BLOCK_CHUNKS for c in kept(other, number)}
+
+
+def test_who_asks_goes_on_when_the_node_dies_that_has_it_on_its_disk(two: Any, data: Path) -> None:
+    one, other = two.nodes
+    walk(one, one.add(data), data)
+    number = other.add(data)
+    two.carries = lambda node, message: node != 0 or message.kind not in (net.SEND, net.REFUSE)
+    whole = data.read_bytes()
+    assert other.pool.submit(1, number, 0, BLOCK)
+    wait_until(lambda: any(m.kind == net.ASK for m in other.seen), "it has asked")
+    other.tell(net.Message(net.NODE, node=0, status=0))
+    bring(other, number, 0, BLOCK_CHUNKS, whole)
+    assert other.pool.file_counts(number).read_bytes == BLOCK
+
+
+def test_a_file_that_has_changed_is_kept_nowhere(two: Any, data: Path) -> None:
+    one, _ = two.nodes
+    file = one.add(data)
+    walk(one, file, data)
+    one.net.unshare(file)
+    one.pool.drop_file(file)
+    wait_until(lambda: not one.pool.file_counts(file).resident_bytes, "it has gone")
+    assert not kept(one, file) and not copied(one, file) and one.pool.kept_bytes() == 0
+
+
+def test_a_new_transport_is_told_of_what_lies_on_the_disk(two: Any, data: Path) -> None:
+    one, _ = two.nodes
+    file = one.add(data)
+    walk(one, file, data)
+    one.net.unshare(file)
+    one.seen.clear()
+    with data.open("rb") as opened:
+        one.net.share(file, FILE_ID, Times.of(opened.fileno()))
+        one.tell(net.Message(net.NODE, node=1, status=1))
+    wait_until(lambda: told(one, net.KEPT) == BLOCKS, "it hears of all blocks")
+
+
+def test_what_is_kept_goes_when_there_are_no_others_any_more(two: Any, data: Path) -> None:
+    one, _ = two.nodes
+    file = one.add(data)
+    walk(one, file, data)
+    one.pool.set_budget(BUDGET, 0)
+    assert not kept(one, file)
+    wait_until(lambda: told(one, net.DROPPED) == BLOCKS, "homes have heard of it")
+    assert copied(one, file) > 0, "the copies are its own"
