@@ -2,7 +2,7 @@
 """Nodes that read one LMDB: from the file system each for itself, or through each other's pools.
 
     python bench/cluster.py [--nodes 1,2,4,8] [--patterns shard,all,shuffled,planned] [--modes ...]
-        [--budget fits|half] [--size MIB] [--epochs N] [--compute SHARE] [--times N]
+        [--budget fits|half|disk] [--size MIB] [--epochs N] [--compute SHARE] [--times N]
         [--link BYTES_PER_SECOND] [-o FILE.json]
 
 Nodes are network namespaces of this machine (tests/support/nodes_bed.py, root); they share a FUSE
@@ -11,7 +11,8 @@ them: its counters tell what was read. Who reads is a program of py-lmdb that kn
 project. Epochs begin together. Patterns: *shard*: each its part, in order; *all*: all of it, in
 order; *shuffled*: each its part of a permutation that is another one in each epoch, as PyTorch's
 DistributedSampler has it; *planned*: the same, with the order told by ``--plan``. Budgets: *fits*:
-what all nodes keep together holds the data; *half*: it holds half of it.
+what all nodes keep together holds the data; *half*: it holds half of it; *disk*: each node's memory is a
+16th of the data, and its disk (``--spill``) as much as makes a copy of it on all nodes together.
 
 A reader computes on each record, as long as the file system takes for ``--compute`` times its
 bytes. Prints a table of runs, and what a bare mpi4py loop takes to bring each node all that the
@@ -196,6 +197,8 @@ def run(
     size = (source / "data.mdb").stat().st_size
     kept = size / nodes / (1 if args.budget == "fits" else 2)
     budget = int((kept + (8 << 20)) / (1 - RESERVE_SHARE))
+    if args.budget == "disk":
+        budget = size // 16
     cost = RECORD * args.compute / (STORAGE[nodes] * 1e6)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as text, contextlib.ExitStack() as stack:
         directory = Path(text)
@@ -218,6 +221,8 @@ def run(
                 more += ["--plan", str(plan)]
             if mode == "cluster":
                 more += sharing(directory, nodes, far)
+            if args.budget == "disk":
+                more += ["--spill", f"{args.disk}:{-(-size // nodes // MIB)}MiB"]
             words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,
                      str(args.epochs), str(far), str(marks), str(cost)]  # fmt: skip
             if mode == "plain":
@@ -256,6 +261,7 @@ def run(
     cluster = found.get("cluster") or {}
     each_node = found.get("nodes") or ([found] if found else [])
     sampled = 4096 * sum(one["totals"]["freshness"]["storage_requests"] for one in each_node)
+    tiers = [spill for one in each_node if (spill := (one.get("pool") or {}).get("spill"))]
     instead = sum(cluster.get(f"{name}_bytes") or 0 for name in INSTEAD)
     return {
         "nodes": nodes, "pattern": pattern, "mode": mode, "size_bytes": size,
@@ -264,6 +270,8 @@ def run(
         "sampled_per_size": round(sampled / size, 3), "instead_per_size": round(instead / size, 3),
         "between_nodes_per_size": round((cluster.get("from_bytes") or 0) / size, 3),
         "busy_share": round(used / whole, 2),
+        "disk_written_per_size": round(sum(one["written_bytes"] for one in tiers) / size, 3),
+        "disk_read_per_size": round(sum(one["read_bytes"] for one in tiers) / size, 3),
         "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
         "cluster": cluster, "degradations": found.get("degradations", []),
     }  # fmt: skip
@@ -277,7 +285,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--nodes", default="1,2,4,8")
     parser.add_argument("--patterns", default=",".join(PATTERNS))
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--budget", choices=("fits", "half"), default="fits")
+    parser.add_argument("--budget", choices=("fits", "half", "disk"), default="fits")
+    parser.add_argument("--disk", type=Path, default="/var/tmp", help="where the tiers are")
     parser.add_argument("--size", type=int, default=96, help="MiB of data")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--compute", type=float, default=1 / 0.95, help="0: nothing")
@@ -291,9 +300,9 @@ def main(argv: list[str]) -> int:
         make_data(source / "data.mdb", args.size * MIB)
         size = (source / "data.mdb").stat().st_size
         print("| nodes | pattern | mode | seconds of each epoch | read / size |"
-              " samples, instead / size | between / size |"
+              " samples, instead / size | between / size | disks written, read / size |"
               " CPU-s service, transport | CPUs busy | wrong |")  # fmt: skip
-        print("|---|---|---|---|---|---|---|---|---|---|")
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
         for nodes in map(int, args.nodes.split(",")):
             if nodes > 1:
                 exchange = exchange_seconds(nodes, size, source, args.link)
@@ -311,6 +320,7 @@ def main(argv: list[str]) -> int:
                     print(f"| {nodes} | {pattern} | {mode} | {row['epoch_seconds']} |"
                           f" {row['read_per_size']} | {row['sampled_per_size']},"
                           f" {row['instead_per_size']} | {row['between_nodes_per_size']} |"
+                          f" {row['disk_written_per_size']}, {row['disk_read_per_size']} |"
                           f" {cpu.get('service', '')}, {cpu.get('transport', '')} |"
                           f" {row['busy_share']:.0%} | {row['bad_records']} |",
                           flush=True)  # fmt: skip

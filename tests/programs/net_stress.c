@@ -3,7 +3,8 @@
  * net_stress DIRECTORY [SEED] - pools that fetch from each other (csrc/service/net/) by a network that
  * loses, delays and spoils what it carries, answers questions with whatever comes to mind, and goes away
  * and comes back, while files are shared and not, and dropped, threads touch their mappings, and numbers of
- * files become other files'. `make asan tsan` builds it with sanitizers.
+ * files become other files'. What leaves memory goes to disks that change what lies there, and their size. `make asan tsan`
+ * builds it with sanitizers.
  *
  * Everything that is found wrong is one line on stderr and status 1.
  */
@@ -25,6 +26,7 @@
 /* Of each node's pool; of it, for what others may ask for. */
 #define BUDGET_BYTES (BYTES * 2 / 3)
 #define KEEP_BYTES (BYTES / 2)
+#define DISK_BYTES (2 * BYTES)
 #define JOBS 300
 
 /* Small files, of which each node has one at a time, under the number that the last one had. */
@@ -39,13 +41,14 @@ struct node {
 	struct up_pool *pool;
 	struct up_net *net;
 	struct up_net_ring *ring; /* the transport's side */
-	int wake, to, from, file, memfd, uffd, slot;
+	int wake, to, from, file, memfd, uffd, slot, spill_fd; /* spill_fd: of its disk tier, or -1 */
 	struct up_ring *events;
 	char *map;
 	uint64_t state;
 	pthread_mutex_t lock; /* of net and ring: the carrier, and who replaces them */
 };
 
+static const char *directory;
 static struct node node[NODES];
 static struct up_net_stamp stamp; /* of the file that all of them read */
 static int stop;
@@ -304,6 +307,32 @@ static void look_ahead(struct node *n, uint64_t first, uint64_t count)
 	}
 }
 
+/* Where there is a disk past the page cache. */
+static void begin_tier(struct node *n)
+{
+	struct up_spill_options o = { .size_bytes = DISK_BYTES, .errors_most = UINT32_MAX };
+
+	o.fd = open(directory, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+	n->spill_fd = o.fd < 0 ? -1 : dup(o.fd);
+	CHECK(n->spill_fd < 0 || !up_pool_spill(n->pool, &o));
+}
+
+/* What lies there is not what was written, or goes. */
+static void spoil_tier(struct node *n)
+{
+	static const char garbage[4096] __attribute__((aligned(4096))) = "garbage";
+	struct stat st;
+
+	if (n->spill_fd < 0 || fstat(n->spill_fd, &st) || st.st_size < (off_t)sizeof(garbage))
+		return;
+	CHECK(pwrite(n->spill_fd, garbage, sizeof(garbage),
+		     (off_t)(below(&n->state, (uint64_t)st.st_size / sizeof(garbage)) * sizeof(garbage))) ==
+	      (ssize_t)sizeof(garbage));
+	if (!below(&n->state, 4))
+		up_pool_spill_free(n->pool, n->file, below(&n->state, BYTES));
+	up_pool_spill_fit(n->pool, below(&n->state, 3) ? DISK_BYTES : below(&n->state, DISK_BYTES));
+}
+
 static void *reader(void *cookie)
 {
 	struct node *n = cookie;
@@ -327,6 +356,8 @@ static void *reader(void *cookie)
 			up_pool_drop(n->pool, n->file);
 		if (up_pool_kept(n->pool))
 			n->kept++;
+		if (!below(&n->state, 5))
+			spoil_tier(n);
 		if (!below(&n->state, 10)) /* what is kept goes down to that, while others are served from it */
 			up_pool_budget(n->pool, BUDGET_BYTES, below(&n->state, 2) ? KEEP_BYTES : below(&n->state, KEEP_BYTES));
 		if (!below(&n->state, 30)) {
@@ -438,11 +469,12 @@ int main(int argc, char **argv)
 {
 	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, carried;
 	pthread_t thread[NODES], touching[NODES], sharding[NODES], by;
-	uint64_t came = 0, kept = 0;
+	uint64_t came = 0, kept = 0, spilled = 0;
 	char path[4096];
 	int fd;
 
 	CHECK(argc > 1);
+	directory = argv[1];
 	snprintf(path, sizeof(path), "%s/words", argv[1]);
 	fd = make_words(path, BYTES, 1);
 	stamp = stamp_of(fd);
@@ -462,6 +494,7 @@ int main(int argc, char **argv)
 		n->from = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 		pthread_mutex_init(&n->lock, NULL);
 		CHECK(!up_pool_create(&n->pool, &o));
+		begin_tier(n);
 		up_pool_budget(n->pool, BUDGET_BYTES, KEEP_BYTES);
 		n->file = up_pool_file(n->pool, fd, BYTES, 0, NULL, &n->memfd);
 		CHECK(n->file >= 0);
@@ -488,6 +521,7 @@ int main(int argc, char **argv)
 
 		up_pool_file_counts(node[i].pool, node[i].file, &c);
 		came += c.others_bytes;
+		spilled += c.disk_read_bytes;
 		kept += node[i].kept;
 		unmap_it(&node[i]);
 		stop_net(&node[i]);
@@ -496,10 +530,12 @@ int main(int argc, char **argv)
 		close(node[i].wake);
 		close(node[i].to);
 		close(node[i].from);
+		if (node[i].spill_fd >= 0)
+			close(node[i].spill_fd);
 	}
 	for (int i = 0; i < 3; i++)
 		CHECK(ahead[i] > 0);
-	CHECK(came > 0 && hurries > 0 && shards_came > 0 && kept > 0); /* else nothing of all this was looked at */
+	CHECK(came > 0 && hurries > 0 && shards_came > 0 && kept > 0 && (spilled > 0 || node[0].spill_fd < 0)); /* else nothing of all this was looked at */
 	close(fd);
 	printf("%llu MiB from other nodes, %llu KiB of small files, %llu hurries, %llu KiB read instead\n",
 	       (unsigned long long)(came >> 20), (unsigned long long)(shards_came >> 10),

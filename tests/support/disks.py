@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems of a test's own, in a file that is mounted by a loop device."""
+"""File systems of a test's own, in a file that is mounted by a loop device; and disks that do not
+answer."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import require
+from conftest import HANG_SECONDS, require
+from harness import programs
 
 #: kind -> (the least that it is made of in MiB, options that keep mkfs quiet, its package)
 _KINDS = {"ext4": (64, ("-q", "-F"), "e2fsprogs"), "xfs": (300, ("-q", "-f"), "xfsprogs")}
@@ -36,3 +39,17 @@ def disk(kind: str, directory: Path, least_mib: int = 0) -> Iterator[Path]:
     finally:
         if os.path.ismount(root):
             subprocess.run(["umount", "-l", str(root)], check=True)
+
+
+def run_with_such_a_disk(script: str, tmp_path: Path, **environment: str) -> str:
+    """What a program says whose disk is as tests/programs/stopped_disk.c makes it."""
+    environment = {
+        **os.environ, "LD_PRELOAD": programs(tmp_path, "stopped_disk", "-shared", "-fPIC"),
+        "PYTHONPATH": os.pathsep.join(sys.path), **environment,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True,
+        text=True, timeout=2 * HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -22,7 +22,7 @@ int spill_create(struct spill **out, const struct up_spill_options *o, uint32_t 
 	s->errors.most = o->errors_most;
 	s->trial.bytes = o->try_bytes;
 	s->chunk_bytes = chunk_bytes;
-	s->slot_bytes = (uint64_t)SPILL_SLOT_CHUNKS * (64u << 10);
+	s->slot_bytes = (uint64_t)SPILL_SLOT_CHUNKS * (chunk_bytes < (64u << 10) ? chunk_bytes : 64u << 10);
 	if (s->slot_bytes < chunk_bytes)
 		s->slot_bytes = chunk_bytes;
 	spill_books_begin(&s->books, (uint32_t)(s->slot_bytes / chunk_bytes));

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import wait_until
+from disks import run_with_such_a_disk
 from fake_net import BLOCK_CHUNKS, CHUNK, FILE_ID, MIB, SIZE, Node, fake_net, make_data
 
 from uffdprefetch.native import net
@@ -220,3 +221,30 @@ def test_what_is_kept_goes_when_there_are_no_others_any_more(two: Any, data: Pat
     assert not kept(one, file)
     wait_until(lambda: told(one, net.DROPPED) == BLOCKS, "homes have heard of it")
     assert copied(one, file) > 0, "the copies are its own"
+
+
+STOPPED = """
+import os, sys
+from pathlib import Path
+import test_kept_on_disk as here
+from fake_net import fake_net, make_data
+where, stopped = Path(sys.argv[1]), Path(os.environ["STOPPED"])
+data = make_data(where)
+with fake_net(2, budget_bytes=here.BUDGET, keep_bytes=here.HOLD, disk=where) as two:
+    one, other = two.nodes
+    here.walk(one, one.add(data), data)
+    stopped.touch()
+    here.walk(other, other.add(data), data)
+    assert one.pool.spill_counts().late_reads > 0 < other.pool.counts().others_bytes
+    stopped.unlink()
+    one.seen.clear()
+    for _ in range(2):
+        here.walk(other, 0, data)
+print("ended")
+"""
+
+
+def test_a_disk_that_does_not_answer_holds_nobody_up_elsewhere(tmp_path: Path) -> None:
+    """Nor is the buffer used again into which it still reads."""
+    said = run_with_such_a_disk(STOPPED, tmp_path, STOPPED=str(tmp_path / "stopped"))
+    assert said == "ended\n"

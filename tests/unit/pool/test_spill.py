@@ -10,7 +10,6 @@ import random
 import resource
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import HANG_SECONDS, wait_until
-from disks import disk
-from harness import programs
+from disks import disk, run_with_such_a_disk
 
 from uffdprefetch.native import pool as uffd_pool
 
@@ -354,20 +352,6 @@ bed.bring(0, half)
 bed.close()
 print("ended")
 """
-
-
-def run_with_such_a_disk(script: str, tmp_path: Path, **environment: str) -> str:
-    """What a program says whose disk is as tests/programs/stopped_disk.c makes it."""
-    environment = {
-        **os.environ, "LD_PRELOAD": programs(tmp_path, "stopped_disk", "-shared", "-fPIC"),
-        "PYTHONPATH": os.pathsep.join(sys.path), **environment,
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True,
-        text=True, timeout=2 * HANG_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_disk_that_does_not_answer_holds_nobody_up_nor_the_end(tmp_path: Path) -> None:
