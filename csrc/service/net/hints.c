@@ -287,6 +287,18 @@ void net_dropped(struct up_net *n, int file, uint64_t chunk)
 	pthread_mutex_unlock(&n->lock);
 }
 
+int net_is_keeper(struct up_net *n, int file, uint64_t chunk)
+{
+	uint64_t block = chunk / n->options.chunks_per_block;
+	const struct net_file *f = &n->file[file];
+	int keeps;
+
+	pthread_mutex_lock(&n->lock);
+	keeps = f->used && block < f->blocks && net_keeps(f->word[block]);
+	pthread_mutex_unlock(&n->lock);
+	return keeps;
+}
+
 int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk)
 {
 	uint64_t block = chunk / n->options.chunks_per_block;

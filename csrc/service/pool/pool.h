@@ -437,6 +437,8 @@ void net_was_read(struct up_net *n, int file, int fd, uint64_t bytes, uint64_t t
 void net_touched(struct up_net *n, int file, uint64_t chunk);
 /* A chunk that others ask for here is so no longer. With the pool's lock. */
 void net_dropped(struct up_net *n, int file, uint64_t chunk);
+/* Whether this node is to keep a chunk. Without a lock. */
+int net_is_keeper(struct up_net *n, int file, uint64_t chunk);
 /* Whether a chunk that is read since another node asks for it here is kept. Without a lock. */
 int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk);
 

@@ -367,6 +367,8 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 		memcpy(into, buffer, length);
 	if (came)
 		b->way = UP_SPILLED;
+	if (came && net) /* it may have come when there was no room */
+		b->keep = net_is_keeper(net, o->file, o->first);
 	if (into != buffer) {
 		/* our own page tables need not know them */
 		madvise(f->map + offset, length, MADV_DONTNEED);

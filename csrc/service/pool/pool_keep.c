@@ -100,9 +100,15 @@ void pool_keep_what_is_left(struct up_pool *p)
 			pool_keep_where_it_is(p, i, 0, p->file[i].chunks);
 }
 
+/* The rest is for what comes, until it is written. */
+static uint64_t stays_bytes(const struct up_pool *p)
+{
+	return p->hold_most_bytes / 2;
+}
+
 int pool_holds_much(const struct up_pool *p)
 {
-	return p->held_bytes > p->hold_most_bytes / 2;
+	return p->held_bytes > stays_bytes(p);
 }
 
 void pool_keep_none(struct up_pool *p, const struct pool_file *gone)
@@ -113,7 +119,8 @@ void pool_keep_none(struct up_pool *p, const struct pool_file *gone)
 
 void pool_keep_most(struct up_pool *p)
 {
-	uint64_t hold = p->hold_most_bytes, most = hold && p->spill ? hold + spill_room(p->spill) : hold;
+	uint64_t hold = p->hold_most_bytes, both = hold && p->spill ? stays_bytes(p) + spill_room(p->spill) : 0;
+	uint64_t most = hold > both ? hold : both;
 
 	__atomic_store_n(&p->keep_most_bytes, most, __ATOMIC_RELAXED);
 	for (int i = 0; i < POOL_FILES; i++) {
