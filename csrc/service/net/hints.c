@@ -43,17 +43,23 @@ static uint64_t left(const uint64_t *bytes, const uint64_t *most_bytes)
 }
 
 /* For one more block: also where all of those come that it is to keep, or as things are. What comes has to lie in memory
- * first, where a disk takes it from. */
-static enum up_net_room has_room(const struct up_net *n)
+ * first, where a disk takes it from. *blocks: as many may be told it at once. */
+static enum up_net_room has_room(const struct up_net *n, uint64_t *blocks)
 {
 	const struct up_pool *p = n->pool;
 	uint64_t kept = __atomic_load_n(&p->kept_bytes, __ATOMIC_RELAXED);
 	uint64_t room = left(&p->kept_bytes, &p->keep_most_bytes), here = left(&p->held_bytes, &p->hold_most_bytes);
 
 	room = room < here ? room : here;
+	*blocks = UP_NET_BLOCKS;
 	if (n->block_bytes > room)
 		return UP_NET_ROOM_NONE;
-	return (n->claims + 1) * n->block_bytes <= kept + room ? UP_NET_ROOM : UP_NET_ROOM_STILL;
+	*blocks = (kept + room) / n->block_bytes;
+	*blocks = *blocks > n->claims ? *blocks - n->claims : 0;
+	if (*blocks)
+		return UP_NET_ROOM;
+	*blocks = 1;
+	return UP_NET_ROOM_STILL;
 }
 
 /* Whether nodes read the same: readers here come to what others keep, or theirs to what is here, at more than one of
@@ -92,13 +98,14 @@ static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t
 void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part)
 {
 	struct net_file *f = &n->file[file];
+	uint64_t most;
 	struct up_net_message m = {
 		.kind = UP_NET_QUESTION,
 		.node = UP_NET_NONE,
 		.file = { f->id[0], f->id[1] },
 		.first = block,
 		.missing_at = missing_at,
-		.room = (uint32_t)has_room(n),
+		.room = (uint32_t)has_room(n, &most),
 		.together = (uint32_t)reads_alike(n, f),
 		.part = (uint32_t)part,
 	};
@@ -107,6 +114,8 @@ void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uin
 	for (uint64_t b = block; b <= last && b < f->blocks && b < block + UP_NET_BLOCKS; b++) {
 		if (b != block && !wants_word(n, f, b, 1))
 			continue;
+		if (!most--)
+			break;
 		m.mask |= 1ull << (b - block);
 		m.count = b - block + 1;
 	}

