@@ -75,6 +75,12 @@ class DiskCopies(NamedTuple):
         bits = np.unpackbits(self.words.view(np.uint8), bitorder="little").reshape(-1, 16)
         return bits[:, : self.per_word].reshape(-1)[: self.chunks].astype(bool)
 
+    def places(self) -> npt.NDArray[np.bool_]:
+        """Of which there is one, or a place for one beside those of its neighbours."""
+        import numpy as np
+
+        return np.repeat(self.words != 0, self.per_word)[: self.chunks]
+
 
 class Books(NamedTuple):
     """A file's accounts by chunk (csrc/service/helper.h, struct up_pool_books)."""

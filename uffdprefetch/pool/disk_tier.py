@@ -62,6 +62,12 @@ class DiskTier:
         return not c.full and not c.ended and c.used_bytes < c.size_bytes
 
     @property
+    def writes(self) -> bool:
+        """Whether anything is written still, be it beside copies that are there."""
+        c = self._pool.spill_counts()
+        return not c.full and not c.ended
+
+    @property
     def is_full(self) -> bool:
         """Whether nothing is written any more, by an error of the disk."""
         return self._pool.spill_counts().full != 0

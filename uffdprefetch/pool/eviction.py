@@ -54,7 +54,8 @@ class Residents:
     block: np.ndarray  # int64, below 2^31 (128 TiB of 64 KiB)
     touched: np.ndarray  # uint32, ms since the pool began (from 1 on), 0 never
     pinned: np.ndarray  # bool: may not be evicted
-    #: bool: all of it has a copy in the disk tier; None: there is none.
+    #: bool: all of it has a copy in the disk tier, or will have one before it leaves; None: there
+    #: is none.
     copied: np.ndarray | None = None
 
 
@@ -102,7 +103,7 @@ def copied_first(
     residents: Residents, count: int, choose: Callable[[Residents], np.ndarray]
 ) -> np.ndarray:
     """The rows that ``choose`` would evict, of a pool whose disk tier is full: those first that
-    have a copy there, which costs no read of storage when they come back. One that nobody has
+    have a copy or a place there, which costs no read of storage when they come back. One that nobody has
     touched since it came is on its way to a reader: it has no such preference, or it would leave
     first and come again, round and round."""
     if residents.copied is None:

@@ -49,11 +49,12 @@ def resident_blocks(
     chunks: int,
     spared: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({}),
     spilled: Mapping[int, uffd_pool.DiskCopies] = MappingProxyType({}),
+    writes: bool = False,
 ) -> Residents:
     """The blocks of ``chunks`` chunks with any resident chunk that is not held for other nodes, nor
     ``spared`` (masks of chunks), of all files by their numbers, in the order of files and blocks; a
     block's touch is the latest of its chunks'. ``spilled``: of which chunks the disk tier has
-    copies."""
+    copies; ``writes``: those for which it has a place will be written before they leave."""
     files: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
     blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     touched: list[npt.NDArray[np.uint32]] = [np.empty(0, np.uint32)]
@@ -70,12 +71,13 @@ def resident_blocks(
         blocks.append(found.astype(np.int64))
         touched.append(times[found])
         if number in spilled:
-            lacks = np.flatnonzero(there & ~spilled[number].mask()) // chunks
+            copies = spilled[number].places() if writes else spilled[number].mask()
+            lacks = np.flatnonzero(there & ~copies) // chunks
             copied.append(~np.isin(found, lacks))
     block = np.concatenate(blocks)
     pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # pinned chunks are skipped in C
-    copies = np.concatenate(copied)
+    all_copied = np.concatenate(copied)
     return Residents(
         np.concatenate(files), block, np.concatenate(touched), pinned,
-        copies if len(copies) == len(block) else None,
+        all_copied if len(all_copied) == len(block) else None,
     )  # fmt: skip

@@ -55,6 +55,10 @@ class Disk(Protocol):
     def has_room(self) -> bool:
         """Whether what leaves memory now can be written."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether anything is written still, be it beside copies that are there."""
+
     def free(self, number: int, size_bytes: int) -> int:
         """Copies of so much of a file go, by its number in the pool: bytes that are free."""
 
@@ -120,7 +124,10 @@ class Victims:
         unneeded = list(unneeded)
         ordered = {one.file.pooled.number for one in planned if one.file.pooled is not None}
         active = self._active_chunks(ordered, unneeded)
-        residents = resident_blocks(self._files.by_number, per, active, self._files.spilled)
+        residents = resident_blocks(
+            self._files.by_number, per, active, self._files.spilled,
+            writes=self._disk is not None and self._disk.writes,
+        )  # fmt: skip
         self._planned = bool(planned)
         first = unneeded_blocks(residents, unneeded, self.block_bytes)
         rows = np.empty(0, np.intp)
@@ -258,7 +265,7 @@ class Victims:
     def _length(self) -> int:
         """Of the list: where they go to a disk, more, which are written meanwhile: what could be
         before the pool was full."""
-        if self._disk is None or not self._disk.has_room:
+        if self._disk is None or not self._disk.writes:
             return self._count()
         ahead_bytes = (1 - NEARLY_FULL) * self._size.budget_bytes
         return max(2 * self._count(), round(ahead_bytes / self.block_bytes))

@@ -113,18 +113,24 @@ def test_a_disk_of_two_thirds_saves_what_memory_and_disk_hold_together() -> None
     assert storage_reads(prefers=False) >= 0.2 * blocks
 
 
-@pytest.mark.parametrize("has_room", [True, False])
-def test_the_list_of_victims_is_of_both_tiers(has_room: bool) -> None:
+@pytest.mark.parametrize(
+    "has_room, writes, first",
+    [(True, True, [0, 1]), (False, True, [16, 17]), (False, False, [20, 21])],
+)
+def test_the_list_of_victims_is_of_both_tiers(
+    has_room: bool, writes: bool, first: list[int]
+) -> None:
+    """On a full disk there is a place beside the copies of neighbours."""
     pool, told = pool_of(4 << 20, "lru")
     pool.victims.plan([])
     alone = len(told)
     spilled: np.ndarray = np.zeros(64, bool)
-    spilled[10:40] = True
+    spilled[20:40] = True
     pool.files.spilled[3] = copies(spilled)
-    pool.victims._disk = SimpleNamespace(has_room=has_room, free=lambda *_: 0)
+    pool.victims._disk = SimpleNamespace(has_room=has_room, writes=writes, free=lambda *_: 0)
     pool.victims.plan([])
-    assert [chunk for _, chunk, _ in told][:2] == ([0, 1] if has_room else [10, 11])
-    assert len(told) == (2 * alone if has_room else alone), "what is written meanwhile"
+    assert [chunk for _, chunk, _ in told][:2] == first
+    assert len(told) == (2 * alone if writes else alone), "what is written meanwhile"
 
 
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])
@@ -143,7 +149,7 @@ def test_a_full_disk_has_room_again_when_a_files_break_has_expired(evict: str) -
         freed.append((number, size_bytes))
         return 1 << 20
 
-    disk = SimpleNamespace(has_room=True, free=free)
+    disk = SimpleNamespace(has_room=True, writes=True, free=free)
     pool.victims._disk = disk
 
     def use(number: int, at_ms: int) -> None:
@@ -174,7 +180,7 @@ def test_a_list_that_is_written_is_what_could_be_before_the_pool_was_full() -> N
         pool.files.by_number[number] = pool.files.by_number[3]
     pool.victims.plan([])
     alone = len(told)
-    pool.victims._disk = SimpleNamespace(has_room=True, free=lambda *_: 0)
+    pool.victims._disk = SimpleNamespace(has_room=True, writes=True, free=lambda *_: 0)
     pool.victims.plan([])
     blocks = (640 << 20) // pool.victims.block_bytes
     assert (alone, len(told)) == (blocks // 32, blocks // 10)
