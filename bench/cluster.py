@@ -11,8 +11,8 @@ them: its counters tell what was read. Who reads is a program of py-lmdb that kn
 project. Epochs begin together. Patterns: *shard*: each its part, in order; *all*: all of it, in
 order; *shuffled*: each its part of a permutation that is another one in each epoch, as PyTorch's
 DistributedSampler has it; *planned*: the same, with the order told by ``--plan``. Budgets: *fits*:
-what all nodes keep together holds the data; *half*: it holds half of it; *disk*: each node's memory is a
-16th of the data, and its disk (``--spill``) as much as makes a copy of it on all nodes together.
+what all nodes keep together holds the data; *half*: it holds half of it; *disk*: each node's memory
+is a 16th of the data, and the disks of all (``--spill``) hold it once.
 
 A reader computes on each record, as long as the file system takes for ``--compute`` times its
 bytes. Prints a table of runs, and what a bare mpi4py loop takes to bring each node all that the

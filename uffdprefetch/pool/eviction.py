@@ -103,9 +103,9 @@ def copied_first(
     residents: Residents, count: int, choose: Callable[[Residents], np.ndarray]
 ) -> np.ndarray:
     """The rows that ``choose`` would evict, of a pool whose disk tier is full: those first that
-    have a copy or a place there, which costs no read of storage when they come back. One that nobody has
-    touched since it came is on its way to a reader: it has no such preference, or it would leave
-    first and come again, round and round."""
+    have a copy or a place there, which costs no read of storage when they come back. One that
+    nobody has touched since it came is on its way to a reader: it has no such preference, or it
+    would leave first and come again, round and round."""
     if residents.copied is None:
         return choose(residents)
     first = residents.copied & (residents.touched != 0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node keeps for others, and has left its memory for its disk (csrc/service/pool/pool_keep.c):
-it is there for them as before, and where it is not they hear of it."""
+"""What a node keeps for others, and has left its memory for its disk
+(csrc/service/pool/pool_keep.c): it is there for them as before, and where it is not they hear of
+it."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def test_what_both_disks_hold_is_read_from_storage_once(two: Any, data: Path) ->
     def all_are_kept() -> bool:
         walk(one, file, data)
         walk(other, number, data)
-        return sorted(sum(both(), [])) == list(range(CHUNKS))
+        mine, its = both()
+        return sorted(mine + its) == list(range(CHUNKS))
 
     wait_until(all_are_kept, "each chunk has one keeper")
     assert all(both()) and len(both()[0]) * CHUNK <= 3 * MIB + HOLD

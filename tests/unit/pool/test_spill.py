@@ -10,7 +10,6 @@ import random
 import resource
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
