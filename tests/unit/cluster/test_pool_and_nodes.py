@@ -103,6 +103,15 @@ def test_what_a_node_was_told_to_keep_counts_before_it_has_come(data: Path) -> N
     assert with_room(rooms) == {1} and with_room({**rooms, 1: net.ROOM_NONE}) == {0}
 
 
+def test_no_more_blocks_are_asked_for_at_once_than_there_is_room_for(data: Path) -> None:
+    """Who asks first for each of them would be told to keep them all."""
+    with fake_net(1, keep_bytes=3 * BLOCK_CHUNKS * CHUNK) as cluster:
+        ((one, _),) = read_by(cluster, data, 0)
+        asked = [m for m in one.seen if m.kind == net.QUESTION]
+        assert len(asked[0].blocks) == 3 and asked[0].room == net.ROOM
+        assert all(len(m.blocks) == 1 for m in asked if m.room == net.ROOM_STILL)
+
+
 def test_who_is_asked_for_what_it_keeps_knows_that_others_read_the_same(data: Path) -> None:
     def asks(node: Node, block: int, chunks: int, kind: int) -> None:
         node.tell(
