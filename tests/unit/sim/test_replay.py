@@ -223,7 +223,7 @@ def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
     assert lru.read_bytes == 4 * size
     for result in (cyclic, belady):
         assert size + 3 * size / 2 <= result.read_bytes <= 1.1 * (size + 3 * size / 2)
-        assert result.seconds < 0.75 * lru.seconds
+        assert result.seconds < 0.8 * lru.seconds  # it reads 0.62 as much
     assert run(wanted, PoolAuto(64 * MIB)).read_bytes == size
 
 

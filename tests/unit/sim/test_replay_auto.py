@@ -75,9 +75,9 @@ def test_a_stream_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
     for budget in (256 * MIB, 4096 * MIB):
         ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 64 * MIB)
         result = run(stopped, PoolAuto(budget), CyclicEviction(stopped, budget))
-        # Where it is is known when a run of up to 4 MiB is mapped; what has measured the link may
-        # have been for nothing.
-        assert min(ahead // 8, 3 * MIB) <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
+        # Where it is is known when a run of up to 4 MiB is mapped; two requests of the largest size
+        # are ahead at least; what has measured the link may have been for nothing.
+        assert min(ahead // 8, 2 * MIB) <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
         assert result.misses < 80  # that is, of 1024 chunks
     assert window.pool_bytes(256 * MIB, 1 << 30, 1) == 4 * MIB
     assert window.pool_bytes(4096 * MIB, 1 << 30, 4) == 512 * MIB
