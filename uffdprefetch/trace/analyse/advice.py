@@ -55,7 +55,7 @@ class Finding:
         ranks = {reader["rank"] for reader in self.readers}
         own = None if self.cost is None else max(0.0, self.cost - self.told)
         if own is None:
-            text = "n/a (not measured)"
+            text = "not measured"
         elif self.told and not own:
             text = "its stall is in other findings"
         else:
