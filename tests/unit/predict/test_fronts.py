@@ -98,6 +98,20 @@ def test_who_goes_on_forward_turns_no_single_touch_ahead_round() -> None:
     assert file.touch(204, 3) is front and page.direction == 1
 
 
+def test_who_has_gone_is_waited_for_no_more() -> None:
+    """Gaps behind the first rank wait for no place of a process that has unmapped the file."""
+    file = File()
+    front = file.touch(0, 64)
+    file.touch(64, pid=2)
+    for at in range(66, 66 + 4 * LATELY_COUNT, 2):
+        file.touch(at)
+    assert front.texture.passed == 0
+    file.fronts.closed(2, others=True)
+    for at in range(front.position + 1, front.position + 4 * LATELY_COUNT, 2):
+        file.touch(at)
+    assert front.texture.passed > 0 and front.density == pytest.approx(0.5, abs=0.05)
+
+
 @pytest.mark.parametrize("idle", [0, DECIDE_NS, DECIDE_NS + 1])
 def test_who_waits_for_what_is_under_way_does_not_rest(idle: int) -> None:
     rests = Rests(0)

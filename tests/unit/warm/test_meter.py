@@ -170,6 +170,29 @@ def test_what_keeps_a_slow_link_busy_tells_it_where_no_request_is_left_alone() -
     assert meter.link.latency_seconds == pytest.approx(3 * LATENCY, rel=0.1)
 
 
+def test_a_slow_stretch_makes_a_link_no_slower_than_its_few_large_requests() -> None:
+    """Guesses kept it busy by less than it brings; and its latency was nothing then: four ranks
+    that take turns got nothing ahead any more."""
+    large, small = (MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
+    meter, size, at_ns = met(*[large, small] * 2), 256 << 10, 0
+    for _ in range(60):
+        start_ns, at_ns = at_ns, at_ns + int(size / (BANDWIDTH / 2) * 1e9)
+        meter.note_any(uffd.WarmResult(1, 0, start_ns, at_ns, 0, size, 0, 0, size, 0), False)
+    assert meter.link is not None
+    assert meter.link.bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=0.1)
+    assert meter.link.latency_seconds == pytest.approx(LATENCY, rel=0.1)
+
+
+@pytest.mark.parametrize("quick", [(MIB, 0.1e-3), (MIB // 16, 0.1e-3)])
+def test_one_latency_in_many_that_no_other_comes_near_is_not_the_links(
+    quick: tuple[int, float],
+) -> None:
+    """What it brought was under way for somebody else, and had almost come."""
+    large, small = (MIB, LATENCY + MIB / BANDWIDTH), (MIB // 16, LATENCY + MIB / 16 / BANDWIDTH)
+    link = met(*[large, small] * 16, quick).link
+    assert link is not None and link.latency_seconds == pytest.approx(LATENCY, rel=0.1)
+
+
 def test_of_few_requests_none_takes_longer_than_a_large_one_but_for_its_bytes() -> None:
     """A large one alone told that the latency is no more than all that it took."""
     meter = met((MIB // 16, 0.02), (MIB, LATENCY + MIB / BANDWIDTH))

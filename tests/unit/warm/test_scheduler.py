@@ -254,6 +254,17 @@ def test_of_each_device_as_much_is_under_way_as_keeps_that_one_busy(
     assert fast.queued_bytes == 400 * MIB - fast.under_way_bytes
 
 
+def test_a_device_rests_from_the_end_of_its_last_request_on(file: FileState) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    device = scheduler.device_of(file)
+    scheduler.want(reader(1, 0, 3e8), PrefetchRange(file, 0, MIB))
+    scheduler.pump(NOW)
+    assert device.under_way_bytes and device.idle_ns(NOW + 5) == 0
+    scheduler.reap()
+    assert device.idle_ns(NOW + notes.took_ns + 5) == 5
+
+
 # ---- the call that fills the cache --------------------------------------------------------------
 
 
