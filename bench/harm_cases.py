@@ -113,6 +113,7 @@ EVERY: tuple[Case, ...] = (
     _pattern("pointer-chase", "noise", 512 * MIB, 1000, "chase"),
     _pattern("in-order", "noise", 512 * MIB, 8192, control=True),
     _pattern("copied", "noise", 512 * MIB, 512, control=True),
+    _pattern("turns-and-computes", "noise", 512 * MIB, 1600, control=True),
     _pattern("strided-512KiB", "holes", 1 * GIB, 2048, "strided"),
     _pattern("strided-2MiB", "holes", 4 * GIB, 2048, "strided"),
     _pattern("random-1500", "noise", 1000 * MB, 1500, "random"),

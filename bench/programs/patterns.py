@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import mmap
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,8 +22,11 @@ PAGE = mmap.PAGESIZE
 PIECE, SLICE, RECORD = 64 << 10, 1 << 20, 512 << 10
 #: Bytes of a page that are looked at.
 FEW = 64
-#: Processes that follow pointers.
-CHASERS = 4
+#: Processes that follow pointers, and that take turns.
+CHASERS = RANKS = 4
+#: Who takes turns reads so many records of 80 KiB in a batch, and computes then for as long as a
+#: link of 300 MB/s takes for the batches of all.
+BATCH, TURN, LINK_BYTES_PER_SECOND = 64, 80 << 10, 300e6
 Spans = Iterable[tuple[int, int]]
 
 
@@ -193,6 +197,23 @@ def read_chased(directory: Path, reads: int, reading: Reading) -> None:
     together([lambda n=n: chase(path, n, reads) for n in range(CHASERS)], reading)
 
 
+def takes_turns(path: Path, rank: int, reads: int) -> int:
+    """The records of a rank, and a rest after each batch."""
+    data, crc = mapped(path), 0
+    for number in range(min(reads, len(data) // TURN // RANKS)):
+        at = (number * RANKS + rank) * TURN
+        crc = zlib.crc32(data[at : at + TURN], crc)
+        if number % BATCH == BATCH - 1:
+            time.sleep(0.95 * BATCH * TURN * RANKS / LINK_BYTES_PER_SECOND)
+    return crc
+
+
+def read_in_turns(directory: Path, reads: int, reading: Reading) -> None:
+    """RANKS processes skip each other's records, and compute in between."""
+    (path,) = directory.iterdir()
+    together([lambda n=n: takes_turns(path, n, reads) for n in range(RANKS)], reading)
+
+
 def read_beside(directory: Path, reads: int, reading: Reading) -> None:
     """A process goes through values.dat, another one reads pages of index.idx at random."""
     walk = lambda size: pieces(0, size)  # noqa: E731
@@ -236,6 +257,7 @@ def read_one_place(directory: Path, reads: int, reading: Reading) -> None:
 FILES: dict[str, Callable[[Path, int, Reading], None]] = {
     "chase": read_chased,
     "beside": read_beside,
+    "turns-and-computes": read_in_turns,
     "indexed": read_indexed,
     "whole": read_whole,
     "one-place": read_one_place,
