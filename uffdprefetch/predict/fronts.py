@@ -9,6 +9,7 @@ All places are in blocks of BLOCK_BYTES. Pure: who reads ahead of fronts is read
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from heapq import nsmallest
@@ -16,7 +17,7 @@ from itertools import takewhile
 from operator import attrgetter
 
 from uffdprefetch.base.record import dataclass, field
-from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_COUNT
+from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_COUNT
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Account, Link
 from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
@@ -100,8 +101,8 @@ class Texture:
 
     A gap may be touched yet: a large copy touches the last block of what it takes before those in
     the middle, and of ranks one is behind the other. ``gaps``: those that are not far behind, or
-    that one of its readers has not come to; ``passed``: blocks of those before these, of which
-    ``filled`` were touched since.
+    that one of its readers has not come to, ENTRIES_MAX at most; ``passed``: blocks of those before
+    these, of which ``filled`` were touched since.
     """
 
     over: float
@@ -111,7 +112,7 @@ class Texture:
     around: float = 0.0
     passed: float = 0.0
     filled: float = 0.0
-    gaps: list[tuple[int, int]] = field(default_factory=list)
+    gaps: deque[tuple[int, int]] = field(default_factory=deque)
 
     @property
     def _fills(self) -> float:
@@ -159,9 +160,12 @@ class Texture:
         self.run += gone - size
 
     def settles(self, behind: int, direction: int, untouched: Callable[[int, int], int]) -> None:
-        """Nobody comes to the gaps any more that lie behind so far."""
-        while self.gaps and (behind - self.gaps[0][direction > 0]) * direction > 0:
-            gap = self.gaps.pop(0)
+        """Nobody comes to the gaps any more that lie behind so far. (A reader that stands elsewhere
+        for good never comes to any.)"""
+        while self.gaps and (
+            len(self.gaps) > ENTRIES_MAX or (behind - self.gaps[0][direction > 0]) * direction > 0
+        ):
+            gap = self.gaps.popleft()
             size = gap[1] - gap[0]
             self.passed += size
             self.filled += size - untouched(*gap)

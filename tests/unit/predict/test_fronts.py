@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.bounds import DECIDE_NS, LATELY_COUNT
+from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_COUNT
 from uffdprefetch.predict.fronts import (
     ASKED,
     BLOCK_BYTES,
@@ -88,6 +88,17 @@ def test_gaps_wait_for_the_last_rank(behind: int) -> None:
             for record in range(8 * batch, 8 * batch + 8) if batch >= 0 else ():
                 assert file.touch(72 + (4 * record + rank) * 2, 2, rank) is front
     assert (front.density, front.gaps) == (pytest.approx(1), pytest.approx(0, abs=0.01))
+
+
+def test_gaps_that_wait_for_a_rank_that_stands_are_bounded() -> None:
+    """It maps the file to the end of the job, and has read of it what it needs."""
+    file = File()
+    file.touch(0, pid=2)
+    front = file.touch(0)
+    for at in range(2, BLOCKS, 2):
+        assert file.touch(at) is front
+    assert len(front.texture.gaps) == ENTRIES_MAX
+    assert front.density == pytest.approx(1 / 2, abs=0.01)
 
 
 def test_who_goes_on_forward_turns_no_single_touch_ahead_round() -> None:
