@@ -421,6 +421,19 @@ def test_ranks_of_mpirun_are_told_apart_under_one_recorder(
     assert ranks == {0, 1, 2}
 
 
+def test_the_next_run_of_a_name_has_a_recording_of_its_own_and_no_mark_is_left(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    names = tmp_path / "names"
+    names.mkdir(0o700)
+    env |= {"UFFDPREFETCH_RUN": "again", "UFFDPREFETCH_RUNDIR": str(names)}
+    for trace in ("first", "second"):
+        words = ("wrap", "-q", "-o", "/dev/null", "--trace", str(tmp_path / trace), "--", "true")
+        subprocess.run(uffdprefetch(*words), env=env, check=True, timeout=HANG_SECONDS)
+        assert (tmp_path / f"{trace}.uptrace").exists()
+        assert not list(names.glob("*.trace"))
+
+
 # ---- bounds -------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,8 @@ def run(
         is_last = report.make()
         node.close()
     if address is not None and is_last:
+        if recording is not None:
+            recording.let_go()
         service.tidy(address.socket)
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(ended.status), ended_ns, wait=is_last)

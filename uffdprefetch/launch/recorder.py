@@ -70,6 +70,7 @@ def start(
         return None
     if mark is not None:
         leftovers.mark(mark_fd)
+        recording.keep(mark_fd)
     recording.tell(meta={"wrapped": config.policy != "none"})
     return recording
 

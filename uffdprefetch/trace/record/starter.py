@@ -40,6 +40,17 @@ class Recording:
         self._control_fd, self._answer_fd = control_fd, answer_fd
         self.witness = self.sees_faults = False
         self.missing: list[dict[str, Any]] = []
+        self._mark_fd = -1
+
+    def keep(self, mark_fd: int) -> None:
+        """The lock by which others see that the run is recorded: until let_go(), or our end."""
+        self._mark_fd = mark_fd
+
+    def let_go(self) -> None:
+        """The run has ended: another one of its name has a recorder of its own."""
+        if self._mark_fd >= 0:
+            os.close(self._mark_fd)
+            self._mark_fd = -1
 
     @classmethod
     def start(cls, spec: Spec, environment: Mapping[str, str], directory: str) -> Recording:
