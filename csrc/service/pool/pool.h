@@ -93,6 +93,9 @@ struct pool_guardian {
 	uint64_t stand_ins, stand_in_bytes; /* as known */
 };
 
+/* Chunks that a hand, which goes round over all files, looks at before it gives up for now. */
+#define HAND_STEPS 65536u
+
 #define STUCK_PLACES 64
 
 struct pool_client {

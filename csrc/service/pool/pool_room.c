@@ -14,8 +14,6 @@
 
 #include "service/pool/pool.h"
 
-/* Chunks that the hand looks at before it gives up for now. */
-#define HAND_STEPS 65536u
 /* Of a list's victims so many are looked at for one with a copy: they are written in its order, and with known orders it is
  * thousands long. */
 #define COPIES_LOOKED_AT 256

@@ -16,8 +16,6 @@
 
 /* Nothing leaves a pool that is emptier (NEARLY_FULL of pool/size.py). */
 #define NEARLY_FULL_OF_10 9
-/* Chunks that a hand looks at before it gives up for now. */
-#define HAND_STEPS 65536u
 
 struct writer {
 	struct up_pool *pool;
