@@ -272,6 +272,7 @@ def run(
         "busy_share": round(used / whole, 2),
         "disk_written_per_size": round(sum(one["written_bytes"] for one in tiers) / size, 3),
         "disk_read_per_size": round(sum(one["read_bytes"] for one in tiers) / size, 3),
+        "tiers": tiers,
         "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
         "cluster": cluster, "degradations": found.get("degradations", []),
     }  # fmt: skip

@@ -38,6 +38,11 @@ PATIENCE_VARIABLE = "UFFDPREFETCH_TEST_PATIENCE"
 READAHEAD_VARIABLE, READAHEAD_BYTES = "UFFDPREFETCH_TEST_READAHEAD", 128 << 10
 os.environ[READAHEAD_VARIABLE] = str(READAHEAD_BYTES)
 
+#: No disk is so quick that the pool would leave its files to the page cache: tests' files lie on
+#: whatever there is.
+QUICK_VARIABLE, NONE_IS_QUICK = "UFFDPREFETCH_TEST_QUICK_DISK", "-1"
+os.environ[QUICK_VARIABLE] = NONE_IS_QUICK
+
 #: ``pytestmark`` of a module in which whatever Python or numpy warns of is an error. But what an
 #: earlier test has left open warns when it is collected: at any time, so in any test.
 warnings_fail = pytest.mark.filterwarnings(
@@ -140,14 +145,15 @@ def process_gone(pid: int) -> bool:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what launchers and this program put there, but READAHEAD_VARIABLE.
-    Without a state directory: summaries lie where a program runs."""
+    """Our environment without what launchers and this program put there, but what stands for this
+    machine's devices. Without a state directory: summaries lie where a program runs."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in _LAUNCHER_NAMES and not name.startswith(_LAUNCHER_PREFIXES)
     }
-    return {**kept, READAHEAD_VARIABLE: str(READAHEAD_BYTES), "XDG_STATE_HOME": os.devnull}
+    devices = {READAHEAD_VARIABLE: str(READAHEAD_BYTES), QUICK_VARIABLE: NONE_IS_QUICK}
+    return {**kept, **devices, "XDG_STATE_HOME": os.devnull}
 
 
 def uffdprefetch(*words: str) -> list[str]:
@@ -158,7 +164,7 @@ def uffdprefetch(*words: str) -> list[str]:
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A clean environment with a runtime directory of its own and no user configuration."""
-    rundir = tmp_path / "run"
+    rundir = tmp_path / "hub"
     environment = clean_environment()
     environment["UFFDPREFETCH_RUNDIR"] = str(rundir)
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "no-config")
@@ -169,8 +175,8 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process itself keeps or looks up goes to a runtime directory of the test's own."""
-    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", str(tmp_path / "run"))
-    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", str(tmp_path / "hub"))
+    (tmp_path / "hub").mkdir(mode=0o700)
 
 
 #: In the service's interpreter, before it loads anything of ours.

@@ -80,6 +80,9 @@ struct agent {
 	uint32_t pooled; /* regions that the pool serves */
 	uint32_t connect_tries;
 	uint32_t settled_next; /* of up_job.settled: the oldest, overwritten next */
+	/* Files of which a mapping got the pool's memory, by up_file_mark(); 0: none. */
+	uint64_t in_pool[UP_SETTLED];
+	uint32_t in_pool_next;
 	int bypass_told;
 	int responds; /* the responder has been started */
 	uint64_t alone_at_ns; /* look for the job's end then */
@@ -123,7 +126,7 @@ void up_on_bell(struct agent *a);
 /* The region's descriptor has come, and somebody waits for its replacement. */
 void up_prepare_late(struct agent *a, struct up_region *r);
 /* The service's answer of a region has come: how long was it waited for? */
-void up_note_waited(struct agent *a, struct up_region *r);
+void up_note_waited(struct agent *a, struct up_region *r, int is_in_pool);
 /* The job has the mapping: nothing at its addresses is ours any more. */
 void up_let_go(struct agent *a, struct up_region *r);
 /* The same for what threads of the job have left, once its time has come. */

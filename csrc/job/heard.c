@@ -26,6 +26,7 @@ static void on_welcome(struct agent *a, int *fd)
 
 	if (a->welcomed)
 		return;
+	atomic_store(&up_job.service_starts, 0);
 	if (fd[0] < 0 || fd[1] < 0) { /* this process may not have so many */
 		a->hung_up = 1;
 		return;
@@ -111,6 +112,19 @@ static void note_settled(struct agent *a, const struct up_region *r, const struc
 	a->settled_next = (a->settled_next + 1) % UP_SETTLED;
 }
 
+/* Whether an earlier mapping of a file got the pool's memory; this one does. */
+static int note_in_pool(struct agent *a, const struct up_region *r)
+{
+	uint64_t mark = up_file_mark(r->device, r->inode, r->size, r->mtime_ns);
+
+	for (int i = 0; i < UP_SETTLED; i++)
+		if (a->in_pool[i] == mark)
+			return 1;
+	a->in_pool[a->in_pool_next] = mark;
+	a->in_pool_next = (a->in_pool_next + 1) % UP_SETTLED;
+	return 0;
+}
+
 static void on_file(struct agent *a, const struct up_file *f, int *fd, int *lease)
 {
 	struct up_region *r = up_region_by_id(f->region);
@@ -131,7 +145,7 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd, int *leas
 	if (!r || r->mode)
 		return;
 	r->mode = f->mode + 1;
-	up_note_waited(a, r);
+	up_note_waited(a, r, f->mode == UP_POOL && note_in_pool(a, r));
 	note_settled(a, r, f);
 	atomic_store(&up_job.brief[up_size_of(atomic_load(&r->length))], f->brief);
 	if (f->mode == UP_POOL) {

@@ -22,6 +22,7 @@
 #define UP_SIZES 64 /* of mappings, by the binary logarithm */
 #define UP_PATH_MAX 108 /* sizeof(sockaddr_un.sun_path) */
 #define UP_WAIT_STEP_NS (5 * 1000 * 1000)
+#define UP_START_STEPS 2000 /* of a service's start: 10 s, as long as a launcher waits for one (START_TIMEOUT_SECONDS) */
 
 enum up_region_state {
 	UP_FREE = 0,
@@ -160,6 +161,7 @@ struct up_job {
 	_Atomic uint32_t *own_page;
 	int patience; /* UP_WAIT_STEP_NS that a thread of the job waits for one of ours */
 	int awaits_start; /* and for a service that is just starting: with a test's patience */
+	_Atomic int service_starts; /* the pool's: a mapping is the pool's from its beginning or never, so it waits */
 	_Atomic int shared;   /* by another process: the pool serves no mapping any more */
 	_Atomic int disabled; /* tried and failed, or given up: manage nothing more */
 	_Atomic uint32_t bypassed; /* enum up_bypass_reason: nothing is done by address any more */

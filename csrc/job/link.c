@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 
 #include "job/agent.h"
 
@@ -248,21 +249,29 @@ static void say_hello(struct agent *a)
 	send_message(a, UP_HELLO, &m, a->pool_uffd);
 }
 
-/* Whether the service that we have connected to is not up yet: until it says so its lock file is
- * empty (protocol/leftovers.py). */
-static int is_starting(void)
+/* Since when the service that we have connected to is starting (CLOCK_REALTIME, s), 0: it is up. Until
+ * it says so its lock file is empty (protocol/leftovers.py). */
+static int64_t starts_since(void)
 {
 	char path[UP_LOCK_PATH_MAX];
 	struct stat st;
 
 	up_lock_path(path);
-	return !up_failed(up_sys4(SYS_newfstatat, AT_FDCWD, path, &st, 0)) && !st.st_size;
+	return !up_failed(up_sys4(SYS_newfstatat, AT_FDCWD, path, &st, 0)) && !st.st_size ? st.st_mtim.tv_sec : 0;
 }
 
 /* Its start takes longer than a thread of the job waits for checkpoints: none waits in vain, until it
- * answers. What is mapped meanwhile is told to it then, and page tables show its readers. */
-static void wait_for_no_start(struct agent *a)
+ * answers. What is mapped meanwhile is told to it then, and page tables show its readers. For the pool
+ * a mapping does wait (up_await_swap), if it has not been starting for as long already. */
+static void wait_for_start(struct agent *a, int64_t since)
 {
+	struct timespec now = { 0 };
+
+	up_sys2(SYS_clock_gettime, CLOCK_REALTIME, &now);
+	if (up_job.pool && now.tv_sec - since < UP_START_STEPS * (UP_WAIT_STEP_NS / 1000000) / 1000) {
+		atomic_store(&up_job.service_starts, 1);
+		return;
+	}
 	atomic_store(&up_job.service_silent, 1);
 	for (uint32_t i = 0; i < a->slots; i++)
 		if (atomic_load(&up_job.region[i].swap) == UP_SWAP_WAITING)
@@ -272,6 +281,7 @@ static void wait_for_no_start(struct agent *a)
 void up_connect(struct agent *a)
 {
 	struct sockaddr_un sun = { .sun_family = AF_UNIX };
+	int64_t since;
 	long fd, ret;
 
 	for (unsigned int i = 0; i < sizeof(sun.sun_path); i++)
@@ -281,8 +291,9 @@ void up_connect(struct agent *a)
 	if (!up_failed(ret)) {
 		a->socket = (int)fd;
 		say_hello(a);
-		if (!up_job.awaits_start && is_starting())
-			wait_for_no_start(a);
+		since = up_job.awaits_start ? 0 : starts_since();
+		if (since)
+			wait_for_start(a, since);
 		return;
 	}
 	if (!up_failed(fd))

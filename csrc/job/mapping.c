@@ -174,7 +174,7 @@ static uint64_t settled_mark(const struct stat *st)
 
 /* The mapping exists and nobody knows its address yet: hand it to the agent. Whether that has it. */
 static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
-		 const struct stat *st, int stated)
+		 const struct stat *st, int stated, uint64_t blocked)
 {
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
 	uint64_t settled = settled_mark(st);
@@ -232,7 +232,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->asked = NULL;
 	if (up_attach(r, fd))
 		return 0;
-	if (waits && up_await_swap(r, &looks)) {
+	if (waits && up_await_swap(r, &looks, blocked)) {
 		/* The agent died over it: nobody knows what lies there now. */
 		up_mmap(p, length, prot, (flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED, fd,
 			(uint64_t)offset);
@@ -277,7 +277,7 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
 		struct up_mask mask = up_block_signals();
 
-		served = mask.blocked && adopt(p, length, prot, flags, fd, offset, &st, later);
+		served = mask.blocked && adopt(p, length, prot, flags, fd, offset, &st, later, mask.before);
 		up_restore_signals(mask);
 	}
 	if (later && !served)

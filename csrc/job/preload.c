@@ -172,6 +172,13 @@ static int fill_place(struct up_region *r, int pooled)
 	return 0;
 }
 
+/* In the child nothing lies where the pool did until its handler has run, and libc lets signals in again before
+ * that: so none comes from here on. Of the thread that forks, in its child, too. */
+static __thread struct {
+	int blocked;
+	struct up_mask mask;
+} forking __attribute__((tls_model("initial-exec")));
+
 /* What the parent had from the pool, the child gets from there, too; no handler of a signal may look
  * before that. */
 static void await_swaps(void)
@@ -182,19 +189,12 @@ static void await_swaps(void)
 		struct up_region *r = &up_job.region[i];
 
 		if (atomic_load(&r->state) == UP_LIVE &&
-		    atomic_load(&r->swap) != UP_SWAP_NONE && up_await_swap(r, &looks)) {
+		    atomic_load(&r->swap) != UP_SWAP_NONE && up_await_swap(r, &looks, forking.mask.before)) {
 			up_map_from_anchor(r);
 			atomic_store(&r->pooled, 0);
 		}
 	}
 }
-
-/* In the child nothing lies where the pool did until its handler has run, and libc lets signals in again before
- * that: so none comes from here on. Of the thread that forks, in its child, too. */
-static __thread struct {
-	int blocked;
-	struct up_mask mask;
-} forking __attribute__((tls_model("initial-exec")));
 
 static void before_fork(void)
 {

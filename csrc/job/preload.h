@@ -125,9 +125,11 @@ void up_state(uint32_t region, uint32_t what, uint64_t start, uint64_t end);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
 /* --engine pool: until the service has said how it serves the mapping, while *looks (steps, from
- * up_job.patience on) lasts, and without waiting while it is known to be silent. The caller is the
- * only one who knows the address. 0, or -ESRCH when the agent died over it. */
-int up_await_swap(struct up_region *r, int *looks);
+ * up_job.patience on) lasts, and without waiting while it is known to be silent; while it is only
+ * starting UP_START_STEPS, unless a signal comes that the job has not `blocked` itself: that waits no longer
+ * than for anything else of ours. The caller is the only one who knows the address. 0, or -ESRCH when
+ * the agent died over it. */
+int up_await_swap(struct up_region *r, int *looks, uint64_t blocked);
 /* The file in the pool's place, in all of it, without the agent: 0 or -errno. */
 int up_map_from_anchor(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has

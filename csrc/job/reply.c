@@ -17,7 +17,9 @@
 /* In mmap() the threads of a process wait for the service at most as long together as for WAITS_AT_ONCE services that
  * do not answer, 1 s; later for one part in WAITS_SHARE of the time. A wait counts as one step at least: so 200 mappings
  * are waited for at once, and 50 more each second. What is mapped meanwhile page tables tell of. A library that maps
- * thousands of shards takes 20 us for each without us (Arrow tables, one mapping a shard; docs/limits.md). */
+ * thousands of shards takes 20 us for each without us (Arrow tables, one mapping a shard; docs/limits.md). Who maps a
+ * file of the pool again and again (a loader that makes a new np.memmap for each batch) would read twice what of it the
+ * page cache has not: such a wait counts as it was. */
 #define WAITS_AT_ONCE 20
 #define WAITS_SHARE 4
 
@@ -140,8 +142,8 @@ static int may_wait(struct agent *a, struct up_region *r)
 	return 1;
 }
 
-/* Who has not been answered in time has gone on. */
-void up_note_waited(struct agent *a, struct up_region *r)
+/* Who has not been answered in time has gone on. `is_in_pool`: an earlier mapping of its file is. */
+void up_note_waited(struct agent *a, struct up_region *r, int is_in_pool)
 {
 	uint64_t most_ns = (uint64_t)up_job.patience * UP_WAIT_STEP_NS, now = up_now_ns(), waited_ns;
 
@@ -153,6 +155,8 @@ void up_note_waited(struct agent *a, struct up_region *r)
 		waited_ns = most_ns;
 	if (waited_ns > UP_WAIT_STEP_NS)
 		count_waited(a, waited_ns - UP_WAIT_STEP_NS, now);
+	else if (is_in_pool) /* it was counted as one */
+		a->waited_until_ns -= (UP_WAIT_STEP_NS - waited_ns) * WAITS_SHARE;
 }
 
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
@@ -166,7 +170,8 @@ static int on_attach(struct agent *a, struct up_region *r, int job_fd)
 	if (ret)
 		return ret;
 	/* Of a service that is known to be silent nobody waits for an answer. */
-	if (atomic_load(&r->swap) == UP_SWAP_WAITING && !atomic_load(&up_job.service_silent) && !may_wait(a, r)) {
+	if (atomic_load(&r->swap) == UP_SWAP_WAITING && !atomic_load(&up_job.service_silent) &&
+	    !atomic_load(&up_job.service_starts) && !may_wait(a, r)) {
 		r->known = r->many = 1;
 		up_swap_end(r);
 	}

@@ -268,14 +268,24 @@ int up_agent_ready(void)
 	return atomic_load(&up_job.agent_start) == 2 && up_agent_alive();
 }
 
-int up_await_swap(struct up_region *r, int *looks)
+/* All signals are blocked while a thread waits. */
+static int is_signalled(uint64_t blocked)
 {
-	struct patience p = { .steps = *looks };
+	uint64_t pending = 0;
+
+	return !up_failed(up_sys2(SYS_rt_sigpending, &pending, sizeof(pending))) && (pending & ~blocked);
+}
+
+int up_await_swap(struct up_region *r, int *looks, uint64_t blocked)
+{
+	struct patience p = { .steps = *looks }, of_start = { .steps = UP_START_STEPS };
 	uint32_t state;
 
 	if (atomic_load(&up_job.service_silent))
 		p.steps = 0;
 	while ((state = atomic_load(&r->swap)) != UP_SWAP_DONE) {
+		int starts = atomic_load(&up_job.service_starts) && !is_signalled(blocked);
+		struct patience *now = starts ? &of_start : &p;
 		uint32_t waiting = UP_SWAP_WAITING;
 
 		/* Done, and the slot is another mapping's by now, whose thread has given up. */
@@ -285,13 +295,14 @@ int up_await_swap(struct up_region *r, int *looks)
 		}
 		if (!up_agent_alive() && atomic_load(&r->swap) != UP_SWAP_DONE)
 			return -ESRCH;
-		if (p.steps <= 0 &&
+		if (now->steps <= 0 &&
 		    atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_NONE)) {
 			atomic_store(&up_job.service_silent, 1);
+			atomic_store(&up_job.service_starts, 0); /* it was waited for once */
 			*looks = 0;
 			return 0;
 		}
-		wait_a_step(&r->swap, state, &p);
+		wait_a_step(&r->swap, state, now);
 	}
 	*looks = p.steps;
 	return 0;

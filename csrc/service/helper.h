@@ -61,6 +61,11 @@ struct up_file_status {
 	int64_t mtime_ns, ctime_ns;
 };
 int up_file_status(int fd, int asked, struct up_file_status *out);
+/* Whether it has no name any more, storage not asked: 1, 0 or -errno. (NFS clients and FUSE rename an open file.) */
+int up_file_deleted(int fd);
+/* The number of the mount that a description is of, which no other one has or will have; 0: the kernel does not tell
+ * (before 6.8). */
+uint64_t up_mount_of(int fd);
 
 /* What the kernel has counted as read from storage by this thread: bytes, or -1. */
 int64_t up_thread_storage_bytes(void);
@@ -182,6 +187,7 @@ struct up_warm_job {
 	uint32_t pages, window_bytes; /* of readahead(2) no more is under way; 0: all of it */
 	uint64_t page[16]; /* file page numbers to copy into the checkpoint memfd */
 	uint64_t due_ns;   /* its reader comes there after so long; 0: not known. Of a pool that asks other nodes */
+	uint32_t record;   /* of a pool: who comes to it takes all of it */
 };
 
 struct up_warm_result {
@@ -521,6 +527,8 @@ int up_pool_map(struct up_pool *pool, int client, uint32_t region, int file, uin
 void up_pool_unmap(struct up_pool *pool, int client, uint32_t region);
 
 /* Prefetch: job.fd is the file's number, the rest as for the workers. -EAGAIN: queue full. */
+/* A job has said that it reads the file here and there (MADV_RANDOM), or does no longer. */
+void up_pool_random(struct up_pool *pool, int file, int is_random);
 int up_pool_submit(struct up_pool *pool, const struct up_warm_job *job);
 int up_pool_reap(struct up_pool *pool, struct up_warm_result *out, int max);
 void up_pool_victims(struct up_pool *pool, const struct up_pool_victim *victim, int count);

@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,9 @@
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
 #endif
+/* statx(2) of Linux 6.8 (commit 98d2b43081972abeb5bb5a087bc3e3197531c46e), which libc's header may not know. */
+#define MNT_ID_UNIQUE 0x4000u
+#define MNT_ID_AT 144
 
 struct cachestat_range_ {
 	uint64_t offset, length;
@@ -58,6 +62,41 @@ int up_file_status(int fd, int asked, struct up_file_status *out)
 			.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
 			.ctime_ns = (int64_t)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec };
 	return (int)ret;
+}
+
+int up_file_deleted(int fd)
+{
+	char path[32], name[PATH_MAX];
+	struct stat st;
+	long ret = up_cached_stat(fd, &st);
+	ssize_t length;
+
+	if (ret)
+		return (int)ret;
+	if (!st.st_nlink)
+		return 1;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	length = readlink(path, name, sizeof(name) - 1);
+	if (length < 0)
+		return -errno;
+	name[length] = '\0';
+	const char *last = strrchr(name, '/');
+	return last && (!strncmp(last, "/.nfs", 5) || !strncmp(last, "/.fuse_hidden", 13));
+}
+
+uint64_t up_mount_of(int fd)
+{
+	union {
+		struct statx x;
+		char room[256];
+	} status = { .room = { 0 } };
+	uint64_t number = 0;
+
+	if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, MNT_ID_UNIQUE, &status))
+		return 0;
+	if (status.x.stx_mask & MNT_ID_UNIQUE)
+		memcpy(&number, status.room + MNT_ID_AT, sizeof(number));
+	return number;
 }
 
 /* mincore's own rule (mm/mincore.c, can_do_mincore): the owner, or who may write. */

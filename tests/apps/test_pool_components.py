@@ -51,7 +51,8 @@ def test_sqlite_that_may_write_is_only_watched(runner: Runner, store: Path, tmp_
     require(program, "sqlite3 is missing: install it")
     copy = Path(shutil.copy(store / TABLES, tmp_path / "copy.sqlite"))
     words = [str(program), str(copy), MMAP + QUERY]
-    run = check_same(runner, words, cold=[copy], options=POOL)
+    # --strict: the service is up first. What the pool does not serve waits for none.
+    run = check_same(runner, words, cold=[copy], options=(*POOL, "--strict"))
     assert run.file(copy)["served_by"] == "page_tables"
     assert run.summary["pool"]["read_bytes"] == 0
 

@@ -128,7 +128,7 @@ def _write_plan(records: Records, cwd: Path) -> Path:
 @contextlib.contextmanager
 def _job(records: Records, cwd: Path, engine: Engine, exits: tuple[str, ...] = ()) -> Iterator[Job]:
     env = clean_environment()
-    env["UFFDPREFETCH_RUNDIR"] = str(cwd / "run")
+    env["UFFDPREFETCH_RUNDIR"] = str(cwd / "hub")
     env[PATIENCE_VARIABLE] = "1000"  # what is laid, or the pool's, is waited for
     program = str(Path(__file__).with_name("ranks.py"))
     with jobs(env, cwd) as start:

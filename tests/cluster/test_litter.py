@@ -46,7 +46,7 @@ def test_what_nodes_leave_that_die_ends_and_the_next_run_removes_it(
     data: losses.Data, tmp_path: Path
 ) -> None:
     def run(bed: Bed) -> losses.Run:
-        return losses.Run(bed, data.far, tmp_path, losses.How(), losses.BUDGETS[0])
+        return losses.Run(bed, data.far, tmp_path, losses.How(), losses.MEANS[0])
 
     def of_mpi(node: int) -> list[Path]:
         return list((tmp_path / f"run{node}").glob("*.mpi"))

@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[losses.Data]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "budget"),
+    ("kind", "means"),
     [
         *(
             (kind, 0)
@@ -38,14 +38,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[losses.Data]:
         ("transport", 1),
         ("freeze", 1),
         ("spoiled", 1),
+        *((kind, 2) for kind in ("transport", "service", "node", "silent")),
     ],
 )
 def test_every_byte_is_right_whatever_happens(
-    kind: str, budget: int, data: losses.Data, tmp_path: Path
+    kind: str, means: int, data: losses.Data, tmp_path: Path
 ) -> None:
     how, chance = losses.How(), random.Random(kind)
     with nodes_bed(losses.NODES, tmp_path) as bed:
-        found = losses.happen(kind, bed, data, tmp_path, how, chance, budget=losses.BUDGETS[budget])
+        found = losses.happen(kind, bed, data, tmp_path, how, chance, means=losses.MEANS[means])
     assert found.wrong == 0 and found.epochs > losses.NODES
     assert (kind == "spoiled") == (found.corrupt > 0)
     if kind in ("transport", "leader"):

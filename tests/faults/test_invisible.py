@@ -754,7 +754,7 @@ def test_a_set_uid_program_gets_nothing_of_ours(
         words = ["sh", "-c", f"{program} --version; {program} --no-such-option; echo $?"]
         environment = {**clean_environment(), "HOME": directory, "TMPDIR": directory}
         plain = subprocess.run([*nobody, *words], env=environment, capture_output=True)
-        environment["UFFDPREFETCH_RUNDIR"] = f"{directory}/run"
+        environment["UFFDPREFETCH_RUNDIR"] = f"{directory}/hub"
         wrapped = subprocess.run(
             [*nobody, *uffdprefetch("wrap", *OPTIONS, *CHECKPOINTS, "--", *words)],
             env=environment, cwd=directory, capture_output=True, timeout=HANG_SECONDS,

@@ -186,7 +186,7 @@ class Trial:
     """One run of the job under `wrap`, which something befalls."""
 
     def __init__(self, scene: Scene, job: Start, cwd: Path) -> None:
-        self._scene, self.rundir, self.said_at = scene, cwd / "run", 0.0
+        self._scene, self.rundir, self.said_at = scene, cwd / "hub", 0.0
         scene.begin(cwd / "said")
         options = ("--strict", "--policy", "auto", "--plan", str(scene.plan))
         self.work = job(scene.words(cwd / "said"), options=options)

@@ -37,6 +37,20 @@ digests.append(m.digest())
 say(digests=sorted(set(digests)))
 """
 MOMENT_SECONDS = 0.6
+#: Two ranks do.
+RANKS = """
+import os, select
+pid = os.fork()
+m = Mapping(sys.argv[1])
+while not pid:
+    m.digest()
+digests = [m.digest()]
+say(pooled=m.pooled(), rank=pid)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    digests.append(m.digest())
+digests.append(m.digest())
+say(digests=sorted(set(digests)), killed=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
 
 
 @pytest.fixture
@@ -79,3 +93,25 @@ def test_a_service_that_dies_at_any_moment_leaves_the_disk_as_it_was(
         f"{KILLS} kills, {spilled} with something on the disk: free after {longest:.2f} s at most"
     )
     assert spilled > KILLS // 2, "else it shows nothing"
+
+
+def test_a_rank_that_is_killed_when_the_disk_is_full_takes_nothing_with_it(
+    job: Start, own_records: Records, far: Path, tmp_path: Path
+) -> None:
+    with disk("ext4", tmp_path, DISK_MIB) as root:
+        empty = free_blocks(root)
+        started = job(python(RANKS, far), options=(*POOL, "--spill", f"{root}:64MiB"))
+        said = started.line()
+        assert said["pooled"]
+        wait_until(lambda: free_blocks(root) < empty, "something was written")
+        with (root / "others").open("wb") as others:
+            free = os.statvfs(root)
+            os.posix_fallocate(others.fileno(), 0, free.f_bavail * free.f_frsize)
+            os.kill(said["rank"], signal.SIGKILL)
+            started.tell()
+            assert started.line() == {"digests": [own_records.digest], "killed": -signal.SIGKILL}
+            done = started.finish().good()
+        assert done.summary["pool"]["spill"]["written_bytes"] > 0
+        (root / "others").unlink()
+        wait_until(lambda: free_blocks(root) >= empty, "the disk has its blocks again")
+        assert os.listdir(root) == ["lost+found"]

@@ -149,6 +149,7 @@ def test_in_a_small_memory_cgroup_windows_shrink_and_the_bytes_are_right(
     code = """
     m = Mapping(sys.argv[1])
     say(digest=m.digest())
+    time.sleep(2.5)  # memory is asked once a second, and while a file is mapped it is too little
     """
     done = job(python(code, path), before=enter).finish().good()
     assert done.lines[-1]["digest"] == file_digest(path)

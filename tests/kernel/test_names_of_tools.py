@@ -154,7 +154,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_a_program_opens_is_known_before(name: str, tree: Path, tmp_path: Path) -> None:
     require(name != "rsync" or shutil.which("rsync"), "no rsync")
-    walk = seen(tree, tmp_path / "run", PROGRAMS[name])
+    walk = seen(tree, tmp_path / "hub", PROGRAMS[name])
     assert len(walk.opened) == DIRECTORIES * FILES
     assert walk.share >= 0.9 and walk.in_vain <= 0.05, (walk.share, walk.in_vain)
 
@@ -167,7 +167,7 @@ def test_a_stack_of_names_is_an_order_from_behind(tree: Path, tmp_path: Path) ->
         "    if os.path.isdir(path): todo += [entry.path for entry in os.scandir(path)]\n"
         "    else: open(path, 'rb').read()"
     )
-    walk = seen(tree, tmp_path / "run", python(script))
+    walk = seen(tree, tmp_path / "hub", python(script))
     assert walk.share >= 0.9 and walk.in_vain <= 0.05, (walk.share, walk.in_vain)
 
 
@@ -177,13 +177,13 @@ def test_of_a_shuffled_stream_nothing_is_known(seed: int, tree: Path, tmp_path: 
         f"random.seed({seed})\npaths = sorted(glob.glob('*/*'))\nrandom.shuffle(paths)\n"
         "for path in paths: open(path, 'rb').read()"
     )
-    walk = seen(tree, tmp_path / "run", python(script))
+    walk = seen(tree, tmp_path / "hub", python(script))
     assert walk.share <= 0.1, walk.share
 
 
 def test_a_second_epoch_is_known_as_the_first(tree: Path, tmp_path: Path) -> None:
     script = "for path in 2 * sorted(glob.glob('*/*')): open(path, 'rb').read()"
-    walk = seen(tree, tmp_path / "run", python(script))
+    walk = seen(tree, tmp_path / "hub", python(script))
     first = len(walk.events) - DIRECTORIES * FILES
     events, walk.events = walk.events, []
     again = Walk(walk.watched, [])
@@ -197,7 +197,7 @@ def test_a_second_epoch_is_known_as_the_first(tree: Path, tmp_path: Path) -> Non
 def test_what_is_left_out_by_its_suffix_is_not_wanted(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     make_tree(root, 4, 60, (".jpg", ".json", ".txt"))
-    walk = seen(root, tmp_path / "run", shell("md5sum */*.jpg"))
+    walk = seen(root, tmp_path / "hub", shell("md5sum */*.jpg"))
     assert {Path(name).suffix for _, name in walk.opened} == {".jpg"}
     assert walk.share >= 0.85 and walk.in_vain <= 0.1, (walk.share, walk.in_vain)
     whole = seen(root, tmp_path / "run2", shell("md5sum */*"))
@@ -209,5 +209,5 @@ def test_a_deep_tree_of_small_directories_is_known(name: str, tmp_path: Path) ->
     root = tmp_path / "tree"
     for number in range(5):
         make_tree(root / f"split{number}", 8, 12, (".bin",))
-    walk = seen(root, tmp_path / "run", PROGRAMS[name])
+    walk = seen(root, tmp_path / "hub", PROGRAMS[name])
     assert walk.share >= 0.7 and walk.in_vain <= 0.1, (walk.share, walk.in_vain)

@@ -39,7 +39,7 @@ def watcher(sensor: str, rundir: Path, **options: Any) -> Opens:
 
 @pytest.fixture(params=("fanotify", "inotify"))
 def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opens]:
-    made = watcher(request.param, tmp_path / "run")
+    made = watcher(request.param, tmp_path / "hub")
     yield made
     made.close()
 
@@ -217,7 +217,7 @@ def test_a_directory_has_one_key_by_whatever_way_it_is_named(opens: Opens, tree:
 
 def test_two_services_do_not_watch_one_directory(opens: Opens, tree: Path) -> None:
     key = opens.mark(str(tree))
-    other = watcher(opens.sensor, tree.parent / "run")
+    other = watcher(opens.sensor, tree.parent / "hub")
     with pytest.raises(OSError, match="another service") as refused:
         other.mark(str(tree))
     assert refused.value.errno == errno.EBUSY
@@ -306,7 +306,7 @@ def test_a_user_without_rights_is_told_the_same(public: Path) -> None:
     tree.mkdir()
     for name in "ab":
         (tree / name).touch()
-    run, closed = public / "run", tree / "closed"
+    run, closed = public / "hub", tree / "closed"
     run.mkdir()
     os.chown(run, 65534, 65534)
     closed.mkdir(mode=0o711)
@@ -375,7 +375,7 @@ def test_where_fanotify_cannot_mark_inotify_does(tmp_path: Path, tree: Path) -> 
 def test_what_comes_after_its_end_is_refused(tmp_path: Path, tree: Path) -> None:
     """A thread may wait for a server meanwhile."""
     for sensor in ("fanotify", "inotify"):
-        opens = watcher(sensor, tmp_path / "run")
+        opens = watcher(sensor, tmp_path / "hub")
         key = opens.mark(str(tree))
         opens.close()
         with pytest.raises(OSError) as refused:
@@ -391,7 +391,7 @@ def test_directories_are_marked_by_threads_while_opens_are_read(tmp_path: Path) 
     for path in paths:
         path.mkdir(parents=True)
         (path / "a").touch()
-    opens = watcher("fanotify", tmp_path / "run")
+    opens = watcher("fanotify", tmp_path / "hub")
     with ThreadPoolExecutor(4) as pool:
         made = [
             pool.submit(opens.mark, str(path), number % 2 == 1) for number, path in enumerate(paths)
@@ -408,11 +408,11 @@ def test_directories_are_marked_by_threads_while_opens_are_read(tmp_path: Path) 
 def test_nothing_is_left_open(tmp_path: Path, tree: Path) -> None:
     before = os.listdir("/proc/self/fd")
     for sensor in ("fanotify", "inotify"):
-        opens = watcher(sensor, tmp_path / "run")
+        opens = watcher(sensor, tmp_path / "hub")
         opens.mark(str(tree))
         opens.close()
     assert os.listdir("/proc/self/fd") == before
-    assert not list((tmp_path / "run").iterdir())
+    assert not list((tmp_path / "hub").iterdir())
 
 
 def test_a_directory_is_marked_through_a_process_that_sees_it_elsewhere(

@@ -115,17 +115,18 @@ def test_a_silent_service_is_waited_for_once(
     shards.finish().good()
 
 
-#: 500 mappings of one file as fast as they come, some of them by several threads.
+#: 500 mappings, of one file or of as many, as fast as they come, some of them by several threads.
 MANY = """
+    paths = sys.argv[2:] or [sys.argv[1]] * 500
     def served():
         with open("/proc/self/maps") as file:
             return sum(CHECKPOINTS in line for line in file)
     first = Mapping(sys.argv[1]).managed()
     each, maps, began = served(), [], time.monotonic()
-    def map_them(count):
-        maps.extend([Mapping(sys.argv[1]) for _ in range(count)])
-    map_them(300)
-    threads = [threading.Thread(target=map_them, args=(25,)) for _ in range(8)]
+    def map_them(first, count):
+        maps.extend([Mapping(path) for path in paths[first : first + count]])
+    map_them(0, 300)
+    threads = [threading.Thread(target=map_them, args=(at, 25)) for at in range(300, 500, 25)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,12 +150,16 @@ def test_who_maps_hundreds_of_files_waits_for_some_hundred_answers(
     env: dict[str, str], own_records: Records, job: Start, engine: str
 ) -> None:
     """The others are followed by page tables. Nor does anybody wait for the kernel to make room for
-    descriptors."""
+    descriptors. (Of one file of the pool as many may be waited for as there is time for.)"""
     del env[PATIENCE_VARIABLE]
-    budget = (
-        ("--engine", "pool", "--budget", "32MiB") if engine == "pool" else ("--policy", "fixed")
-    )
-    many = job(python(MANY, own_records.path), budget)
+    options, paths = ("--policy", "fixed"), list[Path]()
+    if engine == "pool":
+        options = ("--engine", "pool", "--budget", "32MiB")
+        paths = [own_records.path.with_name(f"{number}.bin") for number in range(500)]
+        for path in paths:
+            with open(path, "wb") as file:
+                file.truncate(2 * MIB)
+    many = job(python(MANY, own_records.path, *paths), options)
     told = many.line()
     assert told["waited"] <= 1 + WAITS_AT_ONCE + WAITS_A_SECOND * told["seconds"], told
     assert (told["first"], told["same"]) == (own_records.digest, 1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,8 @@ from witness import count, drop_cache, faults, ranks_of, reader, record, why_no_
 
 from uffdprefetch.base.config import SERVED_VARIABLE, Config
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.protocol import wire
+from uffdprefetch.base.rundir import socket_path
+from uffdprefetch.protocol import leftovers, wire
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.events import Call, Kind
@@ -434,6 +436,21 @@ def test_the_next_run_of_a_name_has_a_recording_of_its_own_and_no_mark_is_left(
         assert not list(names.glob("*.trace"))
 
 
+def test_a_mark_of_a_launcher_that_was_killed_is_nobody_s(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """The next run of the name had no trace, without a word."""
+    names = tmp_path / "names"
+    names.mkdir(0o700)
+    env |= {"UFFDPREFETCH_RUN": "again", "UFFDPREFETCH_RUNDIR": str(names)}
+    trace = ("--trace", str(tmp_path / "next"))
+    Path(socket_path(str(names), "again") + leftovers.TRACE).write_bytes(b"\0")
+    words = ("wrap", "-q", "-o", "/dev/null", *trace, "--", "true")
+    subprocess.run(uffdprefetch(*words), env=env, check=True, timeout=HANG_SECONDS)
+    assert (tmp_path / "next.uptrace").exists()
+    assert not list(names.glob("*.trace"))
+
+
 # ---- bounds -------------------------------------------------------------------------------------
 
 
@@ -529,6 +546,38 @@ def test_wrong_usage_is_one_line_and_nothing_runs(
     )  # fmt: skip
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.uptrace"))
+
+
+@pytest.mark.parametrize("words", [("trace", "-o", "t"), ("trace", "--no-bpf", "-o", "t"),
+                                   ("wrap", "-o", "t", "--trace", "t")],
+                         ids=["trace", "no bpf", "wrap"])  # fmt: skip
+@pytest.mark.parametrize(("program", "status"), [("no-such-program", 127), ("/", 126)])
+def test_a_command_that_cannot_be_started_leaves_nothing(
+    env: dict[str, str], tmp_path: Path, words: tuple[str, ...], program: str, status: int
+) -> None:
+    place = tmp_path / "here"
+    place.mkdir()
+    done = subprocess.run(
+        uffdprefetch(*words, "--", program), env=env, cwd=place, capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == status and "Traceback" not in done.stderr
+    assert f"cannot execute '{program}'" in done.stderr.splitlines()[-1]
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("trace", "-o"), ("wrap", "-o", os.devnull, "--trace")])
+def test_of_a_directory_the_trace_is_in_it(
+    env: dict[str, str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "place").mkdir()
+    done = subprocess.run(
+        uffdprefetch(*words, "place", "--", "true"), env=env, cwd=tmp_path, capture_output=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    (made,) = (tmp_path / "place").iterdir()
+    assert done.returncode == 0 and re.fullmatch(r"uffdprefetch\.\d+\.uptrace", made.name)
     assert not list(tmp_path.glob("*.uptrace"))
 
 

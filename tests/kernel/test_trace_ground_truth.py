@@ -107,7 +107,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def recorded(bed: SlowBed, directory: Path, cases: list[Case]) -> Patterns:
     """These cases one after the other, cold, and understood."""
-    environment = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(directory / "run")}
+    environment = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(directory / "hub")}
     lines = []
     for case in cases:
         path = bed.path(case.name)

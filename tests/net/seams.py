@@ -283,8 +283,12 @@ def _of_the_pool(world: World, put: Put) -> None:
         name: getattr(uffd_pool.Pool, name) for name in (
             "add_file", "books", "join", "submit", "reap", "drain", "used_bytes", "victims_left",
             "forget_file", "park_file", "file_counts", "set_victims", "set_budget", "evictions",
+            "say_random",
         )
     }  # fmt: skip
+    of_files: dict[
+        int, uffd_pool.Books
+    ] = {}  # from their beginning on, whenever they are asked for
     huge = node_pool.huge_pages
     put(node_pool, "huge_pages", lambda wanted: tuple(world.ask(["huge"], lambda: huge(wanted))))
 
@@ -292,21 +296,26 @@ def _of_the_pool(world: World, put: Put) -> None:
         made = world.ask(
             ["add_file", world.file(fd)], lambda: real["add_file"](self, fd, size, unit, was)
         )
+        of_files[made[0]] = books_of(self, made[0])
         return made[0], made[1] if self._pointer else -1
 
-    def books(self: Any, n: int) -> uffd_pool.Books:
+    def books_of(self: Any, n: int) -> uffd_pool.Books:
         chunks = world.ask(["books", n], lambda: len(real["books"](self, n)[0]))
         empty = np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32)
-        seen = real["books"](self, n)[:2] if self._pointer else empty
+        seen = map(np.asarray, real["books"](self, n)[:2]) if self._pointer else empty
         # nothing is kept for others, and nothing was evicted before
         small = np.zeros((2, chunks), np.uint8)
-        return uffd_pool.Books(*world.mapped(n, *seen), *small, np.zeros(chunks, np.uint32))
+        arrays = *world.mapped(n, *seen), *small, np.zeros(chunks, np.uint32)
+        return uffd_pool.Books(*(each.data for each in arrays))
 
-    def submit(self: Any, job: int, n: int, offset: int, length: int, due_ns: int = 0) -> bool:
+    def books(self: Any, n: int) -> uffd_pool.Books:
+        return of_files[n]
+
+    def submit(self: Any, job: int, n: int, offset: int, length: int, **more: Any) -> bool:
         world.decide("fill", n, offset, length)
         return bool(world.ask(
             ["pool_submit", job, n, offset, length],
-            lambda: real["submit"](self, job, n, offset, length, due_ns),
+            lambda: real["submit"](self, job, n, offset, length, **more),
         ))  # fmt: skip
 
     def reap(self: Any) -> list[uffd.WarmResult]:
@@ -330,7 +339,11 @@ def _of_the_pool(world: World, put: Put) -> None:
         if self._pointer:
             real["set_budget"](self, size, keep_bytes)
 
-    for each in (add_file, books, submit, reap, drain, set_victims, set_budget):
+    def say_random(self: Any, n: int, so: bool) -> None:
+        if self._pointer:
+            real["say_random"](self, n, so)
+
+    for each in (add_file, books, submit, reap, drain, set_victims, set_budget, say_random):
         put(uffd_pool.Pool, each.__name__, each)
     for name in ("used_bytes", "victims_left", "forget_file", "park_file", "evictions"):
 

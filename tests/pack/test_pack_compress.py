@@ -56,8 +56,8 @@ def test_each_value_is_compressed_and_everybody_undoes_it(tmp_path: Path) -> Non
     assert {key: one.decompress(value) for key, value in stored.items()} == files
     data = Packed(path)
     assert {name.encode(): data[i][0] for i, (name, _) in enumerate(data.samples)} == files
-    assert verify(str(path), (), nothing) == (len(files), 0)
-    assert unpack(str(path), str(tmp_path / "back"), nothing) == (len(files), 0)
+    assert verify(str(path), (), nothing) == (len(files), 0, 0)
+    assert unpack(str(path), str(tmp_path / "back"), nothing) == (len(files), 0, 0)
     assert read_tree(tmp_path / "back") == files
 
 

@@ -57,7 +57,7 @@ def test_each_damaged_byte_is_found_or_read_from_by_nobody(tmp_path: Path, flips
         flipped(data, at, bit)
         told: list[str] = []
         try:
-            same, other = verify(str(path), (), told.append)
+            same, other, _ = verify(str(path), (), told.append)
             seen["named" if other else "not read"] += 1
             assert len(told) >= min(other, 1)
             if not other:
@@ -151,10 +151,30 @@ def test_a_damaged_value_is_named_and_the_others_unpacked(tmp_path: Path) -> Non
     path, value = max(files.items(), key=lambda item: len(item[1]))
     flipped(data, data.read_bytes().index(value) + 1000, 3)
     done = command("unpack", tmp_path / "o.lmdb", "-o", tmp_path / "out")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == (
         f"uffdprefetch: not written: {path.decode()}: damaged in the database:"
         " its bytes are not those that were packed\n"
     )
     assert f"{len(files) - 1} files written, 1 not" in done.stdout
     assert not (tmp_path / "out" / path.decode()).exists()
+    verified = command("pack", "-o", tmp_path / "o.lmdb", "--verify")
+    assert verified.returncode == 2 and f"{len(files) - 1} files as" in verified.stdout
+
+
+@pytest.mark.parametrize("words", [("pack", "--verify", "-o"), ("pack", "--list", "-o"),
+                                   ("unpack", "-o", "{out}")],
+                         ids=["verify", "list", "unpack"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["a file", "nothing", "an empty directory"])
+def test_what_cannot_be_a_packed_database_is_status_2(
+    tmp_path: Path, words: tuple[str, ...], kind: str
+) -> None:
+    path = tmp_path / "o.lmdb"
+    if kind == "a file":
+        path.write_bytes(b"x" * 5000)
+    elif kind == "an empty directory":
+        path.mkdir()
+    done = command(*(word.format(out=tmp_path / "out") for word in words), path)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stderr.startswith(f"uffdprefetch: cannot read {path}: ")
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -37,7 +37,7 @@ def check_goes_on(path: Path, tree: Path, count: int, told: str, cure: str = "ma
         assert not stored.description.complete
     done = command("pack", tree, "-o", path, "--resume")
     assert done.returncode == 0, done.stderr
-    assert verify(str(path), (), print) == (count, 0)
+    assert verify(str(path), (), print) == (count, 0, 0)
 
 
 @pytest.mark.slow

@@ -66,8 +66,8 @@ def check_whole(path: Path, tree: Path, files: dict[bytes, bytes], undisturbed: 
     def nothing(text: str) -> None:
         raise AssertionError(text)
 
-    assert verify(str(path), (), nothing) == (len(files), 0)
-    assert unpack(str(path), f"{path}.back", nothing) == (len(files), 0)
+    assert verify(str(path), (), nothing) == (len(files), 0, 0)
+    assert unpack(str(path), f"{path}.back", nothing) == (len(files), 0, 0)
     assert read_tree(Path(f"{path}.back")) == files
     orders = []
     for each in (path, undisturbed):

@@ -54,8 +54,8 @@ def test_a_file_is_a_record_and_its_path_the_key(tmp_path: Path) -> None:
             assert (entry.size_bytes, entry.mtime_ns, entry.sha256) == (
                 status.st_size, status.st_mtime_ns, digest,
             )  # fmt: skip
-    assert verify(str(tmp_path / "o.lmdb"), (), nothing) == (len(files), 0)
-    assert unpack(str(tmp_path / "o.lmdb"), str(tmp_path / "back"), nothing) == (len(files), 0)
+    assert verify(str(tmp_path / "o.lmdb"), (), nothing) == (len(files), 0, 0)
+    assert unpack(str(tmp_path / "o.lmdb"), str(tmp_path / "back"), nothing) == (len(files), 0, 0)
     assert read_tree(tmp_path / "back") == files
     some = next(iter(files)).decode()
     times = [os.stat(tmp_path / root / some).st_mtime_ns for root in ("tree", "back")]
@@ -232,7 +232,7 @@ def test_what_is_new_or_changed_is_taken_by_resume_and_nothing_else_is_read(
     result = packed(tmp_path / "tree", tmp_path / "o.lmdb", resume=True)
     assert result.gone == 1 and packing.status(result) == 1
     told: list[str] = []
-    assert verify(str(tmp_path / "o.lmdb"), (), told.append) == (len(files), 1)
+    assert verify(str(tmp_path / "o.lmdb"), (), told.append) == (len(files), 1, 0)
     assert told == [f"{changed.decode()}: the source does not have it any more"]
 
 
@@ -317,7 +317,7 @@ def test_tars_are_read_as_streams_compressed_or_not(
     result = packed(both, tmp_path / "o.lmdb")
     assert plainly(tmp_path / "o.lmdb") == files
     assert result.left_out.summary() == "1 link"
-    assert verify(str(tmp_path / "o.lmdb"), (), nothing) == (len(files), 0)
+    assert verify(str(tmp_path / "o.lmdb"), (), nothing) == (len(files), 0, 0)
     assert packed(both, tmp_path / "o.lmdb", resume=True).written == 0
     with pytest.raises(UffdPrefetchError, match="--shuffle: a tar is read from"):
         packed(both, tmp_path / "s.lmdb", seed=1)
@@ -398,7 +398,7 @@ def test_nothing_is_written_out_of_the_directory_or_over_something(tmp_path: Pat
     hostile.complete(layout.PackDescription(("x",), complete=True))
     hostile.close()
     told: list[str] = []
-    assert unpack(str(tmp_path / "o.lmdb"), str(tmp_path / "in" / "to"), told.append) == (1, 3)
+    assert unpack(str(tmp_path / "o.lmdb"), str(tmp_path / "in" / "to"), told.append) == (1, 3, 0)
     assert read_tree(tmp_path / "in") == {b"to/good": b"x"}
     with pytest.raises(UffdPrefetchError, match="there is something in it") as raised:
         unpack(str(tmp_path / "o.lmdb"), str(tmp_path / "in"), told.append)

@@ -137,7 +137,7 @@ static void change_pool(void)
 {
 	int f = (int)below(&state, FILES);
 	struct up_warm_job job = { .id = 1, .fd = file[f].number, .offset = below(&state, file[f].bytes),
-				   .length = 1 + below(&state, 6 * chunk) };
+				   .length = 1 + below(&state, 6 * chunk), .record = (uint32_t)below(&state, 2) };
 
 	look_after_pool();
 	switch (below(&state, 5)) {

@@ -27,6 +27,7 @@ from uffdprefetch.doctor import faults, machine, reads, show, site, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
 from uffdprefetch.native import opens
 from uffdprefetch.native import syscalls as sc
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.trace.record import bpf_compiler
 
 
@@ -339,6 +340,16 @@ def test_what_is_ready_needs_no_cure() -> None:
     assert told.startswith("works with limits") and f"\ncure: {site.COMMAND}\n" in told
 
 
+def test_each_line_says_why() -> None:
+    """Of the pool none did, as where this user gets no userfaultfd."""
+    no_pool = Check("pool", NOTE, "no userfaultfd: /dev/userfaultfd is 0600", "runs as cache")
+    told = show.short(doctor.assess([*checks(), no_pool]))
+    assert "\npool: runs as cache (no userfaultfd: /dev/userfaultfd is 0600)\n" in told
+    said = Check("read_ahead_kb", NOTE, "128 (sysfs)", "128 (sysfs): 59.6 MB/s at most")
+    told = show.short(doctor.assess([*checks(), said]))
+    assert "\nread_ahead_kb: 128 (sysfs): 59.6 MB/s at most\n" in told
+
+
 # ---- storage ------------------------------------------------------------------------------------
 
 
@@ -428,11 +439,15 @@ def test_a_small_cgroup_cuts_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(machine, "cgroup_limit_bytes", lambda: 256 << 20)
     found = machine.memory(4 << 30)
     assert found.status == LIMIT and "256 MiB" in found.found
+    assert found.remedy == f"run it {Limit.CGROUP.raised_to(0)}"
     with monkeypatch.context() as full:
         full.setattr(cgroup, "left_bytes", lambda: 33 << 20)
         found = machine.memory(4 << 30)
     assert found.status == CANNOT and found.found.startswith("33 MiB are left in the memory")
     monkeypatch.setattr(machine, "cgroup_limit_bytes", lambda: None)
+    monkeypatch.setattr(machine, "_mem_available_bytes", lambda: 7 << 30)
+    found = machine.memory(4 << 30)
+    assert found.status == LIMIT and found.remedy == f"run it {Limit.MEMORY.raised_to(0)}"
     monkeypatch.setattr(machine, "_mem_available_bytes", lambda: 64 << 30)
     assert machine.memory(4 << 30).status == OK
 

@@ -133,6 +133,7 @@ def test_a_mapping_that_a_child_inherits_is_told(
 def test_a_budget_below_the_least_is_told_with_what_follows() -> None:
     found = pool.memory(Config(engine="pool", budget_bytes=4096))
     assert found.status == LIMIT and "1 MiB at least" in found.follows
+    assert found.remedy is not None and "leave --budget out (4 GiB)" in found.remedy
 
 
 def test_a_small_machine_bounds_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,8 @@ def test_a_small_machine_bounds_the_pool(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(limits, "pool_bytes", bounded)
     found = pool.memory(POOL)
     assert (found.status, found.values["allowed_bytes"]) == (LIMIT, 48 << 20)
-    assert "48 MiB of --budget 4 GiB (cgroup memory limit)" in found.found
+    assert "48 MiB of --budget 4 GiB (cgroup memory limit, and an eighth of it" in found.found
+    assert found.remedy == f"run it {Limit.CGROUP.raised_to(0)}"
     assert pool.memory(Config()).status == NOTE
     assert pool.memory(Config(engine="pool", budget_bytes=32 << 20)).status == OK
 

@@ -75,9 +75,14 @@ def test_a_service_that_fell_back_is_the_one_that_was_asked_for() -> None:
 # ---- whole runs ---------------------------------------------------------------------------------
 
 
+#: A job that ends when its service is up.
+MEETS_ITS_SERVICE = 'until [ -s "$UFFDPREFETCH_SOCKET.lock" ]; do sleep 0.01; done'
+
+
 def wrap(env: dict[str, str], out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    job = ("--", "sh", "-c", MEETS_ITS_SERVICE)
     return subprocess.run(
-        uffdprefetch("wrap", "-f", "-o", str(out), "--engine", "pool", *words, "--", "true"),
+        uffdprefetch("wrap", "-f", "-o", str(out), "--engine", "pool", *words, *job),
         env=env, capture_output=True, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip
 

@@ -441,6 +441,42 @@ def test_a_file_system_that_is_not_known_to_be_local_may_be_written_elsewhere(
         file.close()
 
 
+def test_files_that_wait_for_their_device_are_asked_about_when_it_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a thousand that have just been read each turn went over all."""
+    files = {}
+    for name in "abcde":
+        write_records(tmp_path / name, PAGE)
+        file = FileState.open(reopen(os.open(tmp_path / name, os.O_RDONLY)), name)
+        file.guard.network = True
+        files[file.key] = file
+    event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    one = Freshness(files, {}, Ledger(), lambda *_: None, lambda: 1, event_fd)
+    begun, looks = list[str](), list[str]()
+    begin = one._begin
+
+    def counted(file: FileState, now: int) -> bool:
+        looks.append(file.path)
+        if not begin(file, now):
+            return False
+        begun.append(file.path)
+        return True
+
+    monkeypatch.setattr(one, "_begin", counted)
+    reap, held = one._checker.reap, list[bool]([True])
+    monkeypatch.setattr(one._checker, "reap", lambda: [] if held[0] else reap())
+    for _ in range(50):
+        one.step(1)
+    assert (len(begun), len(looks)) == (freshness.PER_DEVICE, freshness.PER_DEVICE + 1)
+    held[0] = False
+    wait_until(lambda: one.step(1) or len(begun) == 5, "the others' turn")  # type: ignore[func-returns-value]
+    one.close()
+    for file in files.values():
+        file.close()
+    os.close(event_fd)
+
+
 def test_what_moved_says_what_ends_the_service_of_a_file() -> None:
     was = Times(10, 20, 30)
     assert freshness.what_moved(was, was) is None

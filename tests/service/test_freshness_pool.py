@@ -19,7 +19,7 @@ from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.files import SAMPLED_BYTES, sampled_pages
+from uffdprefetch.pool.sampled_pages import SAMPLED_BYTES, sampled_pages
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.state.pool_file import PoolFile
 
@@ -37,10 +37,8 @@ class Filled:
         self.pool = uffd_pool.Pool(4 * SIZE_BYTES, BLOCK_BYTES, 4, self.event_fd)
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         number, memfd = self.pool.add_file(self.fd, SIZE_BYTES)
-        self.file = PoolFile(
-            self.pool, number, memfd, BLOCK_BYTES, *self.pool.books(number).in_memory
-        )
-        self.state = self.file.state
+        self.file = PoolFile(self.pool, number, memfd, BLOCK_BYTES)
+        self.state = np.asarray(self.file.books.state)
 
     def submit(self) -> None:
         assert self.pool.submit(1, self.file.number, 0, SIZE_BYTES)
@@ -165,15 +163,14 @@ def test_a_sample_is_one_page_of_each_4_mib_that_are_there_another_one_each_time
     filled: Callable[[Path], Filled], path: Path
 ) -> None:
     one = filled(path)
-    random = np.random.default_rng(1)
-    assert sampled_pages(one.file, SIZE_BYTES, 100, random) == []
+    assert sampled_pages(one.file, SIZE_BYTES, 100) == []
     one.fill()
     cells = SIZE_BYTES // SAMPLED_BYTES
     seen = set()
     for _ in range(50):
-        pages = sampled_pages(one.file, SIZE_BYTES, 100, random)
+        pages = sampled_pages(one.file, SIZE_BYTES, 100)
         assert pages == sorted(pages)
         assert [p * PAGE // SAMPLED_BYTES for p in pages] == list(range(cells))
         seen.update(pages)
     assert len(seen) > 40 * cells
-    assert len(sampled_pages(one.file, SIZE_BYTES, 2, random)) == 2
+    assert len(sampled_pages(one.file, SIZE_BYTES, 2)) == 2

@@ -106,7 +106,7 @@ def victims(
                 return alive[-1]
             cwd = tmp_path_factory.mktemp("victim")
             with owned_by(ours):
-                env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
+                env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "hub")}
                 env[PATIENCE_VARIABLE] = "400"
             start = stack.enter_context(jobs(env, cwd))
             alive.append(Victim(start(python(VICTIM, records.path)), records))

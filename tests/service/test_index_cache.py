@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    return {"UFFDPREFETCH_RUNDIR": str(tmp_path / "run")}
+    return {"UFFDPREFETCH_RUNDIR": str(tmp_path / "hub")}
 
 
 @pytest.fixture

@@ -174,13 +174,13 @@ def test_sigterm_ends_a_service_that_nobody_uses(
     env: dict[str, str], children: Children, tmp_path: Path
 ) -> None:
     env["UFFDPREFETCH_RUN"] = "test"
-    path = socket_path(str(tmp_path / "run"), "test")
-    os.mkdir(tmp_path / "run", 0o700)
+    path = socket_path(str(tmp_path / "hub"), "test")
+    os.mkdir(tmp_path / "hub", 0o700)
     service = children(uffdprefetch("serve", "--socket", path, "--log", f"{path}.log"), env=env)
     assert service_pid(env) == service.pid
     service.terminate()
     assert service.wait(HANG_SECONDS) == 0
-    assert os.listdir(tmp_path / "run") == []
+    assert os.listdir(tmp_path / "hub") == []
 
 
 # ---- control groups -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ What does not grow over attaches, and a huge file, is tests/faults/test_stabilit
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 from pathlib import Path
@@ -27,6 +28,7 @@ from harness import (
 )
 from paths import SUPPORT
 
+from uffdprefetch.base import limits
 from uffdprefetch.demo.bed import SlowBed
 from uffdprefetch.predict.checkpoints import CHECKPOINTS_MAX
 
@@ -149,10 +151,45 @@ def test_a_service_without_descriptors_serves_whom_it_has_and_recovers(
     limit_descriptors(service, 1000)
     read("managed")
     most = descriptors + OWN_DESCRIPTORS
-    wait_until(lambda: fd_count(service) <= most, "its descriptors to be the same again")
+
+    def what_is_open() -> str:
+        links = sorted(os.readlink(link) for link in Path(f"/proc/{service}/fd").iterdir())
+        return f"its descriptors to be {most} at most again, of {links}"
+
+    wait_until(lambda: fd_count(service) <= most, what_is_open)
     assert work.service() == service
     work.tell("end")
     assert work.finish().status == 0
+
+
+MANY = """
+maps = [Mapping(path).managed() for path in sys.argv[1:5]]
+more = [Mapping(path) for path in sys.argv[5:]]
+say(all=len(maps) + len(more), read=sum(m.view[0] for m in more))
+hear()
+"""
+
+
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+def test_with_as_few_descriptors_as_it_needs_it_serves_some_and_names_the_limit(
+    job: Start, tmp_path: Path, engine: str
+) -> None:
+    least = limits.DESCRIPTORS_LEAST
+    paths = [tmp_path / f"{number}.bin" for number in range(30)]
+    for path in paths:
+        path.write_bytes(bytes(2 << 20))
+    options = ("--engine", engine, "--reads", "off", "--strict")
+    work = job(python(MANY, *paths), options=options, before=("prlimit", f"--nofile={least}"))
+    assert work.line()["all"] == len(paths)
+    work.tell()
+    done = work.finish()
+    assert done.status == 0 and done.summary is not None
+    assert not done.summary["service"]["died"]
+    refused = [one for one in done.summary["unserved"] if one["reason"] == "not-followed"]
+    assert len(paths) // 2 < len(refused) < len(paths), "with twice as many half are served"
+    assert {one["why"] for one in refused} == {
+        f"it cannot be opened: RLIMIT_NOFILE is {least} (ulimit -n)"
+    }
 
 
 @pytest.mark.parametrize("soft", [64, 256])

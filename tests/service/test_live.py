@@ -210,7 +210,7 @@ def test_a_program_that_cannot_be_executed_is_127_as_ever(
 def test_without_a_service_there_is_nothing_to_show_and_the_job_runs(
     env: dict[str, str], tmp_path: Path
 ) -> None:
-    os.symlink("/", tmp_path / "run")
+    os.symlink("/", tmp_path / "hub")
     del env["UFFDPREFETCH_STRICT"]
     words = [*wrapped(*LIVE), "sh", "-c", "echo ran; exit 4"]
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True)
@@ -290,7 +290,7 @@ def test_one_launcher_of_a_job_shows_and_the_others_leave_it_to_it(
         process.stdin.close()
         assert process.wait(HANG_SECONDS) == 1  # read found the end
         process.stdin = None
-    assert not list((tmp_path / "run").glob("*.live"))
+    assert not list((tmp_path / "hub").glob("*.live"))
 
 
 # ---- on a terminal ------------------------------------------------------------------------------

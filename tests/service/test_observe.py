@@ -7,13 +7,14 @@ import mmap
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import require, wait_until
-from harness import Start, snapshot, write_records
+from harness import Job, Start, snapshot, write_records
 
 from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, file_readers
 from uffdprefetch.report.summary import short_lines
@@ -138,6 +139,42 @@ int main(int argc, char **argv)
 """
 
 
+#: Maps a file beyond its end, lets it grow, and ends when it is told.
+GROWS = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t,
+    ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+assert libc.mmap(None, 4 << 20, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0) != 2**64 - 1
+os.truncate(sys.argv[1], 4 << 20)
+sys.stdin.readline()
+"""
+
+
+def ended_once_found(run: Job, path: Path) -> dict[str, Any]:
+    """The summary of a job that ends when the service has found its mapping."""
+
+    def served() -> bool:
+        return any(file.path == str(path) and file.served_by for file in snapshot(run.env).files)
+
+    run.service()
+    wait_until(served, "the service to find it")
+    run.tell()
+    summary = run.finish().good().summary
+    assert summary is not None
+    return summary
+
+
+def test_a_mapping_of_a_file_that_grows_is_told_as_what_it_is(job: Start, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(4096))
+    run = job([sys.executable, "-c", GROWS, str(path)])
+    summary = ended_once_found(run, path)
+    assert summary["coarse"] == {str(path): Coarse.PAST_LIBC.words}
+
+
 def test_why_a_static_program_is_found_late_is_told(job: Start, tmp_path: Path) -> None:
     require(shutil.which("gcc"), "gcc is not installed")
     program, path = tmp_path / "static", tmp_path / "data"
@@ -148,15 +185,7 @@ def test_why_a_static_program_is_found_late_is_told(job: Start, tmp_path: Path) 
     require(built.returncode == 0, f"no static libc: {built.stderr}")
     write_records(path, 4 * MIB)
     run = job([str(program), str(path)])
-
-    def served() -> bool:
-        return any(file.path == str(path) and file.served_by for file in snapshot(run.env).files)
-
-    run.service()
-    wait_until(served, "the service to find it")
-    run.tell()
-    summary = run.finish().good().summary
-    assert summary is not None
+    summary = ended_once_found(run, path)
     assert summary["coarse"] == {str(path): Coarse.STATIC.words}
     told = short_lines(summary)[1:]
     assert told == [

@@ -63,7 +63,7 @@ UFFDS: dict[str, Callable[[], int]] = {
 def victim(tmp_path_factory: pytest.TempPathFactory, records: Records) -> Iterator[Victim]:
     """An honest job, which reads through a pool of a quarter of its file."""
     cwd = tmp_path_factory.mktemp("victim")
-    env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
+    env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "hub")}
     with jobs(env, cwd) as start:
         options = ("--engine", "pool", "--budget", "6MiB")
         yield Victim(start(python(VICTIM, records.path), options=options), records)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cgroups import entering, kills, memory_group
-from conftest import require, wait_until
+from conftest import QUICK_VARIABLE, require, wait_until
 from harness import (
     MIB,
     Records,
@@ -55,6 +55,36 @@ class Peak(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self.join()
+
+
+@pytest.mark.parametrize(("quick_ns", "served_by"), [("1000000000", "page_tables"), ("-1", "pool")])
+def test_what_lies_on_a_quick_disk_is_left_to_the_page_cache(
+    job: Start, records: Records, quick_ns: str, served_by: str
+) -> None:
+    """One that answers within a second is quick here, or none is."""
+    if not os.major(os.stat(records.path).st_dev):
+        pytest.skip("the temporary directory is on no disk of this machine")
+    words = python("say(digest=Mapping(sys.argv[1]).digest())", records.path)
+    done = job(words, POOL, **{QUICK_VARIABLE: quick_ns}).finish().good()
+    assert done.lines == [{"digest": records.digest}]
+    assert done.summary is not None
+    (file,) = done.summary["files"]
+    assert file["served_by"] == served_by
+    notes = "\n".join(done.summary["degradations"])
+    assert ("served by the page cache" in notes) == (served_by == "page_tables")
+
+
+@pytest.mark.parametrize(("budget", "has_numpy"), [("1GiB", False), ("6MiB", True)])
+def test_numpy_is_loaded_when_room_is_short_and_before_the_job_comes_where_it_always_is(
+    job: Start, records: Records, budget: str, has_numpy: bool
+) -> None:
+    code = "m = Mapping(sys.argv[1])\nsay(digest=m.digest())\nhear()\n"
+    work = job(python(code, records.path), ("--engine", "pool", "--budget", budget))
+    assert work.line() == {"digest": records.digest}
+    maps = Path(f"/proc/{work.service()}/maps").read_text()
+    assert ("/numpy/" in maps) == has_numpy
+    work.tell()
+    work.finish().good()
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

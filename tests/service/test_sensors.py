@@ -16,6 +16,7 @@ import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from snapshots import rank, snapshot
 
+from uffdprefetch.base import procfs
 from uffdprefetch.protocol.snapshot import UnservedProcess
 from uffdprefetch.view import births, sensors, taskstats
 from uffdprefetch.view.births import Birth, ProcessEvents
@@ -86,8 +87,8 @@ LOADER = "7f1000000000-7f1000001000 r-xp 00000000 08:01 6 /lib64/ld-linux-x86-64
 
 def test_the_preload_object_is_known_by_name_or_by_our_link() -> None:
     for name in ("/x/uffdprefetch/_preload.abi3.so", "/run/u/preload-1f.so", "/b/asan/preload.so"):
-        assert sensors.preloaded(f"{MAPS}7f2-7f3 r-xp 0 08:01 7 {name}\n"), name
-    assert not sensors.preloaded(MAPS + LOADER)
+        assert procfs.preloaded(f"{MAPS}7f2-7f3 r-xp 0 08:01 7 {name}\n"), name
+    assert not procfs.preloaded(MAPS + LOADER)
     assert sensors.loading(MAPS + LOADER) and not sensors.loading(MAPS)
     assert not sensors.loading(MAPS + LOADER + "7f4-7f5 r-xp 0 08:01 8 /lib/libc.so.6\n")
     assert sensors.why_not_preloaded(MAPS) == "statically linked"

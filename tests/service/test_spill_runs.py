@@ -102,6 +102,26 @@ def test_a_place_that_is_no_disk_of_this_node_is_told_and_the_run_goes_on(
     assert "/dev/shm" in told and "tmpfs" in told
 
 
+def test_where_no_file_may_be_so_large_the_tier_is_smaller_and_a_line_says_so(
+    job: Start, far: Records, place: Path
+) -> None:
+    limit = -(-far.size_bytes // MIB) * MIB  # a memfd has it, too
+    done = (
+        job(
+            python(EPOCHS, far.path, 3), options=(*POOL, "--spill", f"{place}:1GiB"),
+            before=("prlimit", f"--fsize={limit}"),
+        )
+        .finish()
+        .good()
+    )  # fmt: skip
+    assert done.lines == [{"pooled": True, "digest": far.digest}]
+    spill = done.summary["pool"]["spill"]
+    assert spill["size_bytes"] == limit and spill["read_bytes"] > 0
+    assert spill["errors"] == {} and spill["ended"] is None
+    (told,) = [one for one in done.summary["degradations"] if "--spill" in one]
+    assert "ulimit -f" in told
+
+
 def held_there(pid: int | str, place: Path) -> list[int]:
     """Bytes of the files below ``place`` that a process has open."""
     found = []

@@ -416,6 +416,17 @@ def test_without_the_program_a_line_says_so_and_the_job_runs(home: Home) -> None
 # ---- the commands ---------------------------------------------------------------------------
 
 
+def test_where_no_file_may_be_written_the_job_runs(home: Home) -> None:
+    """RLIMIT_FSIZE holds for the memory by which the replay is told, too."""
+    home.keep()
+    words = uffdprefetch("wrap", f"--learn={KEY}", "--", "sh", "-c", "exit 7")
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *words], env=home.env,
+        cwd=home.directory, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+
+
 def test_profiles_are_listed_shown_exported_and_removed(home: Home) -> None:
     assert home.run("profile", "list").stdout == f"no start profile in {home.profiles}\n"
     path = home.keep()

@@ -302,6 +302,6 @@ def test_a_start_is_recorded_as_for_root(nobody: Nobody, env: dict[str, str]) ->
         path = nobody.work / "cache" / "uffdprefetch" / "profiles" / f"{name}.upl"
         entries = profile_store.load(str(path)).entries
         wanted[name] = {one.path for one in entries if one.kind is EntryKind.FILE}
-        shutil.rmtree(nobody.work / "run")  # it is its user's alone
+        shutil.rmtree(nobody.work / "hub")  # it is its user's alone
     assert len(wanted["root"]) > 30
     assert len(wanted["nobody"] & wanted["root"]) >= 0.95 * len(wanted["root"])

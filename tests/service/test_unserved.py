@@ -150,6 +150,7 @@ def check(summary: dict[str, Any], reason: Reason, told: str, size_bytes: int) -
 def test_each_reason_is_tried_here() -> None:
     elsewhere = {Reason.NOT_OPENED, Reason.PAGE_TABLE, Reason.TOO_LARGE}  # below
     elsewhere |= {Reason.PROGRAM}  # kernel/test_preload_alone.py
+    elsewhere |= {Reason.NOT_FOLLOWED}  # test_wrap_service.py
     hostile = {Reason.ANOTHER_FILE}  # test_hostile_clients.py: no program of libc's can
     assert set(CASES) | elsewhere | hostile == set(Reason)
     assert {one for one, case in CASES.items() if case.mended is None} == {

@@ -15,10 +15,11 @@ import pytest
 from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
 from fake_service import SUMMARY_JSON
 
+from uffdprefetch.base import limits
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory
-from uffdprefetch.launch import nothing_reported, service
+from uffdprefetch.launch import getting_on, nothing_reported, service
 from uffdprefetch.launch.address import Address, address_of
 from uffdprefetch.launch.environment import preloadable, prepend_preload
 from uffdprefetch.protocol import leftovers
@@ -147,6 +148,18 @@ def test_nothing_is_overwritten_without_force(
     assert document(old) == SUMMARY_JSON
 
 
+@pytest.mark.parametrize("given", ["place", "place/", "."])
+def test_of_a_directory_the_summary_is_in_it(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], given: str
+) -> None:
+    fake("good")
+    (tmp_path / "place").mkdir()
+    done = wrap({**env, "RANK": "3"}, tmp_path, "true", options=("-o", given))
+    made = tmp_path / given / f"{os.uname().nodename}.test.3.summary.json"
+    assert done.returncode == 0 and document(made) == SUMMARY_JSON
+    assert list(tmp_path.rglob("*.json")) == [made]
+
+
 def test_only_the_last_of_several_launchers_reports(
     env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], children: Start
 ) -> None:
@@ -222,11 +235,66 @@ def test_a_summary_that_is_garbage_is_one_line(
     assert b"not JSON" in done.stderr and done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("kib", "lines"),
+    [
+        (1, ["what was gained is not known: {limit}",
+             "summary not written: [Errno 27] File too large"]),
+        (64, ["served nothing: no mapping was served",
+              "not served: program python3: what it maps is not followed: {limit}",
+              "try: let it have what it lacks (ulimit -a)"]),
+    ],
+)  # fmt: skip
+def test_where_no_file_may_grow_that_is_what_is_said(
+    env: dict[str, str], tmp_path: Path, kib: int, lines: list[str]
+) -> None:
+    """RLIMIT_FSIZE holds for the memory by which a service tells, and shares with the job, too."""
+    path, limit = tmp_path / "data", f"RLIMIT_FSIZE is {kib} KiB (ulimit -f)"
+    path.write_bytes(bytes(17 << 20))
+    env["UFFDPREFETCH_RUN"] = "test"
+    program = (
+        "import mmap, sys, time; file = open(sys.argv[1], 'rb');"
+        "m = mmap.mmap(file.fileno(), 0, prot=1); time.sleep(0.5)"
+    )
+    words = uffdprefetch("wrap", "--", "python3", "-c", program, str(path))
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit -f {kib}; exec "$@"', "bash", *words], env=env, cwd=tmp_path,
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    limit += ", which holds for shared memory, too"
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [f"uffdprefetch: {one.format(limit=limit)}" for one in lines]
+    (log,) = Path(env["UFFDPREFETCH_RUNDIR"]).glob("*.log")
+    assert log.read_text().endswith(f" WARNING peer dropped: {limit}\n")
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+@pytest.mark.parametrize("most", [8, 16, 32, 63])
+def test_where_few_descriptors_are_allowed_the_job_runs_without(
+    env: dict[str, str], tmp_path: Path, most: int, engine: str, strict: bool
+) -> None:
+    """A service that lacks one ends somewhere, in the middle of something."""
+    words = uffdprefetch(
+        "wrap", "--engine", engine, *["--strict"][:strict], "sh", "-c", "ulimit -n"
+    )
+    done = subprocess.run(
+        ["prlimit", f"--nofile={most}", *words], env=env, cwd=tmp_path, capture_output=True,
+        text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    without = "" if strict else "running the job without prefetching: "
+    said = f"RLIMIT_NOFILE is {most} (ulimit -n): a service needs {limits.DESCRIPTORS_LEAST}"
+    assert done.stderr == f"uffdprefetch: {without}{said}\n"
+    assert (done.returncode, done.stdout) == ((125, "") if strict else (0, f"{most}\n"))
+    assert not list(tmp_path.glob("hub/*"))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_no_service_is_a_warning_or_125_with_strict(
     env: dict[str, str], tmp_path: Path, strict: bool
 ) -> None:
-    os.symlink("/", tmp_path / "run")
+    os.symlink("/", tmp_path / "hub")
     options = ("--strict",) if strict else ()
     done = wrap(env, tmp_path, "echo", "ran", options=options)
     assert b"symbolic link" in done.stderr and done.stderr.count(b"\n") == 1
@@ -266,16 +334,38 @@ def test_the_service_is_started_if_nobody_listens(
     assert first.started.has_ended() and first.started.status == 0
 
 
+@pytest.mark.parametrize("has_socket", [True, False], ids=["", "somebody has removed its socket"])
 def test_a_service_that_nobody_came_to_is_ended_and_leaves_nothing(
-    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch, has_socket: bool
 ) -> None:
     runs_instead(monkeypatch, "sleep", "60")
     found = service.find_or_start(env, Config(), meeting)
-    assert found.started is not None and found.is_awaited()
+    if has_socket:
+        assert found.is_awaited()
+    else:
+        os.unlink(meeting.socket)
     assert os.path.isdir(meeting.socket + ".plan")  # what the job announces early is kept
     assert found.end_unused()
-    assert process_gone(found.started.pid)
+    assert found.started is not None and process_gone(found.started.pid)
     assert os.listdir(meeting.directory) == []
+
+
+def test_what_another_service_has_made_meanwhile_is_left_to_it(
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours has ended, and has removed its names, before we look."""
+    runs_instead(monkeypatch, "sleep", "60")
+    found = service.find_or_start(env, Config(), meeting)
+    assert found.started is not None
+    for path in Path(meeting.directory).iterdir():
+        path.unlink() if not path.is_dir() else path.rmdir()
+    another = leftovers.hold(meeting.socket + leftovers.LOCK)
+    assert another is not None and not found.end_unused()
+    assert leftovers.is_starting(meeting.socket)
+    leftovers.release(meeting.socket + leftovers.LOCK, another)
+    os.kill(found.started.pid, signal.SIGKILL)
+    wait_until(found.started.has_ended, "its end")
+    found.close()
 
 
 def test_a_service_that_is_up_is_not_ended(
@@ -311,6 +401,30 @@ def test_a_service_that_does_not_start_is_not_waited_for_without_end(
     with pytest.raises(UffdPrefetchError, match="does not start"):
         found.come_up()
     assert found.end_unused()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_one_that_stands_still_is_not_waited_for_when_the_job_is_over(
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """By the launcher that has started it, and by another one, which sees it by its socket."""
+    monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(getting_on, "STANDS_SECONDS", 0.0)
+    runs_instead(monkeypatch, "sleep", "60")
+    first = service.find_or_start(env, Config(), meeting)
+    second = service.find_or_start(env, Config(), meeting)
+    assert first.started is not None and second.started is None
+    waited: list[float] = []
+    monkeypatch.setattr(service.time, "sleep", waited.append)
+    with pytest.raises(TimeoutError):
+        (first if ours else second).client(job_is_over=True)
+    assert waited == [] and first.lives_on and not second.lives_on
+    second.close()
+    os.kill(first.started.pid, signal.SIGKILL)
+    monkeypatch.undo()
+    wait_until(first.started.has_ended, "its end")
+    first.close()
+    service.tidy(meeting.socket)
 
 
 def test_a_stranger_on_the_socket_is_not_believed(

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from harness import Job, Records, Start, listener, python, service_socket
 from paths import ROOT
 
 from uffdprefetch.launch import nothing_reported, replay
+from uffdprefetch.launch.service import START_TIMEOUT_SECONDS
 from uffdprefetch.orders import profile_store
 from uffdprefetch.orders.start_profile import StartProfile
 
@@ -161,6 +165,52 @@ def test_a_service_whose_socket_somebody_removes_is_not_waited_for(
     assert (done.status, done.lines) == (0, [{"again": records.digest}])
     assert "somebody has removed" in done.stderr
     wait_until(lambda: process_gone(service), "the end of a service that nobody can reach")
+    assert os.listdir(work.env["UFFDPREFETCH_RUNDIR"]) == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_job_that_is_over_does_not_wait_for_a_start_that_does_not_get_on(
+    job: Start, records: Records, gate: Callable[[], None], stopped: bool
+) -> None:
+    """Its mapping has called the service, which has not said a word to anybody."""
+    work = job(python(EARLY, records.path), UFFDPREFETCH_TEST_PATIENCE="10")
+    work.line()
+    (service,) = (pid for pid in children_of(work.process.pid) if is_service(pid))
+    if stopped:
+        os.kill(service, signal.SIGSTOP)
+    work.tell()
+    done = work.finish()
+    assert (done.status, done.lines) == (0, [{"again": records.digest}])
+    stood = ", for it stood still (SIGSTOP)" if stopped else ""
+    said = f"the service was not up when the job ended, and did not get on{stood}"
+    assert done.stderr.count("\n") == 1 and said in done.stderr
+    assert done.summary is not None and done.summary["service"]["silent"]
+    assert done.summary["rung_reason"] == said
+    gate()
+    wait_until(lambda: process_gone(service), "the end of a service that nobody waits for")
+    assert os.listdir(work.env["UFFDPREFETCH_RUNDIR"]) == []
+
+
+def test_a_job_that_is_over_waits_for_a_start_that_gets_on(
+    env: dict[str, str], job: Start, records: Records
+) -> None:
+    """Longer than one may stand still."""
+    site = Path(env["UFFDPREFETCH_RUNDIR"]).parent / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SLOW)
+    work = job(python(EARLY, records.path), UFFDPREFETCH_TEST_PATIENCE="10", PYTHONPATH=str(site))
+    work.line()
+    work.tell()
+    done = work.finish().good()
+    assert done.summary is not None and not done.summary["service"]["silent"]
+
+
+#: In the service's interpreter: a start of two seconds of a processor.
+SLOW = """
+import sys, time
+while "serve" in sys.orig_argv and time.process_time() < 2.0:
+    pass
+"""
 
 
 def is_service(pid: int) -> bool:
@@ -187,6 +237,93 @@ def test_a_mapping_waits_for_a_service_that_comes_in_time(
     assert line["digest"] == records.digest and line["checkpoints"] > 0
     work.tell()
     work.finish().good()
+
+
+POOLED = """
+say(begins=True)
+m = Mapping(sys.argv[1])
+say(digest=m.digest())
+"""
+
+
+def test_a_mapping_of_the_pools_waits_for_its_service_and_the_job_does_not(
+    job: Start, records: Records, gate: Callable[[], None]
+) -> None:
+    """It is the pool's from its beginning or never."""
+    options = ("--engine", "pool")
+    work = job(python(POOLED, records.path), options=options, UFFDPREFETCH_TEST_PATIENCE="10")
+    assert work.line() == {"begins": True}
+    time.sleep(0.2)  # more than is waited for a service that is up
+    assert listener(work.env) is None
+    gate()
+    done = work.finish().good()
+    assert done.lines == [{"digest": records.digest}]
+    assert done.summary is not None and done.summary["files"][0]["served_by"] == "pool"
+
+
+def test_nobody_waits_for_a_pool_whose_service_ends_at_its_start(
+    job: Start, records: Records, env: dict[str, str], gate: Callable[[], None]
+) -> None:
+    options = ("--engine", "pool")
+    work = job(python(POOLED, records.path), options=options, UFFDPREFETCH_TEST_PATIENCE="10")
+    assert work.line() == {"begins": True}
+    (service,) = (pid for pid in children_of(work.process.pid) if is_service(pid))
+    time.sleep(0.1)  # it is waited for
+    os.kill(service, signal.SIGKILL)
+    done = work.finish()
+    assert (done.status, done.lines) == (0, [{"digest": records.digest}])
+    assert "it ended with status -9" in done.stderr
+
+
+SIGNALLED = """
+import signal
+calls = []
+signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+m = Mapping(sys.argv[1])
+say(calls=calls)
+hear()
+say(digest=m.digest())
+"""
+
+
+def test_who_waits_for_a_pools_start_does_not_keep_a_signal_waiting(
+    job: Start, records: Records, gate: Callable[[], None]
+) -> None:
+    """The service stands still: the handler runs, and the mapping is done without."""
+    options = ("--engine", "pool")
+    work = job(python(SIGNALLED, records.path), options=options, UFFDPREFETCH_TEST_PATIENCE="10")
+    assert work.line() == {"calls": [1]}
+    assert listener(work.env) is None, "it is not up yet"
+    gate()
+    settle_in(work, records)
+    work.tell()
+    done = work.finish().good()
+    assert done.lines == [{"digest": records.digest}] and done.summary is not None
+    assert done.summary["files"][0]["served_by"] != "pool"
+
+
+def test_a_mapping_waits_for_a_start_as_long_as_a_launcher_does() -> None:
+    header = (ROOT / "csrc" / "job" / "job.h").read_text()
+    (steps,) = re.findall(r"#define UP_START_STEPS (\d+)", header)
+    (step_ns,) = re.findall(r"#define UP_WAIT_STEP_NS \((\d+) \* 1000 \* 1000\)", header)
+    assert int(steps) * int(step_ns) / 1000 == START_TIMEOUT_SECONDS
+
+
+def test_a_pool_that_stands_still_at_its_start_is_done_without(
+    job: Start, records: Records, gate: Callable[[], None]
+) -> None:
+    options = ("--engine", "pool")
+    again = "many = [Mapping(sys.argv[1]) for _ in range(50)]\nsay(all=len(many))\n"
+    code = python(POOLED + again, records.path)
+    work = job(code, options=options, UFFDPREFETCH_TEST_PATIENCE="10")
+    assert work.line() == {"begins": True}
+    assert work.line() == {"digest": records.digest}  # after ten seconds ...
+    assert work.line() == {"all": 50}  # ... and of fifty more nobody waits as long, 500 s
+    (lock,) = Path(work.env["UFFDPREFETCH_RUNDIR"]).glob("*.sock.lock")
+    assert lock.stat().st_size == 0 and time.time() - lock.stat().st_mtime > 10
+    gate()
+    assert work.finish().status == 0
 
 
 def test_who_came_to_a_service_that_another_rank_starts_has_it(

@@ -27,7 +27,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture
 def alone(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """An environment in which no service can be had, at once."""
-    os.symlink("/", tmp_path / "run")
+    os.symlink("/", tmp_path / "hub")
     return env
 
 
@@ -182,7 +182,7 @@ def test_the_job_has_exactly_the_descriptors_that_wrap_had(
     if with_service:
         fake("good")
     else:
-        os.symlink("/", tmp_path / "run")
+        os.symlink("/", tmp_path / "hub")
     with open(tmp_path / "out", "w") as out, open(os.devnull) as null, open(__file__) as extra:
         options = {"stdin": null, "stdout": out, "stderr": null, "pass_fds": (extra.fileno(),)}
         command = python(_LIST_DESCRIPTORS)
@@ -333,7 +333,7 @@ def test_disable_becomes_the_job_itself(env: dict[str, str], tmp_path: Path) -> 
     ignored = int(out.split()[-1], 16)
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
     assert err == b""
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "hub").exists()
 
 
 # ---- signals ------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Bed:
     def __init__(self, directory: Path, tracking: str, program: list[str]) -> None:
         self._bed = [os.environ[VARIABLE], "--dir", str(directory / "bed")]
         self.directory = directory
-        self.run_directory = directory / "run"
+        self.run_directory = directory / "hub"
         self.tracking = tracking
         self._program = program
         self._count = 0

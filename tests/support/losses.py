@@ -2,11 +2,12 @@
 """What may happen to the nodes of a run while they read from each other, and what becomes of it.
 
     python -m tests.support.losses [--times N] [--seed S] [--python INTERPRETER]
-        [--launcher COMMAND] [KIND...]
+        [--launcher COMMAND] [--disk] [KIND...]
 
 Nodes of a bed (tests/support/nodes_bed.py) run `wrap --cluster` over a program that reads a file
 again and again, more than one node's pool holds, so that each epoch moves bytes between nodes; in
-two turns of four more than all of them hold. At a random moment, or, every second time, when a node
+two turns of six more than all of them hold, in two others (``--disk``: in each) each node's disk
+has the rest (`--spill`). At a random moment, or, every second time, when a node
 has asked another one for something and has no answer yet, one thing happens. Each node that is left
 must read two more epochs, every one with the file's SHA-256. ``--python``: one whose mpi4py is
 another MPI's; ``--launcher``: as for wrap. Prints
@@ -30,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -44,9 +46,18 @@ from uffdprefetch.native.net import NetRing
 
 MIB = 1 << 20
 SIZE, NODES = 24 * MIB, 3
-#: Of each node: all together keep all of the file; or three of its six blocks, and the rest is
-#: passed on by those that have just read it.
-BUDGETS = 20 * MIB, 8 * MIB
+
+
+class Means(NamedTuple):
+    """Bytes of memory and of disk that each node has."""
+
+    budget: int
+    disk: int = 0
+
+
+#: All together keep all of the file; or three of its six blocks, and the rest is passed on by those
+#: that have just read it; or is on their disks.
+MEANS = Means(20 * MIB), Means(8 * MIB), Means(8 * MIB, 16 * MIB)
 #: A node that comes back does so within that: before and after the others have missed it.
 AWAY_SECONDS = 6.0
 AGAIN_SECONDS = 60.0
@@ -91,9 +102,9 @@ class Run:
     """A run that reads, and shares what it reads."""
 
     def __init__(
-        self, bed: Bed, far: Path, directory: Path, how: How, budget: int, spoils: int = -1
+        self, bed: Bed, far: Path, directory: Path, how: How, means: Means, spoils: int = -1
     ) -> None:
-        """``budget``: bytes, of each; ``spoils``: the node that sends other bytes than it has; -1:
+        """``means``: of each; ``spoils``: the node that sends other bytes than it has; -1:
         none does."""
         self.bed, self.directory = bed, directory
         name = f"losses-{time.monotonic_ns()}"
@@ -111,7 +122,9 @@ class Run:
                 environ |= {"SPOILED": str(self.spoiled), "SPOILS": bed.names[spoils]}
             words = [
                 *(how.python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
-                *("--budget", f"{budget >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),
+                *(("--spill", f"{directory}:{means.disk >> 20}MiB") if means.disk else ()),
+                *("--budget", f"{means.budget >> 20}MiB", "--min-size", "1MiB"),
+                f"--cluster={NODES}",
                 *("--meet", str(directory), "--share", f"{far.parent}/*"),
                 *(("--launcher", how.launcher) if how.launcher else ()),
                 *("-o", str(directory / f"out{node}"), "--"),
@@ -255,14 +268,14 @@ KINDS: dict[str, Happens] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """``budget``: bytes, of each node; ``out``: requests without an answer when it happened;
+    """``means``: of each node; ``out``: requests without an answer when it happened;
     ``longest``: what a program waited for 256 KiB, in seconds, and ``before`` it happened;
     ``corrupt``: answers that were refused; ``again``: seconds until those that were left shared
     again in another generation, None: they need not, or did not within AGAIN_SECONDS;
     ``storage``: of what they read then, how much came from the file system."""
 
     kind: str
-    budget: int
+    means: Means
     out: int
     epochs: int
     wrong: int
@@ -275,12 +288,12 @@ class Outcome:
 
 def happen(
     kind: str, bed: Bed, data: Data, directory: Path, how: How, chance: random.Random,
-    asking: bool = False, budget: int = BUDGETS[0],
+    asking: bool = False, means: Means = MEANS[0],
 ) -> Outcome:  # fmt: skip
     """One of a kind; ``asking``: when something was asked and not answered. Raises AssertionError
     where a node that is left does not go on."""
     spoils = chance.randrange(NODES) if kind == "spoiled" else -1
-    run = Run(bed, data.far, directory, how, budget, spoils)
+    run = Run(bed, data.far, directory, how, means, spoils)
     try:
         run.until_it_shares()
         generation = max(run.joined().values())
@@ -318,7 +331,7 @@ def happen(
         assert corrupt, f"of {len(said)} nodes none was sent what is spoiled"
         assert any(f"node {spoils} has sent" in text for text in noted), f"it is not named: {noted}"
     storage = round(read / (since * SIZE), 3)
-    return Outcome(kind, budget, out, len(epochs), wrong, corrupt, waited, longest, again, storage)
+    return Outcome(kind, means, out, len(epochs), wrong, corrupt, waited, longest, again, storage)
 
 
 @dataclass(frozen=True)
@@ -350,6 +363,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--launcher")
+    parser.add_argument("--disk", action="store_true", help="always with a disk tier")
     args = parser.parse_args(argv)
     found: dict[str, list[Outcome]] = {}
     how, bad = How(args.python, args.launcher), 0
@@ -364,7 +378,7 @@ def main(argv: list[str]) -> int:
                     with nodes_bed(NODES, directory) as bed:
                         one = happen(
                             kind, bed, file, directory, how, chance, turn % 2 == 0,
-                            BUDGETS[turn // 2 % 2],
+                            MEANS[2 if args.disk else turn // 2 % len(MEANS)],
                         )  # fmt: skip
                 except AssertionError as error:
                     bad += 1
@@ -374,14 +388,14 @@ def main(argv: list[str]) -> int:
                 found.setdefault(kind, []).append(one)
                 print(f"{kind} {turn}: {json.dumps(one.__dict__)}", flush=True)
     print("kind, times (while something was asked), epochs, wrong, longest wait s, sharing again s,"
-          " from storage then where much and little is kept")  # fmt: skip
+          " from storage then where much is kept, little, and the rest on disks")  # fmt: skip
     for kind, all_ in found.items():
         again = [one.again for one in all_ if one.again is not None]
         print(
             f"{kind}, {len(all_)} ({sum(o.out > 0 for o in all_)}),"
             f" {sum(o.epochs for o in all_)}, {sum(o.wrong for o in all_)},"
             f" {max(o.longest for o in all_)}, {max(again, default=0):.1f} of {len(again)},"
-            f" {[max((o.storage for o in all_ if o.budget == b), default=None) for b in BUDGETS]}"
+            f" {[max((o.storage for o in all_ if o.means == m), default=None) for m in MEANS]}"
         )
     return 1 if bad else 0
 

@@ -67,7 +67,7 @@ class Nobody:
             **env,
             "PYTHONPATH": str(self.directory),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "UFFDPREFETCH_RUNDIR": str(self.work / "run"),
+            "UFFDPREFETCH_RUNDIR": str(self.work / "hub"),
             "TMPDIR": str(self.work),
             "HOME": str(self.work),
         }

@@ -255,7 +255,7 @@ def main() -> int:
         if args.huge_pages:
             stack.enter_context(huge_pages())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hammer-")))
-        env = {**os.environ, "UFFDPREFETCH_RUNDIR": str(directory / "run")}
+        env = {**os.environ, "UFFDPREFETCH_RUNDIR": str(directory / "hub")}
         options = ("--huge-pages", "auto" if args.huge_pages else "off")
         bed = None
         if args.spill:

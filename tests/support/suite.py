@@ -93,6 +93,8 @@ class Suite:
         self._lasting_unmarked: dict[tuple[int, int], int] = {}
         self._endings: list[Ending] = []
         self._left: list[str] = []
+        #: What hangs in the kernel is told of one test, and not of each that comes after it.
+        self._stays: set[tuple[int, int]] = set()
         self._popens = _note_popens()
         owned.adopt_orphans()
         self._own_directory()
@@ -331,7 +333,7 @@ class Suite:
     def _ours(self, owner: int, unmarked: bool) -> Callable[[], list[owned.Process]]:
         def find() -> list[owned.Process]:
             wanted = (owner, None) if unmarked else (owner,)
-            expected = {ending.process.key for ending in self._endings}
+            expected = {ending.process.key for ending in self._endings} | self._stays
             found = self._owners().items()
             return [p for p, of in found if of in wanted and p.key not in expected]
 
@@ -356,7 +358,9 @@ class Suite:
             if "uffdprefetch serve" in text:
                 self._endings.append(Ending(process, of, text, now + SERVICE_SECONDS))
         owned.wait_for(find, GRACE_SECONDS)
-        return [f"the process {text}" for text in owned.end(find)]
+        left = owned.end(find)
+        self._stays |= {process.key for process in find()}
+        return [f"the process {text}" for text in left]
 
     def _check_endings(self, seconds: float = 0.0) -> None:
         """Services of tests that are over: one that does not end is ended and remembered."""

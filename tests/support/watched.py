@@ -45,7 +45,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(cwd: Path, records: Records, name: str) -> Iterator[Watched]:
-    env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
+    env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "hub")}
     env.update(UFFDPREFETCH_RUN=name, LANG="C.UTF-8", XDG_CONFIG_HOME=str(cwd))
     env["UFFDPREFETCH_POLICY"] = "auto"
     with jobs(env, cwd) as start:

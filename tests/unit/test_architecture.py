@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import HANG_SECONDS
 from paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -99,13 +100,38 @@ def test_who_watches_loads_nothing_of_the_service(entry: str) -> None:
     assert not loaded & {"service", "readers", "pool", "sense", "warm", "orders", "predict"}
 
 
-def test_a_service_starts_without_what_only_some_runs_need() -> None:
-    """Its job is running already, and may have read much by then: numpy takes 60 ms of a core."""
-    script = """
-import sys
+STARTED = """
+import os, sys
 before = set(sys.modules)  # by what the environment starts with each interpreter
 import uffdprefetch.service.serve
+if "pool" in sys.argv:
+    from types import SimpleNamespace
+    from uffdprefetch.base.config import Config
+    from uffdprefetch.service import door
+    pool = door.make_pool(Config.of(engine="pool", budget_bytes=1 << 30), -1, door.Ledger())
+    fd = os.open(sys.executable, os.O_RDONLY)
+    opened = SimpleNamespace(fd=fd, was=None)
+    call = SimpleNamespace(unit_bytes=0)
+    file = SimpleNamespace(pooled=None, opened=opened, size_bytes=1 << 20, call=call)
+    assert pool.files.open(file).memfd >= 0  # what a mapping asks for
+    pool.state(pool.pool.counts())
 spared = {"numpy", "zipfile", "argparse", "asyncio", "tomllib"} & (sys.modules.keys() - before)
 assert not spared, spared
+if "pool" in sys.argv:
+    file.pooled.absent(0, 1 << 20), file.pooled.touched(0, 1 << 20)
+    pool.loader.aside = True
+    assert not pool.can_choose() and "numpy" not in sys.modules
+    pool.size.used_bytes = lambda: 600 << 20
+    while not pool.can_choose():
+        pass
+    assert "uffdprefetch.pool.victims" in sys.modules
+    assert not pool.chooses and pool.victims.wants_list() is not None and pool.chooses
+    pool.close()
 """
-    subprocess.run([sys.executable, "-I", "-c", script], check=True)
+
+
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+def test_a_service_starts_without_what_only_some_runs_need(engine: str) -> None:
+    """Its job is running already, and may have read much by then, or waits: numpy takes 60 ms of a
+    core."""
+    subprocess.run([sys.executable, "-I", "-c", STARTED, engine], check=True, timeout=HANG_SECONDS)

@@ -169,8 +169,9 @@ class Option:
 OPTIONS = (
     Option("output", "output", str,
            "summary file: %%h host, %%p pid, %%j job, %%r rank, %%q{VAR} variable, with"
-           " .summary.json appended; /dev/null: none (default: the last 50 are kept in"
-           " $XDG_STATE_HOME/uffdprefetch, where `uffdprefetch summary` finds them)", "PATTERN",
+           " .summary.json appended; a directory: into it; /dev/null: none (default: the last 50"
+           " are kept in $XDG_STATE_HOME/uffdprefetch, where `uffdprefetch summary` finds them)",
+           "PATTERN",
            "-o", format=lambda value: value or ""),
     Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
     Option("engine", "engine", _one_of(ENGINES),

@@ -76,6 +76,12 @@ def is_static(maps: str) -> bool:
     return "/ld-" not in maps and "/ld.so" not in maps and "ld-musl" not in maps
 
 
+def preloaded(maps: str) -> bool:
+    """Whether a text of /proc/PID/maps shows our preload object, or launch's link to it."""
+    names = (line.rpartition("/")[2] for line in maps.splitlines() if "/" in line)
+    return any(name.startswith(("_preload.", "preload-", "preload.")) for name in names)
+
+
 def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
     """The file mappings of at least min_bytes in a maps text that nobody prefetches for: (path,
     bytes, whether the file is deleted; else it is mapped shared and writable). A page of ours in

@@ -9,6 +9,8 @@ import errno
 import mmap
 import os
 import re
+import resource
+import sys
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.errors import usage_error
@@ -116,6 +118,12 @@ def allowed_bytes(free_bytes: int, total_bytes: int, used_bytes: int) -> int:
     """How large a file may be that has ``used_bytes`` of a disk's blocks, for all others to have
     room. ``free_bytes``: for whom it is."""
     return max(0, used_bytes + free_bytes - max(FREE_BYTES, total_bytes // FREE_PART))
+
+
+def limit_bytes() -> int:
+    """No file of this process may be larger: a write beyond it is an error, and a signal."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def default_bytes(free_bytes: int, allowed: int) -> int:

@@ -12,7 +12,12 @@ import sys
 from collections.abc import Sequence
 
 from uffdprefetch.base import options
-from uffdprefetch.base.errors import EXIT_NOT_FOUND, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import (
+    EXIT_CANNOT_EXECUTE,
+    EXIT_NOT_FOUND,
+    UffdPrefetchError,
+    usage_error,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +166,10 @@ def _plan(args: argparse.Namespace, rest: list[str] | None) -> ComparisonPlan:
         raise usage_error("compare runs under wrap here, so nothing would run plainly")
     engines = _engines(args.engine, args)
     if shutil.which(rest[0], path=environment.get("PATH", os.defpath)) is None:
-        raise UffdPrefetchError(f"cannot execute {rest[0]!r}: not found", EXIT_NOT_FOUND)
+        if not os.path.exists(rest[0]):
+            raise UffdPrefetchError(f"cannot execute {rest[0]!r}: not found", EXIT_NOT_FOUND)
+        why = "a directory" if os.path.isdir(rest[0]) else "no permission"
+        raise UffdPrefetchError(f"cannot execute {rest[0]!r}: {why}", EXIT_CANNOT_EXECUTE)
     for key in LEFT_OUT - {"engine"}:
         environment.pop(options.BY_KEY[key].variable, None)
     return ComparisonPlan(

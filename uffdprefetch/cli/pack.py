@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.errors import EXIT_CANNOT, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, usage_error
 from uffdprefetch.base.messages import say
 from uffdprefetch.base.units import format_size
 
@@ -26,7 +26,7 @@ class Command:
     and special files are counted, not packed. `uffdprefetch.data.Packed` reads the database in a
     program, `uffdprefetch unpack` makes files of it again. Exit status: 0; 1 when something could
     not be read or written, or differs (each file is named); 2 for wrong usage, or when DATA.lmdb is
-    damaged.
+    damaged, be it in one file.
     """
 
     examples = (
@@ -111,8 +111,10 @@ def _pack(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from uffdprefetch.pack.verifying import verify
 
-    same, other = verify(args.output, args.source, say)
+    same, other, damaged = verify(args.output, args.source, say)
     print(f"{args.output}: {same:,} files as they were packed, {other:,} not")
+    if damaged:
+        return EXIT_USAGE
     return EXIT_CANNOT if other else 0
 
 

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.config import SERVED_VARIABLE, Config
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.service.serve import serve
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ class Command:
             key = os.environ.get("UFFDPREFETCH_RUN", "?")
             inherited = None if args.lock is None else (args.lock, args.listener)
             return serve(args.socket, config, key, args.starter, inherited, args.start_log)
+        except UffdPrefetchError as error:
+            logging.error("%s", error.message)
+            raise
         except BaseException:
             logging.exception("the service failed")
             raise

@@ -158,6 +158,7 @@ def _watching(args: argparse.Namespace, engine: str) -> Any:
 def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
     """Run the command; without kernel events for faults, under a service that observes."""
     from uffdprefetch.base import spawn
+    from uffdprefetch.base.errors import UffdPrefetchError
     from uffdprefetch.base.messages import say
     from uffdprefetch.launch import launcher
 
@@ -168,9 +169,14 @@ def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
                 say(f"trace without {entry['what']}: {entry['why']}{remedy}")
         return launcher.run(_watching(args, "cache"), argv, recording, only_record=True)
     recording.began()
-    status = spawn.run(
-        argv, spawn.inherited_environment(), lambda pid: None, lambda: recording.ended() and None
-    )
+    try:
+        status = spawn.run(
+            argv, spawn.inherited_environment(), lambda pid: None,
+            lambda: recording.ended() and None,
+        )  # fmt: skip
+    except UffdPrefetchError:  # it cannot be executed
+        recording.discard()
+        raise
     recording.end(os.waitstatus_to_exitcode(status), time.monotonic_ns())
     return spawn.end_like(status)
 

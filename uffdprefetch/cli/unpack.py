@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from uffdprefetch.base.errors import EXIT_CANNOT, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, usage_error
 from uffdprefetch.base.messages import say
 
 
@@ -13,7 +13,7 @@ class Command:
     """Make files again of what `uffdprefetch pack` has packed, with their times.
 
     Each is compared with its SHA-256 before it is written. Exit status: 0; 1 when a file could not
-    be written, or is damaged (each is named); 2 for wrong usage, or when DATA.lmdb is damaged.
+    be written; 2 for wrong usage, or when DATA.lmdb is damaged, be it in one file (each is named).
     """
 
     examples = ("uffdprefetch unpack train.lmdb -o /tmp/train",)
@@ -29,6 +29,8 @@ class Command:
             raise usage_error("unpack writes files, it starts nothing: nothing goes after --")
         from uffdprefetch.pack.unpacking import unpack
 
-        written, wrong = unpack(args.database, args.output, say)
+        written, wrong, damaged = unpack(args.database, args.output, say)
         print(f"{args.output}: {written:,} files written{f', {wrong:,} not' if wrong else ''}")
+        if damaged:
+            return EXIT_USAGE
         return EXIT_CANNOT if wrong else 0

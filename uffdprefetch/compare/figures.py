@@ -172,6 +172,14 @@ def variants(runs: Sequence[MeasuredRun], names: Sequence[str]) -> list[dict[str
     return found
 
 
+def quickest(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of ``variants()``, which to take: those that are quicker than plain, and than which no other
+    one is; the first is the quickest by its median."""
+    found = [row for row in rows if row["verdict"] == Verdict.QUICKER.value]
+    found.sort(key=lambda row: float(row["seconds"]["median"]))
+    return [r["name"] for r in found if r["seconds"]["low"] <= found[0]["seconds"]["high"]]
+
+
 class Remark(enum.Enum):
     """Kinds of remarks about the figures; each has values of its own."""
 
@@ -275,9 +283,10 @@ def document(
     dropped; ``remarks``: of what the runs do not tell."""
     rows, rounds = variants(runs, names), len(whole_rounds(runs, names))
     found = remarks_of_runs(runs, names, asked, cpus, files["bytes"])
-    if any(row["verdict"] == Verdict.UNKNOWN.value for row in rows):
+    undecided = [row["name"] for row in rows if row["verdict"] == Verdict.UNKNOWN.value]
+    if undecided:
         least = ROUNDS_LEAST if rounds < ROUNDS_LEAST else ROUNDS_SURE
-        found.append(remark(Remark.FEW_ROUNDS, rounds=rounds, least=least))
+        found.append(remark(Remark.FEW_ROUNDS, rounds=rounds, least=least, variants=undecided))
     warm = worth_naming(files["not_dropped"], files["bytes"])
     found += [remark(Remark.NOT_DROPPED, files=warm)] if warm else []
     return {
@@ -287,6 +296,7 @@ def document(
         "rounds": rounds,
         "cpus": cpus,
         "variants": rows,
+        "quickest": quickest(rows),
         "first_run": first_run,
         "files": files,
         "remarks": [*found, *remarks],

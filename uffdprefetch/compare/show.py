@@ -139,8 +139,8 @@ def _named(files: Sequence[Mapping[str, Any]]) -> str:
 _WORDS: dict[Remark, Callable[[Mapping[str, Any]], str]] = {
     Remark.INTERRUPTED: lambda one: f"ended early, after {one['rounds']} of {one['asked']} rounds",
     Remark.FEW_ROUNDS: lambda one: (
-        f"{_rounds(one['rounds'])} cannot tell this difference from chance:"
-        f" --rounds {one['least']} or more"
+        f"{' and '.join(one['variants'])}: {_rounds(one['rounds'])} cannot tell the difference"
+        f" from chance: --rounds {one['least']} or more"
     ),
     Remark.NOT_DROPPED: lambda one: f"not cold: {_named(one['files'])}",
     Remark.SEEN_LATE: lambda one: (
@@ -161,6 +161,16 @@ _WORDS: dict[Remark, Callable[[Mapping[str, Any]], str]] = {
     Remark.LEFT_OUT: lambda one: f"{one['variant']} left out: {one['why']}",
     Remark.NOT_SERVED: lambda one: f"{one['variant']}: {'; '.join(one['lines'])}",
 }
+
+
+def _advice(quickest: Sequence[str]) -> list[str]:
+    """Of several engines, which one to take."""
+    if not quickest:
+        return []
+    first, *alike = quickest
+    if not alike:
+        return [f"quickest: --engine {first}"]
+    return [f"quickest: --engine {' or '.join(quickest)}, alike within the runs' own spread"]
 
 
 def _disturbed(one: Mapping[str, Any], who: str) -> str:
@@ -208,6 +218,7 @@ def lines(document: Mapping[str, Any], width: int | None = None) -> list[str]:
         plain, *others = document["variants"]
         out += [_head(document), "", *table(document), ""]
         said = [verdict(row, plain) for row in others]
+        said += _advice(document["quickest"]) if len(others) > 1 else []
     else:
         times = [
             f"{row['name']} {seconds_text(run['seconds'])} s"

@@ -20,6 +20,7 @@ from uffdprefetch.base.units import format_size
 from uffdprefetch.doctor import site
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
 from uffdprefetch.native import syscalls as sc
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.trace.record import bpf_compiler
 
 _CAPABILITIES = {19: "SYS_PTRACE", 21: "SYS_ADMIN", 28: "LEASE", 38: "PERFMON", 39: "BPF"}
@@ -121,12 +122,13 @@ def memory(budget_bytes: int = Config.budget_bytes) -> Check:
             "ask the batch system for more memory (Slurm: --mem)", values,
         )  # fmt: skip
     usable_bytes = min(available_bytes, limit_bytes or available_bytes)
+    binds = Limit.MEMORY if usable_bytes == available_bytes else Limit.CGROUP
     if usable_bytes < 2 * budget_bytes:
         return Check(
             "memory", LIMIT, found,
             f"the budget of {format_size(budget_bytes)} is cut: prefetched pages must not push"
             " out the job's own",
-            "ask the batch system for more memory (Slurm: --mem)", values,
+            f"run it {binds.raised_to(budget_bytes)}", values,
         )  # fmt: skip
     return Check("memory", OK, found, f"room for --budget {format_size(budget_bytes)}",
                  values=values)  # fmt: skip

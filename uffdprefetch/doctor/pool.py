@@ -170,7 +170,8 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
         return Check(
             name, status, f"--budget {format_size(budget)}",
             f"too little for a pool ({format_size(POOL_LEAST_BYTES)} at least): cache is used",
-            "export UFFDPREFETCH_BUDGET=1GiB",
+            f"leave --budget out ({format_size(Config.budget_bytes)}); uffdprefetch doctor"
+            " --show-config says where it is from",
         )  # fmt: skip
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft != resource.RLIM_INFINITY and soft < (size_bytes or budget):
@@ -193,9 +194,9 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
     if allowed < budget:
         return Check(
             name, status,
-            f"{format_size(allowed)} of --budget {format_size(budget)} ({binds.value})",
+            f"{format_size(allowed)} of --budget {format_size(budget)} ({binds.of_a_pool})",
             "the pool is no larger than that: what does not fit is read again each epoch",
-            "ask the batch system for more memory (Slurm: --mem)", values,
+            f"run it {binds.raised_to(budget)}", values,
         )  # fmt: skip
     return Check(
         name, OK, f"room for --budget {format_size(budget)}",

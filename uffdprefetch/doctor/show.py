@@ -54,6 +54,13 @@ def _grouped(checks: Sequence[Check]) -> list[tuple[str, list[Check]]]:
     return [(name, some) for name, some in both if some]
 
 
+def _what_and_why(check: Check) -> str:
+    """What follows, and from what, unless it says so itself."""
+    if check.found in check.follows:
+        return check.follows
+    return f"{check.follows} ({check.found})"
+
+
 def short(report: Report, columns: int | None = None) -> str:
     """At most ten facts: the verdict, what works, what it costs not to have the rest, one cure; a
     line each, which is folded where a terminal has fewer ``columns``."""
@@ -69,7 +76,7 @@ def short(report: Report, columns: int | None = None) -> str:
     lines = [_verdict(report)]
     if well:
         lines.append(f"works: {', '.join(well)}")
-    lines += [f"{c.name}: {c.follows}" for c in lacks[:LACKS_MAX]]
+    lines += [f"{c.name}: {_what_and_why(c)}" for c in lacks[:LACKS_MAX]]
     if len(lacks) > LACKS_MAX:
         lines.append(f"and {len(lacks) - LACKS_MAX} more")
     # A note has no bearing on the verdict: what is well needs no cure, and least one by root.

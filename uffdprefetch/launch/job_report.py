@@ -12,7 +12,7 @@ from uffdprefetch.base.messages import columns, say
 from uffdprefetch.base.record import record
 from uffdprefetch.launch import oom
 from uffdprefetch.launch.address import GROUP_VARIABLE
-from uffdprefetch.protocol.node import ServiceGone
+from uffdprefetch.protocol.node import ServiceGone, SummaryCut
 from uffdprefetch.report import output
 
 TYPE_CHECKING = False
@@ -61,6 +61,7 @@ class EndedJob:
         document["job"] = {
             "command": list(self.argv),
             "status": os.waitstatus_to_exitcode(self.status),
+            "seconds": round(self.seconds, 3),
             "min_size_bytes": config.files.min_size_bytes,
             "written_bytes": self.read.written,
         }
@@ -108,16 +109,19 @@ class JobReport:
         """Returns whether this is the last launcher."""
         waited = not self._node.is_welcome
         try:
-            client = self._node.client()
+            client = self._node.client(job_is_over=True)
             deadline = time.monotonic() + SUMMARY_TIMEOUT_SECONDS
             ended = self._ended
             finished = client.finish(ended.status, ended.read, deadline, ended.replay())
+        except SummaryCut as error:
+            self._tell_that_it_is_cut(error)
+            return True
         except ServiceGone as error:
             self._tell_that_it_died(error)
-            return True
+            return not self._node.lives_on  # whoever came before its socket was gone has it still
         except TimeoutError:
             self._tell_that_it_is_silent()
-            return True
+            return not self._node.lives_on
         if waited:
             say_if_other_options_hold(self._config, self._node)
         client.part()
@@ -156,9 +160,20 @@ class JobReport:
         for line in deaths(document, self._node.address.see_log):
             say(line)
 
+    def _tell_that_it_is_cut(self, error: SummaryCut) -> None:
+        """What the service has told did not fit into the memory that it is handed over in."""
+        from uffdprefetch.base.limits import file_limit
+
+        why = file_limit() or str(error)
+        say(f"what was gained is not known: {why}")
+        self._write_without_it(why)
+
     def _tell_that_it_is_silent(self) -> None:
+        what = "was not up" if self._node.is_starting else "did not answer"
         stood = ", for it stood still (SIGSTOP)" if self._node.let_it_end() else ""
         why = f"the service did not answer within {SUMMARY_TIMEOUT_SECONDS:.0f} s{stood}"
+        if not self._node.is_welcome:
+            why = f"the service {what} when the job ended, and did not get on{stood}"
         say(f"what was gained is not known: {why}{self._node.address.see_log}")
         self._write_without_it(why, silent=True)
 
@@ -201,7 +216,7 @@ def say_if_unwritable(config: Config, environ: Mapping[str, str], address: Addre
 
 def _summary_name(config: Config, environ: Mapping[str, str], address: Address) -> str:
     pattern = config.wrap.output or output.default_pattern(environ)
-    return output.expand(pattern, address.key, identify(environ).rank, environ)
+    return output.summary_name(pattern, address.key, identify(environ).rank, environ)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:

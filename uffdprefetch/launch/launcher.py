@@ -13,6 +13,7 @@ import time
 from uffdprefetch.base import cgroup, rundir, spawn
 from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError, named
+from uffdprefetch.base.limits import why_no_descriptors
 from uffdprefetch.base.messages import say
 from uffdprefetch.launch import engine_choice, environment, job_report, oom, service
 from uffdprefetch.launch.address import address_of
@@ -70,7 +71,12 @@ def run(
     if config.wrap.verbose and node is not None:
         say(f"job {node.address.key} (from {node.address.key_source}), log {node.address.log}")
 
-    ended = _Job(setup, recording, replay, loads_report=not only_record).run(argv)
+    try:
+        ended = _Job(setup, recording, replay, loads_report=not only_record).run(argv)
+    except UffdPrefetchError:  # it cannot be executed
+        if recording is not None:
+            recording.discard()
+        raise
     ended_ns = time.monotonic_ns()
     is_last = True
     if node is not None:
@@ -113,6 +119,8 @@ class _Setup:
         """All stages; where one fails the job runs without prefetching, after a line. With --strict
         raises UffdPrefetchError."""
         try:
+            if (why := why_no_descriptors()) is not None:
+                raise UffdPrefetchError(why, EXIT_OURS)
             self.address = address_of(self.environ)
             self._choose()
             preload = environment.preload_path(self.config, self.environ, self.address.directory)
@@ -150,11 +158,12 @@ class _Setup:
     def _serve(self, address: Address, is_recorded: bool) -> None:
         """The job's service; up before the job only where that must be so.
 
-        With --strict because there may be none. With the pool because a mapping is the pool's from
-        its beginning or never. With a recording because it has the service's first events.
+        With --strict because there may be none. With a cluster because its nodes meet first. With
+        a recording because it has the service's first events.
         """
         node = service.find_or_start(self.environ, self.config, address)
-        if self.config.wrap.strict or self.config.engine == "pool" or is_recorded:
+        is_in_cluster = self.config.cluster.nodes is not None
+        if self.config.wrap.strict or is_in_cluster or is_recorded:
             node.come_up()
         self.node = node
         if (

@@ -4,7 +4,6 @@ one."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
@@ -42,19 +41,18 @@ def start(
     assert config.wrap.trace is not None
     key = address.key if address else ""
     name = output.expand(config.wrap.trace, key, identify(environ).rank, environ, option="--trace")
-    mark = None
+    mark, mark_fd = None, None
     if address is not None:
         mark = address.socket + leftovers.TRACE
         try:
-            mark_fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            _wait_for_recorder(mark)
-            return None
+            mark_fd = leftovers.hold(mark)  # until we end; who was killed holds none
         except OSError as error:
             why = rundir.why_unusable(address.directory, error)
             _say_no_trace(config, UffdPrefetchError(why, EXIT_OURS))
             return None
-        fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (protocol/leftovers.py)
+        if mark_fd is None:
+            _wait_for_recorder(mark)
+            return None
     spec = Spec(
         output_path(name), config.wrap.force,
         TraceLimits(list(config.files.include), MIN_SIZE_BYTES, MAX_EVENTS), list(argv),
@@ -64,11 +62,11 @@ def start(
     try:
         recording = Recording.start(spec, service.own_environment(environ), directory)
     except UffdPrefetchError as error:
-        if mark is not None:
-            os.unlink(mark)
+        if mark is not None and mark_fd is not None:
+            leftovers.release(mark, mark_fd)
         _say_no_trace(config, error)
         return None
-    if mark is not None:
+    if mark_fd is not None:
         leftovers.mark(mark_fd)
         recording.keep(mark_fd)
     recording.tell(meta={"wrapped": config.policy != "none"})

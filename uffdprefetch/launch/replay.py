@@ -146,9 +146,13 @@ class Replay:
         self._pid = os.posix_spawn(PROGRAM, words, {}, file_actions=[result])
 
     def follow(self, socket: str) -> None:
-        """Of the job's service, beside which the job notes what it opens."""
+        """Of the job's service, beside which the job notes what it opens. Who is not told goes no
+        further than it may without (RLIMIT_FSIZE: EFBIG)."""
         if self._result >= 0:
-            os.pwrite(self._result, os.fsencode(socket + STARTS), _RESULT_BYTES)
+            try:  # not contextlib.suppress: a launcher loads nothing that it can do without
+                os.pwrite(self._result, os.fsencode(socket + STARTS), _RESULT_BYTES)
+            except OSError:
+                pass
 
     def child_changed(self) -> None:
         """A child of ours has ended, perhaps this one."""

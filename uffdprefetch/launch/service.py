@@ -28,7 +28,7 @@ from uffdprefetch.protocol.node import JobRead, NodeClient, NotOurService, Servi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from uffdprefetch.base.config import Config
     from uffdprefetch.base.identity import Identity
@@ -42,6 +42,8 @@ START_TIMEOUT_SECONDS = 10.0
 BACKLOG = 4096
 #: Interval of looks for a service that is waited for.
 _POLL_SECONDS = 0.002
+#: Interval of looks whether one that is waited for stands still.
+_LOOK_SECONDS = 0.1
 #: Time limit for a service to end after its connections have: the kernel ends them together.
 _ENDING_SECONDS = 0.5
 #: Time limit for the kernel to close what a killed service had open, its locks after marks of
@@ -102,21 +104,33 @@ class Started:
         poll.register(self._listener, select.POLLIN)
         return bool(poll.poll(0))
 
+    def _has_lock(self, socket: str) -> bool:
+        """Whether the lock beside the socket is the one that we keep, and so no other service's."""
+        try:
+            status = os.stat(socket + leftovers.LOCK)
+        except OSError:
+            return False
+        return os.path.samestat(status, os.fstat(self._lock_fd))
+
     def end_unused(self, socket: str) -> bool:
         """End it where it is not up yet and nobody has ever connected; whether that was so.
 
-        First its socket gets another name, so that nobody can come any more. Then nobody waits in
-        the queue, and then it has not said that it is up: so it had accepted nobody before.
+        First its socket gets another name, so that nobody can come any more, as where somebody has
+        removed it. Then nobody waits in the queue, and then it has not said that it is up: so it
+        had accepted nobody before.
         """
         if self._lock_fd < 0 or self._somebody_came():
             return False
         away = socket + leftovers.AWAY
         try:
             os.rename(socket, away)
-        except OSError:  # it has ended, and has just removed its names
+        except OSError:
+            pass
+        if not self._has_lock(socket):  # it has ended, and has just removed its names
             return False
         if self._somebody_came() or not leftovers.is_starting(socket):
-            os.rename(away, socket)
+            if os.path.exists(away):
+                os.rename(away, socket)
             return False
         os.kill(self.pid, signal.SIGKILL)
         self._reap(0)
@@ -328,22 +342,24 @@ class JobService:
     def let_it_end(self) -> bool:
         """Whether a service that does not answer is stopped (SIGSTOP); then it is continued, as it
         ends by itself when nobody is left. Another launcher's service is left alone."""
-        if self.started is None or self.started.has_ended():
+        if self.started is None or not self.lives_on:
             return False
         stands = state_of(self.started.pid) == "T"
         if stands:
             self.started.signal(signal.SIGCONT)
         return stands
 
-    def client(self) -> NodeClient:
+    def client(self, *, job_is_over: bool = False) -> NodeClient:
         """The connection, once the service has answered.
 
         Raises ServiceGone where it has ended or cannot be reached any more, NotOurService for a
-        stranger, TimeoutError when it does not answer within START_TIMEOUT_SECONDS.
+        stranger, TimeoutError when it does not answer within START_TIMEOUT_SECONDS. With
+        ``job_is_over`` where it has not answered yet, and stands still (launch/getting_on.py).
         """
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        stands = self._stands_still() if job_is_over and not self.is_welcome else lambda: False
         while self.is_awaited():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or stands():
                 raise TimeoutError("it does not start")
             time.sleep(_POLL_SECONDS)
         if self._client is None and self.started is not None and not self.started.has_ended():
@@ -352,8 +368,19 @@ class JobService:
             assert self.started is not None and self.started.status is not None
             status = os.waitstatus_to_exitcode(self.started.status)
             raise ServiceGone(f"it ended with status {status} ({_last_line(self.address.log)})")
-        self._client.await_welcome(deadline)
+        while not self._client.welcomed:
+            try:
+                self._client.await_welcome(min(deadline, time.monotonic() + _LOOK_SECONDS))
+            except TimeoutError:
+                if time.monotonic() >= deadline or stands():
+                    raise
         return self._client
+
+    def _stands_still(self) -> Callable[[], bool]:
+        from uffdprefetch.launch.getting_on import GettingOn
+
+        pid = self._client.service_pid if self._client is not None else 0
+        return GettingOn(self.started.pid if self.started is not None else pid).stands
 
     def come_up(self) -> JobService:
         """Wait for it, before the job: returns itself. Raises UffdPrefetchError (125)."""
@@ -364,6 +391,17 @@ class JobService:
         except (ServiceGone, TimeoutError) as error:
             raise no_service(f"{error}{self.address.see_log}") from None
         return self
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a service has not said yet that it is up."""
+        return leftovers.is_starting(self.address.socket)
+
+    @property
+    def lives_on(self) -> bool:
+        """Whether it is one that we have started and that has not ended: it ends by itself, when
+        nobody is left, and removes its names."""
+        return self.started is not None and not self.started.has_ended()
 
     def cpu_seconds(self) -> float:
         """CPU time of a service that has ended; 0 while that is unknown."""

@@ -35,6 +35,15 @@ class Limit(Enum):
             return "the node's free memory (MemAvailable)"
         return "the memory limit of the job's control group" if self is Limit.CGROUP else self.value
 
+    @property
+    def of_a_pool(self) -> str:
+        """What bounds a pool, in a line: a part of the whole is left to a burst of the job, as
+        csrc/service/memory.h has it, however much of it is free."""
+        if self is Limit.BUDGET:
+            return self.value
+        whole = "the machine's memory" if self is Limit.MEMORY else "it"
+        return f"{self.value}, and an eighth of {whole} stays free for the job"
+
     def raised_to(self, needed_bytes: int) -> str:
         """The change by which this much would fit, in words."""
         if self is Limit.MEMORY:

@@ -7,10 +7,12 @@ Victims are chosen by pool/eviction.py.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.native import uffd
+from uffdprefetch.native.layout import layout
 from uffdprefetch.native.uffd import RESULTS_AT_ONCE, FileStatus, Ring, WarmResult, warm_results
 
 if TYPE_CHECKING:  # a service without a pool does without numpy
@@ -61,10 +63,16 @@ class PoolEvent(NamedTuple):
     passed: int = 0
 
 
+_EVENT = layout("up_pool_event")
+_EVENT_FIELDS = operator.itemgetter(
+    *map([name for name, _ in _ffi.typeof("struct up_pool_event").fields].index, PoolEvent._fields)
+)
+
+
 class DiskCopies(NamedTuple):
     """Of which chunks of a file the disk tier has copies: a view of its books."""
 
-    words: npt.NDArray[np.uint16]  # a bit a chunk
+    words: memoryview  # uint16, a bit a chunk
     per_word: int
     chunks: int
 
@@ -72,38 +80,28 @@ class DiskCopies(NamedTuple):
         """As they are now, one entry a chunk."""
         import numpy as np
 
-        bits = np.unpackbits(self.words.view(np.uint8), bitorder="little").reshape(-1, 16)
+        words = np.asarray(self.words, np.uint16)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little").reshape(-1, 16)
         return bits[:, : self.per_word].reshape(-1)[: self.chunks].astype(bool)
 
     def places(self) -> npt.NDArray[np.bool_]:
         """Of which there is one, or a place for one beside those of its neighbours."""
         import numpy as np
 
-        return np.repeat(self.words != 0, self.per_word)[: self.chunks]
+        words = np.asarray(self.words, np.uint16)
+        return np.repeat(words != 0, self.per_word)[: self.chunks]
 
 
 class Books(NamedTuple):
-    """A file's accounts by chunk (csrc/service/helper.h, struct up_pool_books)."""
+    """A file's accounts by chunk (csrc/service/helper.h, struct up_pool_books): views of the pool's
+    memory, for numpy or without it."""
 
-    state: npt.NDArray[np.uint8]
-    touched_ms: npt.NDArray[np.uint32]
-    kept: npt.NDArray[np.uint8]
-    refaults: npt.NDArray[np.uint8]
-    left: npt.NDArray[np.uint32]
+    state: memoryview  # uint8
+    touched_ms: memoryview  # uint32
+    kept: memoryview  # uint8, for other nodes: what is HELD is no choice of a policy's
+    refaults: memoryview  # uint8, the working set's: pool/workingset.py
+    left: memoryview  # uint32
     spilled: DiskCopies | None = None  # None: there is no disk tier, or nothing of it goes there
-
-    @property
-    def in_memory(
-        self,
-    ) -> tuple[
-        npt.NDArray[np.uint8],
-        npt.NDArray[np.uint32],
-        npt.NDArray[np.uint8],
-        npt.NDArray[np.uint8],
-        npt.NDArray[np.uint32],
-    ]:
-        """All but what tells of the disk."""
-        return self.state, self.touched_ms, self.kept, self.refaults, self.left
 
 
 class PoolCounts(NamedTuple):
@@ -264,20 +262,19 @@ class Pool:
 
     def books(self, number: int) -> Books:
         """A file's accounts: views of the pool's memory, valid until forget_file()."""
-        import numpy as np
-
         b = _ffi.new("struct up_pool_books *")
         n = int(_lib.up_pool_books(self._pointer, number, b))
         state, kept, refaults = (
-            np.frombuffer(_ffi.buffer(at, n), np.uint8) for at in (b.state, b.kept, b.refaults)
+            memoryview(_ffi.buffer(at, n)).cast("B") for at in (b.state, b.kept, b.refaults)
         )
         touched_ms, left = (
-            np.frombuffer(_ffi.buffer(at, 4 * n), np.uint32) for at in (b.touched_ms, b.left)
+            memoryview(_ffi.buffer(at, 4 * n)).cast("B").cast("I") for at in (b.touched_ms, b.left)
         )
         spilled = None
         if b.spilled != _ffi.NULL:
             words = _ffi.buffer(b.spilled, 2 * -(-n // b.spilled_chunks))
-            spilled = DiskCopies(np.frombuffer(words, np.uint16), int(b.spilled_chunks), n)
+            view = memoryview(words).cast("B").cast("H")
+            spilled = DiskCopies(view, int(b.spilled_chunks), n)
         return Books(state, touched_ms, kept, refaults, left, spilled)
 
     def evictions(self) -> int:
@@ -324,14 +321,21 @@ class Pool:
         """Unregister a mapping."""
         _lib.up_pool_unmap(self._pointer, slot, region)
 
+    def say_random(self, file: int, so: bool) -> None:
+        """Whether a job has said that it reads a file here and there."""
+        _lib.up_pool_random(self._pointer, file, so)
+
     # -------------------------------------------------------------- prefetch
 
-    def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
-        """Queue one extent (bytes), to which its reader comes after ``due_ns`` (0: not known).
-        False: queue full."""
+    def submit(
+        self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0,
+        record: bool = False,
+    ) -> bool:  # fmt: skip
+        """Queue one extent (bytes), to which its reader comes after ``due_ns`` (0: not known), and
+        of which it takes all (``record``). False: queue full."""
         job = _ffi.new("struct up_warm_job *")
         job.id, job.fd, job.offset, job.length, job.checkpoint_fd = job_id, file, offset, length, -1
-        job.due_ns = due_ns
+        job.due_ns, job.record = due_ns, record
         return int(_lib.up_pool_submit(self._pointer, job)) == 0
 
     def reap(self) -> list[WarmResult]:
@@ -362,8 +366,8 @@ class Pool:
     def drain(self) -> list[PoolEvent]:
         """Events since the last call, oldest first; at most 1024."""
         n = _lib.up_pool_drain(self._pointer, self._events, EVENTS_AT_ONCE)
-        names = PoolEvent._fields
-        return [PoolEvent(*(int(getattr(self._events[i], k)) for k in names)) for i in range(n)]
+        rows = _EVENT.iter_unpack(_ffi.buffer(self._events, n * _EVENT.size))
+        return [PoolEvent._make(_EVENT_FIELDS(row)) for row in rows]
 
     def counts(self) -> PoolCounts:
         """The present totals."""

@@ -165,6 +165,18 @@ def file_status(fd: int, *, asked: bool = False) -> FileStatus:
     return FileStatus(*(int(getattr(status, name)) for name in FileStatus._fields))
 
 
+def is_deleted(fd: int) -> bool:
+    """Whether a file has no name any more, as far as the kernel knows without asking storage. (NFS
+    clients and FUSE rename an open one instead.)"""
+    return int(_lib.up_file_deleted(fd)) > 0
+
+
+def mount_of(fd: int) -> int:
+    """The number of the mount that a description is of, which no other one ever has; 0: the kernel
+    does not tell (before 6.8)."""
+    return int(_lib.up_mount_of(fd))
+
+
 def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
     """(bytes of [offset, +length) in the page cache, the call that reported it).
 

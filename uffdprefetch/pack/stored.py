@@ -34,8 +34,8 @@ def has_begun(path: str) -> bool:
 class Stored:
     """A packed database, open to be read; a context manager.
 
-    ``entries``: of all files, by their numbers. Raises UffdPrefetchError: 1 when it cannot be read,
-    2 when it is none, or damaged.
+    ``entries``: of all files, by their numbers. Raises UffdPrefetchError (2) when it cannot be
+    read, is none, or damaged.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,7 @@ class Stored:
         try:
             self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise UffdPrefetchError(f"cannot read {path}: {error.strerror}") from None
+            raise _unreadable(path, error) from None
         try:
             index = lmdb.open_index(file)
             parts = {part.name: part for part in index.databases}
@@ -136,7 +136,7 @@ class Stored:
                 pieces.append(piece)
                 at, left = at + len(piece), left - len(piece)
         except OSError as error:
-            raise UffdPrefetchError(f"cannot read {self.path}: {error.strerror}") from None
+            raise _unreadable(self.path, error) from None
         return b"".join(pieces)
 
     def __enter__(self) -> Stored:
@@ -149,3 +149,7 @@ class Stored:
         trace: TracebackType | None,
     ) -> None:
         os.close(self._fd)
+
+
+def _unreadable(path: str, error: OSError) -> UffdPrefetchError:
+    return UffdPrefetchError(f"cannot read {path}: {error.strerror}", EXIT_USAGE)

@@ -17,14 +17,14 @@ from uffdprefetch.pack.verifying import Compared, Unmatched
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def unpack(path: str, directory: str, say: Callable[[str], None]) -> tuple[int, int]:
-    """How many files were written, and how many not, each of which ``say`` is told of. A value that
-    is not what was packed is not written.
+def unpack(path: str, directory: str, say: Callable[[str], None]) -> tuple[int, int, int]:
+    """How many files were written, how many not, each of which ``say`` is told of, and how many of
+    these are damaged. A value that is not what was packed is not written.
 
-    Raises UffdPrefetchError: 1 when it cannot be read or written, 2 when the database is damaged,
-    or ``directory`` has something in it.
+    Raises UffdPrefetchError: 1 when it cannot be written, 2 when the database cannot be read, or is
+    damaged, or ``directory`` has something in it.
     """
-    written = wrong = 0
+    written = wrong = damaged = 0
     with Stored(path) as stored:
         if not stored.description.complete:
             say(f"{path}: packing has not come to its end: what is in it is unpacked")
@@ -38,25 +38,25 @@ def unpack(path: str, directory: str, say: Callable[[str], None]) -> tuple[int, 
 
         def write(given: Unmatched, admit: Admit) -> Compared:
             admit(given.entry.size_bytes)
-            return Compared(given.entry.path, _written(stored, given.entry, root))
+            return _written(stored, given.entry, root)
 
         for each in in_order(_entries(stored), write):
             if each.why:
                 say(f"not written: {shown(each.path)}: {each.why}")
                 wrong += 1
+                damaged += each.damaged
             else:
                 written += 1
-    return written, wrong
+    return written, wrong, damaged
 
 
 def _entries(stored: Stored) -> Iterator[Unmatched]:
     return (Unmatched(entry) for entry in stored.in_order())
 
 
-def _written(stored: Stored, entry: Entry, root: bytes) -> str:
-    """Why it was not; "" where it was."""
+def _written(stored: Stored, entry: Entry, root: bytes) -> Compared:
     if any(part in (b"", b".", b"..") for part in entry.path.split(b"/")) or b"\0" in entry.path:
-        return "its path leads out of the directory"
+        return Compared(entry.path, "its path leads out of the directory")
     file = os.path.join(root, entry.path)
     try:
         value = stored.value(entry)
@@ -65,12 +65,12 @@ def _written(stored: Stored, entry: Entry, root: bytes) -> str:
             out.write(value)
         os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
     except DamagedError as error:
-        return f"damaged in the database: {error.message}"
+        return Compared(entry.path, f"damaged in the database: {error.message}", damaged=True)
     except OSError as error:
         if error.errno in _FULL:
             raise _cannot(os.fsdecode(root), error) from None
-        return f"it cannot be written: {error.strerror}"
-    return ""
+        return Compared(entry.path, f"it cannot be written: {error.strerror}")
+    return Compared(entry.path, "")
 
 
 def _cannot(directory: str, error: OSError) -> UffdPrefetchError:

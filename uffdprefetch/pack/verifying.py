@@ -17,10 +17,12 @@ from uffdprefetch.pack.stored import Stored
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of a file: ``why`` it is not as it was packed, "" where it is."""
+    """What came of a file: ``why`` it is not as it was packed, "" where it is. ``damaged``: it is
+    the database's value that is not."""
 
     path: bytes
     why: str
+    damaged: bool = False
     held_bytes: int = 0
 
 
@@ -32,42 +34,45 @@ class Unmatched:
     held_bytes: int = 0
 
 
-def verify(path: str, roots: Sequence[str], say: Callable[[str], None]) -> tuple[int, int]:
-    """How many files are the same in both, and how many are not, each of which ``say`` is told of.
-    ``roots``: the sources, (): those that it was packed of.
+def verify(path: str, roots: Sequence[str], say: Callable[[str], None]) -> tuple[int, int, int]:
+    """How many files are the same in both, how many are not, each of which ``say`` is told of, and
+    how many of these are damaged. ``roots``: the sources, (): those that it was packed of.
 
-    Raises UffdPrefetchError: 1 when something cannot be read, 2 when the database is damaged.
+    Raises UffdPrefetchError: 1 when something cannot be read, 2 when it is the database, or that is
+    damaged.
     """
     with Stored(path) as stored:
         quiet = LeftOut(lambda text: None)
         sources = Sources(roots or stored.description.roots, quiet)
         by_path = {entry.path: entry for entry in stored.entries.values()}
-        of_path: dict[bytes, str] = {}
+        of_path: dict[bytes, Compared] = {}
 
         def compare(found: Found, admit: Admit) -> Compared:
             return _compared(stored, by_path.get(found.path), found, admit)
 
         for each in in_order(sources.files(), compare):
-            of_path[each.path] = each.why  # of a path that a tar has twice the last one counts
+            of_path[each.path] = each  # of a path that a tar has twice the last one counts
 
         def value_alone(given: Unmatched, admit: Admit) -> Compared:
             admit(given.entry.size_bytes)
-            why = _wrong(stored, given.entry) or "the source does not have it any more"
-            return Compared(given.entry.path, why)
+            damage = _damage(stored, given.entry)
+            why = damage or "the source does not have it any more"
+            return Compared(given.entry.path, why, bool(damage))
 
         left = (Unmatched(entry) for entry in stored.in_order() if entry.path not in of_path)
-        of_path.update((each.path, each.why) for each in in_order(left, value_alone))
-        of_path.update((key, "the database has a value that it has not packed")
+        of_path.update((each.path, each) for each in in_order(left, value_alone))
+        of_path.update((key, Compared(key, "the database has a value that it has not packed"))
                        for key in stored.unknown())  # fmt: skip
-        if not any(of_path.values()):
+        wrong = [each for each in of_path.values() if each.why]
+        if not wrong:
             stored.check_lookups()
-        wrong = {key: why for key, why in of_path.items() if why}
-        for key, why in wrong.items():
-            say(f"{shown(key)}: {why}")
+        for each in wrong:
+            say(f"{shown(each.path)}: {each.why}")
         if not stored.description.complete:
             say(f"{path}: packing has not come to its end: --resume goes on")
         incomplete = not stored.description.complete
-        return len(of_path) - len(wrong), len(wrong) + incomplete
+        damaged = sum(each.damaged for each in wrong)
+        return len(of_path) - len(wrong), len(wrong) + incomplete, damaged
 
 
 def _compared(stored: Stored, entry: Entry | None, found: Found, admit: Admit) -> Compared:
@@ -87,12 +92,12 @@ def _compared(stored: Stored, entry: Entry | None, found: Found, admit: Admit) -
         return Compared(found.path, "it changed while it was read")
     same = hashlib.sha256(data).digest() == entry.sha256
     del data
-    return Compared(
-        found.path, _wrong(stored, entry) or ("" if same else "the source has other bytes by now")
-    )
+    damage = _damage(stored, entry)
+    why = damage or ("" if same else "the source has other bytes by now")
+    return Compared(found.path, why, bool(damage))
 
 
-def _wrong(stored: Stored, entry: Entry) -> str:
+def _damage(stored: Stored, entry: Entry) -> str:
     try:
         stored.value(entry)
     except DamagedError as error:

@@ -11,7 +11,7 @@ import errno
 import os
 
 from uffdprefetch.base import spill_place
-from uffdprefetch.base.units import format_rate
+from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.protocol.snapshot import SpillState
 from uffdprefetch.state.files import FileState
@@ -32,6 +32,13 @@ class DiskTier:
         free, total, used = spill_place.room_of(fd)
         allowed = spill_place.allowed_bytes(free, total, used)
         self._most = spill_place.default_bytes(free, allowed) if wanted is None else wanted
+        limit = spill_place.limit_bytes()
+        if limit < self._most:
+            self._most = limit
+            ledger.degrade(
+                f"--spill {directory}: no file may be larger than {format_size(limit)} here "
+                "(ulimit -f), and so is the tier"
+            )
 
     def fit(self) -> None:
         """Once a second: as large as the disk has room for. When it has ended a line says so."""

@@ -5,19 +5,12 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
-from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.native import uffd
 from uffdprefetch.pool.disk_tier import DiskTier
 from uffdprefetch.pool.other_nodes import NoOthers, OtherNodes
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.pool_file import PoolFile
-
-#: Of which one page is compared with the file.
-SAMPLED_BYTES = CHUNK_MAX_BYTES
 
 
 class PooledFiles:
@@ -32,7 +25,6 @@ class PooledFiles:
         #: By the same numbers, of which chunks the disk has copies.
         self.spilled: dict[int, uffd_pool.DiskCopies] = {}
         self.others: OtherNodes = NoOthers()
-        self._random = np.random.default_rng()
 
     def open(self, file: FileState) -> PoolFile:
         """The file's part of the pool, made at its first mapping. Raises OSError."""
@@ -42,11 +34,10 @@ class PooledFiles:
             )
             if self._disk is not None and not self._disk.serves(file):
                 self._pool.keep_from_disk(number)
-            books = self._pool.books(number)
-            file.pooled = PoolFile(self._pool, number, memfd, self._chunk_bytes, *books.in_memory)
+            file.pooled = PoolFile(self._pool, number, memfd, self._chunk_bytes)
             self.by_number[number] = file
-            if books.spilled is not None:
-                self.spilled[number] = books.spilled
+            if self._disk is not None and file.pooled.books.spilled is not None:
+                self.spilled[number] = file.pooled.books.spilled
             self.others.opened(file, number)
         return file.pooled
 
@@ -87,8 +78,10 @@ class PooledFiles:
         ascending."""
         if file.pooled is None:
             return []
+        from uffdprefetch.pool.sampled_pages import sampled_pages
+
         spilled = self.spilled.get(file.pooled.number)
-        return sampled_pages(file.pooled, file.size_bytes, most, self._random, spilled)
+        return sampled_pages(file.pooled, file.size_bytes, most, spilled)
 
     def hush(self, file: FileState) -> None:
         """Begin no further read ahead of it: it is to leave."""
@@ -117,22 +110,3 @@ class PooledFiles:
             if file.pooled is not None:
                 os.close(file.pooled.memfd)
                 file.pooled = None
-
-
-def sampled_pages(
-    pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator,
-    spilled: uffd_pool.DiskCopies | None = None,
-) -> list[int]:  # fmt: skip
-    """A random page of each SAMPLED_BYTES with chunks that are resident, or lie in the disk tier
-    (service/freshness.py)."""
-    page_bytes = uffd.PAGE_BYTES
-    there = pooled.state == uffd_pool.PRESENT
-    if spilled is not None:
-        there |= spilled.mask()
-    chunks = random.permutation(np.flatnonzero(there))
-    cells = chunks * pooled.chunk_bytes // SAMPLED_BYTES
-    _, first = np.unique(cells, return_index=True)
-    chosen = chunks[random.permutation(first)[:most]]
-    per = pooled.chunk_bytes // page_bytes
-    pages = chosen * per + random.integers(0, per, len(chosen))
-    return sorted(int(page) for page in pages if (page + 1) * page_bytes <= size_bytes)

@@ -8,7 +8,8 @@ the pool, who maps them, its size, and the list of victims.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
@@ -17,14 +18,18 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.pool import disk_tier
 from uffdprefetch.pool.files import PooledFiles
+from uffdprefetch.pool.loader import Loader
 from uffdprefetch.pool.other_nodes import OtherNodes
 from uffdprefetch.pool.processes import PoolProcesses
-from uffdprefetch.pool.size import PoolSize
-from uffdprefetch.pool.victims import Victims
+from uffdprefetch.pool.size import NEARLY_FULL, PoolSize, block_bytes
 from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
 from uffdprefetch.protocol.snapshot import PoolState
+from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
 from uffdprefetch.warm.meter import LATENCY_LEAST, SAMPLES_LEAST
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.victims import Victims
 
 #: Fill threads.
 THREADS = 16
@@ -50,6 +55,12 @@ def huge_pages(wanted: str) -> tuple[bool, str]:
     if chosen in ("always", "within_size", "advise", "force"):
         return True, f"shmem_enabled is {chosen}"
     return False, f"shmem_enabled is {chosen}: as root, `echo advise > {SHMEM_HUGE}`"
+
+
+def is_short(room_bytes: float) -> bool:
+    """Whether all threads fill it by four buffers each: it takes 0.1 to 0.2 s to load who chooses
+    what leaves."""
+    return room_bytes <= 4 * THREADS * BUFFER_BYTES
 
 
 class NodePool:
@@ -85,10 +96,39 @@ class NodePool:
             buffer_bytes=threads * BUFFER_BYTES,
         )  # fmt: skip
         self.processes = PoolProcesses(self.pool, self.files, self.size, clock)
-        self.victims = Victims(
-            self.pool, self.files, self.size, clock, wanted_bytes=config.budget_bytes,
-            chunk_bytes=self.chunk_bytes, evict=config.pool.evict, disk=self.disk,
+        self._config, self._clock = config, clock
+        self.chooses = False  # whether `victims` is there
+        self.loader = Loader("uffdprefetch.pool.victims", partial(_not_loaded, ledger))
+
+    @cached_property
+    def victims(self) -> Victims:
+        """Who chooses what leaves. Made when first asked for: it brings numpy."""
+        from uffdprefetch.pool.victims import Victims
+
+        self.chooses = True
+        return Victims(
+            self.pool, self.files, self.size, self._clock,
+            wanted_bytes=self._config.budget_bytes, chunk_bytes=self.chunk_bytes,
+            evict=self._config.pool.evict, disk=self.disk,
         )  # fmt: skip
+
+    def can_choose(self) -> bool:
+        """Whether who chooses is there, and something may have to leave soon: it is loaded when
+        the time for it has come. Without it the C side takes what is next in turn."""
+        room_bytes = NEARLY_FULL * self.size.budget_bytes - self.size.used_bytes()
+        # to a disk what will leave is written before it does
+        is_near = not self.loader.aside or self.disk is not None or is_short(room_bytes)
+        return is_near and self.loader.has_loaded()
+
+    def sample(self, file: FileState, most: int) -> list[int]:
+        """See PooledFiles."""
+        return self.files.sample(file, most) if self.loader.has_loaded() else []
+
+    def _evicts(self) -> tuple[str, int]:
+        """(rule, bytes that leave at once)"""
+        if self.chooses:
+            return self.victims.rule, self.victims.block_bytes
+        return self._config.pool.evict, block_bytes(self._config.budget_bytes, self.chunk_bytes)
 
     def housekeep(self) -> None:
         """Once a second: free changed files, fit the size to memory, release orphans."""
@@ -111,7 +151,7 @@ class NodePool:
         ways = {"O_DIRECT": c.direct_bytes, "buffered, FADV_DONTNEED": c.buffered_bytes}
         return {
             **vars(self.state(c)),
-            "block_bytes": self.victims.block_bytes,
+            "block_bytes": self._evicts()[1],
             "huge_pages_reason": self.huge_reason,
             "resident_peak_bytes": c.peak_bytes,
             "demand_read_bytes": c.demand_read_bytes,
@@ -147,7 +187,7 @@ class NodePool:
             limited_by=limit.value if (limit := self.size.limited_by) else None,
             chunk_bytes=self.chunk_bytes,
             huge_pages=self.huge,
-            evict=self.victims.rule,
+            evict=self._evicts()[0],
             resident_bytes=c.resident_bytes,
             pinned_bytes=c.pinned_bytes,
             read_bytes=c.read_bytes,
@@ -169,3 +209,8 @@ class NodePool:
         if self.disk is not None:
             self.disk.close()
         self.files.close()
+        self.loader.close()
+
+
+def _not_loaded(ledger: Ledger, why: str) -> None:
+    ledger.degrade(f"what leaves the pool is next in turn, as numpy cannot be loaded: {why}")

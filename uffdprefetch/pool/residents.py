@@ -61,12 +61,14 @@ def resident_blocks(
     copied: list[npt.NDArray[np.bool_]] = [np.empty(0, bool)]
     for number, file in pooled.items():
         assert file.pooled is not None
-        there = (file.pooled.state == uffd_pool.PRESENT) & (file.pooled.kept != uffd_pool.HELD)
+        books = file.pooled.books
+        state, kept = np.asarray(books.state), np.asarray(books.kept)
+        there = (state == uffd_pool.PRESENT) & (kept != uffd_pool.HELD)
         if number in spared:
             there &= ~spared[number]
         missing = -len(there) % chunks
         found = np.flatnonzero(np.pad(there, (0, missing)).reshape(-1, chunks).any(axis=1))
-        times = np.pad(file.pooled.touched_ms, (0, missing)).reshape(-1, chunks).max(axis=1)
+        times = np.pad(np.asarray(books.touched_ms), (0, missing)).reshape(-1, chunks).max(axis=1)
         files.append(np.full(len(found), number, np.int32))
         blocks.append(found.astype(np.int64))
         touched.append(times[found])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
 
 #: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
+#: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
+#: cheap.
+BLOCKS_WANTED = 512
+#: A unit of eviction is no larger: what one large request brings back.
+BLOCK_MAX_BYTES = CHUNK_MAX_BYTES
+
+
+def block_bytes(pool_bytes: int, chunk_bytes: int, wanted: int = BLOCKS_WANTED) -> int:
+    """The unit of eviction with at least ``wanted`` blocks in a pool."""
+    size = chunk_bytes
+    while size < BLOCK_MAX_BYTES and pool_bytes // (2 * size) >= wanted:
+        size *= 2
+    return size
 
 
 class LimitReport:
@@ -31,7 +45,7 @@ class LimitReport:
         if limit not in self._reported:
             self._reported.add(limit)
             self._ledger.degrade(
-                f"the pool holds {budget_bytes >> 20} MiB, not --budget: {limit.value}"
+                f"the pool holds {budget_bytes >> 20} MiB, not --budget: {limit.of_a_pool}"
             )
 
 

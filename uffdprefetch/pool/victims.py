@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from uffdprefetch.base.cache_call import CHUNK_MAX_BYTES
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
@@ -28,20 +27,15 @@ from uffdprefetch.pool.eviction import (
 )
 from uffdprefetch.pool.files import PooledFiles
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
-from uffdprefetch.pool.size import NEARLY_FULL, PoolSize
+from uffdprefetch.pool.size import BLOCKS_WANTED, NEARLY_FULL, PoolSize, block_bytes
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.streams import FORGET_NS, Stream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader
 
-#: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
-#: cheap.
-BLOCKS_WANTED = 512
-#: The same with known orders, where neighbours of a record are not used with it.
+#: BLOCKS_WANTED with known orders, where neighbours of a record are not used with it.
 PLANNED_BLOCKS = 1 << 15
-#: A unit of eviction is no larger: what one large request brings back.
-BLOCK_MAX_BYTES = CHUNK_MAX_BYTES
 #: Length of a list of victims: this fraction of the pool's blocks, ...
 VICTIMS_SHARE = 32
 #: ... and no less.
@@ -171,8 +165,8 @@ class Victims:
         if part is None or self._policy.name != Cyclic.name:
             return
         chunk = offset // self._chunk_bytes
-        times = workingset.refaulted(int(part.refaults[chunk]), distance, self._own_chunks())
-        part.refaults[chunk] = times
+        times = workingset.refaulted(part.books.refaults[chunk], distance, self._own_chunks())
+        part.books.refaults[chunk] = times
         part.has_active |= times >= uffd_pool.ACTIVE
 
     def _own_chunks(self) -> int:
@@ -191,8 +185,11 @@ class Victims:
             if part is None or not part.has_active or number in ordered:
                 continue
             if now - part.faulted_ns <= FORGET_NS:
-                present = part.state == uffd_pool.PRESENT
-                found[number] = workingset.Ghosts(part.refaults, part.left, present)
+                books = part.books
+                present = np.asarray(books.state) == uffd_pool.PRESENT
+                found[number] = workingset.Ghosts(
+                    np.asarray(books.refaults), np.asarray(books.left), present
+                )
         if not found:
             return {}
         for number, ranges in unneeded:
@@ -252,10 +249,7 @@ class Victims:
 
     def _block_bytes(self, wanted: int) -> int:
         """The unit of eviction with at least ``wanted`` blocks in the pool."""
-        size = self._chunk_bytes
-        while size < BLOCK_MAX_BYTES and self._wanted_bytes // (2 * size) >= wanted:
-            size *= 2
-        return size
+        return block_bytes(self._wanted_bytes, self._chunk_bytes, wanted)
 
     def _count(self) -> int:
         """How many leave by one list: few, since by the time that it is used up its end may be what

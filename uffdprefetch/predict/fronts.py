@@ -49,6 +49,9 @@ _ASK = bytes(
     value or ASKED if value & (ASKED | USED | LOST) != ASKED | LOST else value & ~LOST
     for value in range(256)
 )
+#: A block that is read with its file as a whole, which the account of guesses does not have.
+BROUGHT = ASKED | USED
+_BRING = bytes(value or BROUGHT for value in range(256))
 _LOSE = bytes(
     value | LOST if value & (ASKED | USED | LOST) == ASKED else value for value in range(256)
 )
@@ -263,6 +266,12 @@ class FileFronts:
         self._asked = min(self._asked[0], start), max(self._asked[1], end)
         return fresh
 
+    def bring(self, start: int, end: int) -> None:
+        """[start, end) is read whole: whoever comes there has no miss, and the account of guesses
+        does not have it."""
+        self.unknown -= self.flags.count(0, start, end)
+        self._mark(start, end, _BRING)
+
     def take_back(self, start: int, end: int) -> None:
         """What was asked for there is not read."""
         part = self.flags[start:end].translate(_UNUSED)
@@ -353,21 +362,22 @@ class FileFronts:
         or one that turns out to go backward, if that is nearer."""
         found = list[tuple[int, bool, int, Front]]()
         for front in self._near(start, end, reach):
-            ahead = start - front.position if front.direction > 0 else front.position - end
-            length = front.length
-            behind = min(length, BEHIND_BLOCKS)
-            beyond = max(NEAR_BLOCKS, length // 2)
-            if -behind <= ahead <= min(beyond, reach):
-                apart = max(0, ahead, -ahead - BEHIND_BLOCKS)
-                found.append((apart, False, front.number, front))
-            turns = front.direction > 0 and length <= reach
-            turns = turns and front.texture.touched <= TURNS_BLOCKS
+            position, is_forward = front.position, front.direction > 0
+            if is_forward:
+                ahead, length = start - position, position - front.start
+            else:
+                ahead, length = position - end, front.start - position
+            beyond = min(max(NEAR_BLOCKS, length // 2), reach)
+            if -length <= ahead <= beyond and ahead >= -BEHIND_BLOCKS:
+                found.append((max(0, ahead), False, front.number, front))
             # the block that it was in the middle of may be told of once more
-            if turns and -1 <= front.start - end <= min(beyond, reach):
+            turns = is_forward and length <= reach and -1 <= front.start - end <= beyond
+            if turns and front.texture.touched <= TURNS_BLOCKS:
                 found.append((max(0, front.start - end), True, front.number, front))
-        own = self._places.get(pid, {})
-        if any(front in own for _, turns, _, front in found if not turns):
-            found = [each for each in found if not each[1]]
+        if len(found) > 1:
+            own = self._places.get(pid, {})
+            if any(front in own for _, turns, _, front in found if not turns):
+                found = [each for each in found if not each[1]]
         return min(found)[3] if found else None
 
     def _near(self, start: int, end: int, reach: int) -> Iterator[Front]:

@@ -56,7 +56,7 @@ class Steps:
         if not self.right or self.at is None or self.step is None:
             return []
         size = blocks * block_bytes
-        gain = link.miss_seconds / link.stream_seconds(size)
+        gain = link.latency_seconds / link.stream_seconds(size)
         most = min(PLACES_MAX, max(1, int(ahead_bytes / size)))
         number = self.law.window(self.right, least_probability(gain, link, 1.0), most)
         found, at, step = list[int](), self.at, self.step

@@ -25,8 +25,9 @@ SHY = 2.0
 #: Seconds of the link that may be lost before anything is known.
 FREE_SECONDS = 0.05
 #: Bytes that a run may read for nothing before anything is known, however fast the link is: others
-#: share the storage. Streams and chains may lose no more beyond as many as were used; files that
-#: are read whole no more beyond a part of what their visits bring, less what the others have lost.
+#: share the storage. It is there once: what measures the link, streams, chains and files that are
+#: read whole have it together. Streams and chains may lose no more beyond as many as were used;
+#: files that are read whole no more beyond a part of what their visits bring.
 #: So much bench/harm_table.py allows to any program.
 FREE_BYTES = 4 << 20
 #: ... of a reader whose job says that it reads in no order (MADV_RANDOM): a miss of it brings a
@@ -72,12 +73,14 @@ class Link(Storage):
     """Storage as one reader meets it. ``waiting``: how many readers wait at one time, whose waits
     overlap; ``miss_bytes``: what one miss brings without us; ``waits_a_byte``: the seconds that who
     goes on in order waits at the most; ``takes_a_byte``: those of a core that reading ahead takes
-    beyond a miss's."""
+    beyond a miss's; ``beside``: how many of those that wait do so for other requests, which the
+    link brings meanwhile."""
 
     waiting: float = 1.0
     miss_bytes: int = MISS_BYTES
     waits_a_byte: float = inf
     takes_a_byte: float = TAKES_SECONDS
+    beside: float = 0.0
 
     def as_seen(self, plain_bytes_per_second: float, best_bytes_per_second: float) -> Link:
         """With what readers have shown who went on in order while nothing was read ahead for them
@@ -104,8 +107,11 @@ class Link(Storage):
         waits = size_bytes / self.miss_bytes * self.latency_seconds / 2
         return min(waits, size_bytes * self.waits_a_byte)
 
-    def beside_others(self, seconds: float) -> float:
-        """What of a wait counts for the run, where others wait beside it."""
+    def beside_others(self, seconds: float, size_bytes: float) -> float:
+        """What of a wait for so much counts for the run, where others wait beside it: nothing if
+        what the link brings them takes as long: over one that is busy no bytes come sooner."""
+        if self.beside * self.stream_seconds(size_bytes) >= seconds:
+            return 0.0
         return seconds / max(1.0, self.waiting)
 
     @property
@@ -138,10 +144,13 @@ def least_probability(gain: float, link: Link, kernel: float = 0.0) -> float:
 
 def stream_gain(density: float, runs: float, backward: bool, link: Link) -> float:
     """See least_probability(). ``density``: the touched part of a stream; ``runs``: runs of touches
-    a block of it. Of who goes on in order half the latency is saved, as the kernel reads ahead;
-    backward it does not, and a miss is 1.5 times the latency."""
-    in_order = density * link.in_order_seconds(BLOCK_BYTES) * (3 if backward else 1)
-    saved = link.beside_others(in_order + runs * link.miss_seconds)
+    a block of it. A run's miss costs its latency, and who goes on in order beyond what that brings
+    half the latency, as the kernel reads ahead; backward it does not, and a miss is 1.5 times the
+    latency. (What plain reads is on the link with us or without: no transfer is saved.)"""
+    beyond = max(0.0, density * BLOCK_BYTES - runs * link.miss_bytes)
+    in_order = link.in_order_seconds(beyond) * (3 if backward else 1)
+    brings = beyond + runs * link.miss_bytes
+    saved = link.beside_others(in_order + runs * link.latency_seconds, brings)
     return saved / link.stream_seconds(BLOCK_BYTES)
 
 
@@ -154,6 +163,7 @@ class Account:
     used: int = 0
     lost: int = 0
     saved_seconds: float = 0.0
+    over: int = 0  # of files that are read whole: for nothing, beyond what their visits allow
 
     @property
     def open(self) -> int:
@@ -165,7 +175,7 @@ class Account:
         which are already: that all of them are lost costs ``free_bytes``, and a ``share`` of what
         was used."""
         others = max(0, self.open - own_bytes)
-        return max(0, free_bytes + int(share * self.used) - self.lost - others)
+        return max(0, free_bytes + int(share * self.used) - self.lost - self.over - others)
 
     def room_bytes(
         self, storage: Storage, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
@@ -175,7 +185,7 @@ class Account:
         # of what was saved as much as costs no more
         may_lose = (FREE_SECONDS + self.saved_seconds / SHY) * storage.bandwidth_bytes_per_second
         may_lose = min(may_lose, free_bytes + self.used)
-        return max(0, int((may_lose - self.lost) / open_share) - self.open)
+        return max(0, int((may_lose - self.lost - self.over) / open_share) - self.open)
 
     def note_use(self, used: int, was_lost: int, is_miss: bool, link: Link) -> None:
         """Bytes are used that were read on a guess, ``was_lost`` of them after all. ``is_miss``: a
@@ -185,4 +195,4 @@ class Account:
         saved = link.in_order_seconds(used)
         if is_miss:
             saved += link.miss_seconds - link.in_order_seconds(link.miss_bytes)
-        self.saved_seconds += link.beside_others(saved)
+        self.saved_seconds += link.beside_others(saved, used)

@@ -44,9 +44,12 @@ class FirstMisses(NamedTuple):
     @property
     def a_block(self) -> float:
         """How many misses a reader that goes on has for each block; 0: the kernel reads ahead for
-        it, so that most of each block that it came to was mapped at once."""
+        it, so that half of each block that it came to was mapped at once (one fault maps two halves
+        where the mapping's addresses are no multiples of a block), or fewer than a block has pages
+        tell: beside a few pages a process that starts misses in its libraries."""
         more = self.faults - self.runs
-        if more <= 0 or 2 * self.mapped_bytes > self.blocks * BLOCK_BYTES:
+        is_whole = 2 * self.mapped_bytes >= self.blocks * BLOCK_BYTES
+        if more < BLOCK_BYTES // PAGE_BYTES or is_whole:
             return 0.0
         return min(BLOCK_BYTES / PAGE_BYTES, more * BLOCK_BYTES / self.mapped_bytes)
 
@@ -134,6 +137,11 @@ class Used:
         """Read ahead, and then used."""
         went_on = (self.back, *self.went_on.values())
         return self.runs + self.passed + self.by_page + sum(n for n, _ in went_on)
+
+    @property
+    def blocks(self) -> int:
+        """All that anybody came to."""
+        return self.ahead_blocks + self.demand_blocks
 
 
 @dataclass

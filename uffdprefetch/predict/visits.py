@@ -8,6 +8,8 @@ never goes back, so a place counts twice for each that lies behind the last one,
 
 from __future__ import annotations
 
+from math import ceil, exp, inf, log
+
 from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.storage import SHY, Link
 from uffdprefetch.predict.survival import Law
@@ -16,6 +18,14 @@ from uffdprefetch.predict.survival import Law
 IDLE = 0.25
 #: Less than this part of a file is little: nothing to read it for where no more is missing.
 LITTLE_SHARE = 64
+#: All of a file is read where its visits go on with this probability until that has paid. Where
+#: nothing is known of such files that is when they have brought five ninths of it (simulated, pages
+#: at random: 8/9 takes 0.03 of plain longer; 2/3 begins within jobs that read half of a file).
+SURE = 0.75
+#: As long as it is not likely that a file's visits go on, what is read of it for nothing is this
+#: part of what they bring: half of what bench/harm_table.py allows to who gains less than a tenth
+#: of its time. What is more is of the account of all guesses (predict/storage.py).
+FREE_SHARE = 0.05
 
 
 @dataclass
@@ -64,6 +74,65 @@ class Visits:
         """What one visit brings: its miss, and what else is read there."""
         return link.miss_bytes + max(0.0, touched_bytes / max(1, self.places) - block_bytes)
 
+    def _turns(self, size: int, touched: int, block_bytes: int, link: Link) -> float:
+        """What the visits bring without us, in times the size of the file, all parts of it that
+        several of them bring counted each time."""
+        each = self.each_bytes(touched, block_bytes, link)
+        if each < block_bytes or not touched:  # how much of a block was touched nobody sees
+            return self.places * each / size
+        if touched >= size:
+            return inf
+        # who comes to what has been touched is not seen: the share exp(-n * run / size) was not,
+        # after n visits to runs
+        return -log(1 - touched / size) * each * self.places / touched
+
+    def brought_bytes(self, size: int, touched: int, block_bytes: int, link: Link) -> float:
+        """What the visits bring without us."""
+        return size * (1 - exp(-self._turns(size, touched, block_bytes, link)))
+
+    def are_enough(self, size: int, touched: int, block_bytes: int, link: Link) -> bool:
+        """Whether they are likely to go on until they have brought so much that of the whole file
+        no more than a part in SHY of that was read for nothing, which is what bench/harm_table.py
+        allows to who gains a tenth of its time."""
+        turns = self._turns(size, touched, block_bytes, link)
+        if not turns:
+            return False
+        number = max(1, self.number)
+        further = ceil(number * max(0.0, log(1 + SHY) / turns - 1))
+        return self.law.window(number, SURE, further) >= further
+
+    def will_gain(
+        self, size: int, touched: int, spared: int, block_bytes: int, now_ns: int, link: Link
+    ) -> bool:
+        """Whether they are likely to go on until a tenth of their time is saved, if from now on a
+        part in SHY of what they bring may be read for nothing (see FREE_SHARE). ``spared``: bytes
+        that they have found in memory so far."""
+        turns = self._turns(size, touched, block_bytes, link)
+        if not 0 < turns < inf:
+            return False
+        number = max(1, self.number)
+        later = turns * (1 + self.law.window(number, SURE, number) / number)
+        now, then = 1 - exp(-turns), 1 - exp(-later)
+        # of the visits in between so many come to what others have brought, or would have ...
+        again = later - then - (turns - now)
+        each = self.each_bytes(touched, block_bytes, link)
+        took, busy = self._took(each, now_ns, link)
+        if not took:
+            return False
+        # ... and find as much for each that was read for nothing; which their misses wait for
+        costs = busy * link.stream_seconds(each) / took
+        return spared / size + again / SHY - costs * then / SHY >= 2 * FREE_SHARE * then
+
+    def _took(self, each: float, now_ns: int, link: Link) -> tuple[float, float]:
+        """The seconds from one miss to the next, 0 where no bytes come sooner for it, and the price
+        of the link's time meanwhile."""
+        alone = link.miss_seconds + link.in_order_seconds(each - link.miss_bytes)
+        alone = link.beside_others(alone, each)
+        if not alone:
+            return 0.0, 1.0
+        took = min(alone, max(1e-5, (now_ns - self.since_ns) / 1e9 / max(1, self.missed)))
+        return took, min(1.0, max(IDLE, link.stream_seconds(each) / took))
+
     def is_worth_it(
         self, size: int, missing: int, touched: int, block_bytes: int, now_ns: int, link: Link
     ) -> bool:
@@ -73,7 +142,5 @@ class Visits:
         each = self.each_bytes(touched, block_bytes, link)
         # the share exp(-n * each / size) of the missing part is still missing after n more visits
         hits = self.law.expected(max(1, self.number), size / each) * missing / size
-        alone = link.miss_seconds + link.in_order_seconds(each - link.miss_bytes)
-        took = min(alone, max(1e-5, (now_ns - self.since_ns) / 1e9 / max(1, self.missed)))
-        busy = min(1.0, max(IDLE, link.stream_seconds(each) / took))
-        return hits * took >= busy * SHY * link.stream_seconds(missing)
+        took, busy = self._took(each, now_ns, link)
+        return took > 0 and hits * took >= busy * SHY * link.stream_seconds(missing)

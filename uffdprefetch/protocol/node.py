@@ -40,6 +40,10 @@ class ServiceGone(Exception):
     """The service hung up."""
 
 
+class SummaryCut(ServiceGone):
+    """It is there, and of its summary not all has come."""
+
+
 class NotOurService(ServiceGone):
     """The listener is another version's or user's service, or none: trying again is of no use."""
 
@@ -106,8 +110,10 @@ class NodeClient:
 
     role = messages.LAUNCHER
 
-    def __init__(self, connection: _socket.socket) -> None:
+    def __init__(self, connection: _socket.socket, service_pid: int = 0) -> None:
+        """``service_pid``: of who listens; 0: it is in no PID namespace that we see."""
         self._socket = connection
+        self.service_pid = service_pid
         self.welcomed = False
         self.options = 0  # Config.fingerprint() of the service that has welcomed us
 
@@ -138,7 +144,7 @@ class NodeClient:
             connection.setblocking(False)
             connection.connect(path)
             credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
-            peer_uid = struct.unpack("iII", credentials)[1]
+            peer_pid, peer_uid, _ = struct.unpack("iII", credentials)
             if peer_uid != os.geteuid():
                 raise NotOurService(f"the listener belongs to uid {peer_uid}")
             hello = messages.HELLO_BODY.pack(
@@ -149,7 +155,7 @@ class NodeClient:
                 -1 if identity.world is None else identity.world,
                 0,  # the job is not there yet: JOB tells
             )
-            client = cls(connection)
+            client = cls(connection, peer_pid)
             client._send(messages.pack(messages.HELLO, hello))
             return client
         except BaseException:
@@ -263,6 +269,8 @@ def _read_summary(descriptor: int, length_bytes: int) -> dict[str, Any]:
         if not piece:
             break
         data += piece
+    if len(data) < length_bytes:
+        raise SummaryCut(f"{len(data)} of {length_bytes} bytes of its summary came")
     import json
 
     try:

@@ -54,7 +54,10 @@ class Advice:
     @staticmethod
     def _reads(region: Region, how: Stated) -> None:
         region.reads = how
-        region.file.mappings.say_random(region.reader.says_random)
+        file, so = region.file, region.reader.says_random
+        file.mappings.say_random(so)
+        if file.pooled is not None:
+            file.pooled.say_random(so)
 
     def _lift(self, region: Region, start: int, end: int) -> None:
         unneeded = region.reader.unneeded

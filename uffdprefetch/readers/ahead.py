@@ -19,6 +19,7 @@ from uffdprefetch.base.units import PAGE_BYTES, format_size
 from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_COUNT, LATELY_NS
 from uffdprefetch.predict.fronts import (
     ASKED,
+    BROUGHT,
     TOUCHED,
     FileFronts,
     Front,
@@ -42,17 +43,12 @@ from uffdprefetch.predict.storage import (
 )
 from uffdprefetch.predict.streams import OwnPace, Stream
 from uffdprefetch.predict.survival import Law, Laws
-from uffdprefetch.predict.visits import Visits
+from uffdprefetch.predict.visits import FREE_SHARE, Visits
 from uffdprefetch.readers.file_stream import FileStream, Room, Stage, Want
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Confidence, Predictor
 from uffdprefetch.readers.reader_streams import Head, come_over
-from uffdprefetch.readers.whole_files import (
-    FREE_SHARE,
-    VisitedFile,
-    WholeFiles,
-    describe,
-)
+from uffdprefetch.readers.whole_files import VisitedFile, WholeFiles, describe
 from uffdprefetch.sense.observation import Batch
 from uffdprefetch.sense.pagetables import LOOK_FIRST_NS
 from uffdprefetch.state import processes
@@ -160,10 +156,21 @@ class Traffic:
         moving = (front.length for front in fronts if now_ns - front.last_ns < LATELY_NS)
         self.longest = max(moving, default=0)
 
+    def is_missed_beside(self, file: FileState) -> bool:
+        """Whether somebody has missed in another file."""
+        return any(miss.of.file is not file for miss in self.just_missed())
+
     def just_missed(self) -> list[Miss]:
         """Of late. It may be told two looks late, and so may the other."""
         since = self.turn_ns - 4 * LOOK_FIRST_NS
         return [miss for miss in self.missed.values() if miss.at_ns > since]
+
+    def missed_beside(self, pid: int, front: Front | None) -> int:
+        """Fronts at which others have missed, but for this one and that at which this process has:
+        ranks that go side by side wait for one request."""
+        own = self.missed.get(pid)
+        others = {miss.front for miss in self.just_missed() if miss.pid != pid}
+        return len(others - {front, own.front if own is not None else None})
 
 
 class Ahead(Predictor):
@@ -186,10 +193,13 @@ class Ahead(Predictor):
         next_shard.in_vain = self._in_vain
         self._waiting = waiting
         self.account = Account()
-        self._whole = WholeFiles(scheduler, want, ledger, room, self.measured, self.account)
         self._laws = Laws()
         self._files: dict[Key, _File] = {}
         self._traffic = Traffic()
+        self._whole = WholeFiles(
+            scheduler, want, ledger, room, self.measured, self.account,
+            self._traffic.is_missed_beside,
+        )  # fmt: skip
 
     # ---- what is known --------------------------------------------------------------------------
 
@@ -235,6 +245,14 @@ class Ahead(Predictor):
             link = replace(link, takes_a_byte=0.0)
         best = NEARBY_BYTES_PER_SECOND if self._scheduler.meter.link is None else 0.0
         return link.as_seen(self._scheduler.device_of(reader.file).plain.bytes_per_second, best)
+
+    def _beside(self, link: Link, reader: Reader, front: Front | None = None) -> Link:
+        """The link with who waits for others' requests over it, beside this reader, or a front of
+        it."""
+        if link.waiting <= 1:
+            return link
+        beside = self._traffic.missed_beside(reader.pid, front)
+        return replace(link, beside=min(link.waiting - 1, beside))
 
     # ---- what is seen ---------------------------------------------------------------------------
 
@@ -298,11 +316,8 @@ class Ahead(Predictor):
         self._absorb(of, process, reader, process.pended_ns)
         self._end_places(of, process)
         mapped = any(one.maps for one in of.processes.values())
-        lost = self.account.lost
         for front in of.fronts.closed(reader.pid, mapped):
             of.heads.pop(front, None)
-        if of.visited.last is not None:
-            of.visited.lost_bytes += self.account.lost - lost
         if not mapped:
             of.heads.clear()
             of.visited.left(process.pended_ns)
@@ -350,18 +365,19 @@ class Ahead(Predictor):
         link = self._link(reader)
         for front in moved:
             if front.state is State.ALIVE:
-                yield from self._ahead_of(of, front, reader, link, now_ns)
+                beside = self._beside(link, reader, front)
+                yield from self._ahead_of(of, front, reader, beside, now_ns)
         for start, end in self._places(of, reader, process, link):
             for part in self._ranges(of, reader, start, end):
                 yield process.consumer, part
         if of.visit_came and now_ns >= of.visited.judge_ns:
             of.visit_came = False
-            self._whole.judge(of.visited, reader, link, now_ns)
+            self._whole.judge(of.visited, reader, self._beside(link, reader), now_ns)
 
     def _absorb(self, of: _File, process: _Process, reader: Reader, now_ns: int) -> list[Front]:
         """Book what a process has touched: the fronts that have gone on by it, in order."""
         pending, process.pending = _merged(process.pending), []
-        link, moved = self._link(reader), dict[Front, None]()
+        link, moved = self._beside(self._link(reader), reader), dict[Front, None]()
         if not pending:
             return []
         self._note_pace(of, reader, process, pending)
@@ -425,12 +441,11 @@ class Ahead(Predictor):
         was_asked = bool(flags[0] & ASKED)
         is_miss = not any(flags)
         of.visited.blocks += fronts.untouched(start, end)
+        of.visited.used_bytes += flags.count(BROUGHT) * BLOCK_BYTES
         used = fronts.used_bytes
         front, begins = fronts.touch(reader.pid, start, end, now_ns, link)
         if of.said is not None and of.said.has_asked(start * BLOCK_BYTES):
             of.said_used += fronts.used_bytes - used
-        if of.visited.last is not None and of.visited.last.has_asked(start * BLOCK_BYTES):
-            of.visited.used_bytes += fronts.used_bytes - used
         if is_miss:
             self._traffic.missed[reader.pid] = Miss(now_ns, reader.pid, of, front)
         if begins:
@@ -566,7 +581,8 @@ class Ahead(Predictor):
 
     def _leave_alone(self, of: _File, front: Front, reader: Reader, link: Link) -> None:
         """Say so, where the kernel's own readahead hides the latency of who reads in order."""
-        alone = stream_gain(1.0, 0.0, front.direction < 0, replace(link, waiting=1.0))
+        by_itself = replace(link, waiting=1.0, beside=0.0)
+        alone = stream_gain(1.0, 0.0, front.direction < 0, by_itself)
         if not reader.reads_pool and alone <= least_gain(link) and front.length >= LATELY_COUNT:
             self._ledger.leave_alone(
                 f"left to the kernel, whose readahead of {format_size(link.miss_bytes)} suffices",
@@ -602,8 +618,13 @@ class Ahead(Predictor):
     def sent(self, extent: Extent) -> None:
         """The scheduler has had something read."""
         if extent.wanted.guess:
-            fronts = self._of(extent.file).fronts
-            fronts.ask(extent.start // BLOCK_BYTES, -(-extent.end // BLOCK_BYTES))
+            of = self._of(extent.file)
+            first, last = extent.start // BLOCK_BYTES, -(-extent.end // BLOCK_BYTES)
+            stream = of.visited.streaming.stream
+            if stream is not None and extent.consumer is stream.consumer:
+                of.fronts.bring(first, last)
+            else:
+                of.fronts.ask(first, last)
 
     def _in_vain(self, file: FileState) -> None:
         """It was read ahead, and nobody comes to it."""
@@ -613,8 +634,12 @@ class Ahead(Predictor):
 
     def _room_of(self, reader: Reader, link: Link) -> int:
         """So much more may be asked for on a guess ahead of it."""
-        free_bytes = RANDOM_FREE_BYTES if reader.says_random else FREE_BYTES
-        return self.account.room_bytes(link, free_bytes=free_bytes)
+        return self.account.room_bytes(link, free_bytes=self._free_bytes(reader))
+
+    @staticmethod
+    def _free_bytes(reader: Reader) -> int:
+        """So much may be lost ahead of it that is not used."""
+        return RANDOM_FREE_BYTES if reader.says_random else FREE_BYTES
 
     def room_bytes(self) -> int:
         """So much more may be asked for on a guess now."""
@@ -686,6 +711,9 @@ class Ahead(Predictor):
         if is_told or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
         size = PROBE_BLOCKS if meter.lacks_large else 1
+        opened, free_bytes = self.account.open, self._free_bytes(reader)
+        if self.account.spare_bytes(opened, free_bytes, FREE_SHARE) < size * BLOCK_BYTES:
+            return []
         last = of.fronts.blocks - PROBE_BLOCKS
         beyond = (start // PROBE_BLOCKS + 2) * PROBE_BLOCKS  # as the scheduler cuts it: in one
         for at in chain(range(beyond, last, PROBE_BLOCKS), range(0, last, PROBE_BLOCKS)):

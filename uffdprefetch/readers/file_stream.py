@@ -17,7 +17,6 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.record import dataclass
 from uffdprefetch.base.units import MIB
-from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native.memory_limits import Limit, Limits
 from uffdprefetch.predict.bounds import LATELY_NS
 from uffdprefetch.predict.storage import BLOCK_BYTES, SLOW_BYTES_PER_SECOND, UNKNOWN, Storage
@@ -297,9 +296,7 @@ def missing_bytes(
     nobody tells, what we have not read."""
     end = file.size_bytes if end is None else end
     if pooled is not None:
-        chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
-        absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes
-        return min(absent, end - start)
+        return min(pooled.absent_chunks(start, end) * pooled.chunk_bytes, end - start)
     there = file.resident_bytes(start, end - start)
     if there is None:
         read, unused, _ = file.blocks.counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))

@@ -219,6 +219,13 @@ class PlannedReader:
         if self.trial is not None and self.cursor is not None:
             self.dropped = self.dropped or self.trial.judge(self.cursor, now)
 
+    def note_read(self) -> None:
+        """To the file's books: what its job has said to have read was used. A process that ends,
+        as the workers of a loader do, takes along what it has touched since the last look."""
+        if self.trial is not None and self.cursor is not None and not self.dropped:
+            for start, end in self.cursor.behind():
+                self.file.blocks.mark_used(start, end)
+
     def describe(self) -> dict[str, Any]:
         """For the summary."""
         cursor, epochs = self.cursor, self.epochs
@@ -294,6 +301,7 @@ class KnownOrders(Predictor):
         """It has ended, or another one has taken its place."""
         if order in self.all:
             self.all.remove(order)
+            order.note_read()
             self._scheduler.forget(order.consumer)
             order.ended = True
             self._ended = [*self._ended[-FILES_MAX + 1 :], order.describe()]
@@ -431,11 +439,13 @@ class KnownOrders(Predictor):
         )
         more = max(AT_ONCE_BYTES, ahead // AT_ONCE_PARTS)
         now_ahead = min(ahead, order.epochs.handed_out_bytes + more)
-        whole = self._all_is_read(order.file)
+        whole, record = self._all_is_read(order.file), order.trial is not None
         order.asks_on = None
         for start, end, need in order.due(now_ahead):
             order.asks_on = reader if now_ahead < ahead else None
-            wanted = PrefetchRange(order.file, start, end, need, whole=whole, pooled=pooled)
+            wanted = PrefetchRange(
+                order.file, start, end, need, whole=whole, pooled=pooled, record=record
+            )
             yield order.consumer, wanted
 
     def _leaves_alone(self, order: PlannedReader, reader: Reader, now_ns: int) -> bool:
@@ -471,6 +481,11 @@ class KnownOrders(Predictor):
             one.cursor.here_bytes for one in self.all if one.file is file and one.cursor is not None
         )
         return orders >= DENSITY * file.size_bytes
+
+    def note_read(self) -> None:
+        """See PlannedReader, of those that have not ended."""
+        for order in self.all:
+            order.note_read()
 
     def describe(self) -> list[dict[str, Any]]:
         """For the summary: those that have ended (the last FILES_MAX), and the others."""

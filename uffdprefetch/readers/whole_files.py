@@ -22,11 +22,12 @@ from uffdprefetch.predict.storage import (
     FREE_BYTES,
     MISS_BYTES,
     PIECE_BYTES,
+    SHY,
     Account,
     Link,
 )
 from uffdprefetch.predict.streams import RATE_SAMPLE_NS
-from uffdprefetch.predict.visits import LITTLE_SHARE, Visits
+from uffdprefetch.predict.visits import FREE_SHARE, LITTLE_SHARE, Visits
 from uffdprefetch.readers.file_stream import (
     FileStream,
     Room,
@@ -37,16 +38,8 @@ from uffdprefetch.readers.file_stream import (
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
-from uffdprefetch.warm.consumer import FileConsumer
-from uffdprefetch.warm.scheduler import Scheduler
-
-#: What a run may read for nothing by files that it reads whole, beyond FREE_BYTES: a part of what
-#: their visits bring, while nothing is saved, and for each share of the time that is. Where half is
-#: saved it is 1.5 times as much, two and a half times what plain reads: what bench/harm_table.py
-#: allows. The account of guesses (predict/storage.py) counts seconds of the link: while a file is
-#: read whole most of it is for nothing yet, and what is saved comes at random, so that seconds
-#: would let a fast link read many times what plain does before the first visit has paid.
-FREE_SHARE, SAVED_SHARE = 0.05, 3.0
+from uffdprefetch.warm.consumer import FileConsumer, Priority
+from uffdprefetch.warm.scheduler import GUESSED_EXTENT_BYTES, Scheduler
 
 
 @dataclass
@@ -60,13 +53,13 @@ class VisitedFile:
     blocks: int = 0  # that were touched
     miss_bytes: int = MISS_BYTES  # what a miss of it brings without us
     judge_ns: int = 0
+    goes_on: bool = False  # it is likely enough that its visits do to read all of it, ...
+    gains: bool = False  # ... or as much of it as saves them time
     touched_ns: int = 0
     streaming: Streaming = field(
         default_factory=lambda: Streaming(why="reading it whole has not paid yet")
     )
-    last: FileStream | None = None  # this, or the one before
-    used_bytes: int = 0  # of what they have read
-    lost_bytes: int = 0  # when nobody mapped it any more: the account of guesses has them
+    used_bytes: int = 0  # of what was read for it
 
     def touched(self, now_ns: int) -> None:
         """Somebody has come to it, or has come back."""
@@ -81,13 +74,16 @@ class VisitedFile:
         self.visits.over()
         self.touched_ns = max(self.touched_ns, now_ns)
 
-    def allowed_bytes(self, link: Link) -> int:
-        """What may be read for nothing, for its visits."""
-        visits, link = self.visits, replace(link, miss_bytes=self.miss_bytes)
-        saved = (visits.places - visits.missed) * link.miss_seconds
-        share = saved / (saved + max(self.touched_ns - visits.since_ns, 1) / 1e9)
-        each = visits.each_bytes(self.blocks * BLOCK_BYTES, BLOCK_BYTES, link)
-        return int((FREE_SHARE + SAVED_SHARE * share) * visits.places * each)
+    def over_bytes(self, link: Link) -> int:
+        """What was read for nothing, or may have been, beyond what its visits allow; less than 0:
+        so much more may be."""
+        if self.goes_on:
+            return -self.file.size_bytes
+        size, touched = self.file.size_bytes, self.blocks * BLOCK_BYTES
+        own = replace(link, miss_bytes=self.miss_bytes)
+        brought = self.visits.brought_bytes(size, touched, BLOCK_BYTES, own)
+        share = 1 / SHY if self.gains else FREE_SHARE
+        return self.streaming.streamed_bytes - self.used_bytes - int(share * brought)
 
 
 class WholeFiles:
@@ -95,11 +91,13 @@ class WholeFiles:
 
     def __init__(
         self, scheduler: Scheduler, want: Want, ledger: Ledger, room: Room,
-        link: Callable[[], Link], account: Account,
+        link: Callable[[], Link], account: Account, missed_beside: Callable[[FileState], bool],
     ) -> None:  # fmt: skip
-        """``account``: of all other guesses of the run."""
+        """``account``: of all guesses of the run; ``missed_beside``: whether somebody has missed in
+        another file."""
         self._scheduler, self._want, self._ledger = scheduler, want, ledger
         self._room, self._link, self._account = room, link, account
+        self._missed_beside = missed_beside
         self._streamed: dict[Key, VisitedFile] = {}
         self.running: list[VisitedFile] = []
         room.holders.append(self._held)
@@ -109,11 +107,16 @@ class WholeFiles:
         book.miss_bytes = mmap.PAGESIZE if reader.says_random else link.miss_bytes
         if reader.access is Access.JUMPS:
             book.ranks.add(reader.rank)
-        if now_ns < book.judge_ns or book.streaming.stream is not None or not book.visits.places:
+        if now_ns < book.judge_ns or not book.visits.places:
             return
         book.judge_ns = now_ns + RATE_SAMPLE_NS
         file, size = book.file, book.file.size_bytes
         missing, touched = book.fronts.unknown * BLOCK_BYTES, book.blocks * BLOCK_BYTES
+        own = replace(link, miss_bytes=book.miss_bytes)
+        book.goes_on = book.visits.are_enough(size, touched, BLOCK_BYTES, own)
+        book.gains = book.visits.will_gain(size, touched, book.used_bytes, BLOCK_BYTES, now_ns, own)
+        if book.streaming.stream is not None:
+            return
         if not book.visits.is_worth_it(size, missing, touched, BLOCK_BYTES, now_ns, link):
             return
         book.ranks.add(reader.rank)
@@ -129,7 +132,7 @@ class WholeFiles:
             return
         consumer = FileConsumer(reader.rank, reader.pid)
         stream = FileStream(file, self._scheduler, self._want, consumer, reader.reads_pool, now_ns)
-        stream.terms.yield_bytes = link.reach_bytes + PIECE_BYTES
+        stream.terms.yield_bytes = self._under_way_bytes(book, link)
         stream.terms.guess = True
         stream.add(0, size)
         book.streaming.begin(
@@ -137,7 +140,6 @@ class WholeFiles:
         )
         if not any(one is book for one in self.running):  # one that has just ended still is
             self.running.append(book)
-        book.last = stream
         self._streamed[file.key] = book
         if len(self._streamed) > ENTRIES_MAX:
             idle = (key for key, one in self._streamed.items() if not one.file.mappings.attached)
@@ -151,7 +153,9 @@ class WholeFiles:
 
     def step(self, now_ns: int) -> None:
         """Once a turn: they go on, at their pace."""
-        over = self._over_bytes()
+        link = self._link()
+        over = (book.over_bytes(link) for book in self._streamed.values())
+        self._account.over = sum(max(0, each) for each in over)
         for book in self.running:
             stream = book.streaming.stream
             if stream is None or self._ends(book, stream, now_ns):
@@ -161,18 +165,19 @@ class WholeFiles:
                     Stage.DONE, book.streaming.why, now_ns
                 )  # the rest has come with what was touched
                 continue
-            stream.most_bytes = stream.absent_bytes + max(0, FREE_BYTES - over)
+            stream.give_way(Priority.BACKGROUND, self._under_way_bytes(book, link))
+            spare = self._account.spare_bytes(0, FREE_BYTES, FREE_SHARE)
+            own = max(0, -book.over_bytes(link))
+            stream.most_bytes = stream.absent_bytes + spare + own
             if stream.go_on(now_ns):
                 book.streaming.end(Stage.DONE, book.streaming.why, now_ns)
         self.running = [book for book in self.running if book.streaming.stream is not None]
 
-    def _over_bytes(self) -> int:
-        """What the run has read for nothing, or may have, beyond what was used and visits allow."""
-        link, over = self._link(), self._account.lost - int(FREE_SHARE * self._account.used)
-        for book in self._streamed.values():
-            unused = max(0, book.streaming.streamed_bytes - book.used_bytes)
-            over += unused - book.lost_bytes - book.allowed_bytes(link)
-        return over
+    def _under_way_bytes(self, book: VisitedFile, link: Link) -> int:
+        """How much of a file may be before a miss. Who misses in it, where it is likely that all of
+        it will be needed, waits for what it needs next."""
+        its_own = book.goes_on and not self._missed_beside(book.file)
+        return link.reach_bytes + (GUESSED_EXTENT_BYTES if its_own else PIECE_BYTES)
 
     def _ends(self, book: VisitedFile, stream: FileStream, now_ns: int) -> bool:
         """Stop where the reason has gone; whether it has."""

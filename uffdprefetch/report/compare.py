@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from uffdprefetch.base.units import format_duration, format_rate, format_size
 from uffdprefetch.report.columns import aligned
+from uffdprefetch.report.line import seconds_of
 
 SCHEMA = "uffdprefetch.comparison/1"
 #: Difference up to which two figures count as alike: the usual variation of runs.
@@ -231,7 +232,7 @@ def of_summaries(
     """Compare two summaries (docs/summary-schema.md): the run, its ranks, its files. ``names``: of
     the summaries' own files."""
     both = before, after
-    figures = [_figure("time", "seconds", [one["wall_seconds"] for one in both])]
+    figures = [_figure("time", "seconds", [seconds_of(one) for one in both])]
     figures += [
         _figure(_words(name), unit, [one["totals"].get(name) for one in both], better)
         for name, unit, better in _TOTALS

@@ -15,16 +15,36 @@ if TYPE_CHECKING:
 
     from uffdprefetch.report.line import Line
 
+#: By these users, terminals and batch systems end programs; a shell then exits with 128 more.
+_OF_USERS = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+_NUMBERS = frozenset(map(int, signal.Signals))
+
 
 def how_it_failed(summary: Mapping[str, Any]) -> str | None:
     """How the command ended, where it did not end well."""
     job = summary.get("job") or {}
     status, name = job.get("status") or 0, os.path.basename((job.get("command") or ["CMD"])[0])
-    if status > 0:
-        return f"{name} failed (exit status {status})"
     if (summary.get("oom") or {}).get("job"):
         return f"{name} was killed for want of memory (OOM)"
-    return f"{name} was ended by signal {-status}" if status else None
+    if number := _ended_by(status):
+        with_name = signal.Signals(number).name if number in _NUMBERS else "unknown"
+        return f"{name} was ended by signal {number} ({with_name})"
+    return f"{name} failed (exit status {status})" if status else None
+
+
+def _ended_by(status: int) -> int:
+    """The signal that ended the command, or one of a shell's, which says so by its status; 0:
+    none."""
+    return -status if status < 0 else status - 128 if status - 128 in _OF_USERS else 0
+
+
+def cut_off(summary: Mapping[str, Any]) -> list[Line]:
+    """That the run was not at its end: a terminal was closed, a time limit was over."""
+    status = (summary.get("job") or {}).get("status") or 0
+    if not _ended_by(status) or (summary.get("oom") or {}).get("job"):
+        return []
+    until = format_duration(summary["wall_seconds"])
+    return [f"{how_it_failed(summary)} after {until}: what is said here is of that time"]
 
 
 def short_of_memory(summary: Mapping[str, Any]) -> list[Line]:

@@ -5,7 +5,7 @@ JSON."""
 from __future__ import annotations
 
 from uffdprefetch.base.units import format_duration, format_size
-from uffdprefetch.report.endings import death, how_it_failed
+from uffdprefetch.report.endings import cut_off, death, how_it_failed
 from uffdprefetch.report.left_out import why_nothing
 from uffdprefetch.report.line import Named, count, part_of
 
@@ -37,10 +37,11 @@ def gained_lines(summary: Mapping[str, Any]) -> list[Line]:
         cost = f"cost about {format_duration(totals['cost_seconds'])}"
         kept = _kept(totals)
         return [f"{cost}: {unused}" if unused else cost, *([kept] if kept else [])]
+    there = "until then" if cut_off(summary) else "nothing to gain:"
     if gain == "in-memory":
-        said: Line = "nothing to gain: the data was in memory"
+        said: Line = f"{there} the data was in memory"
     elif gain == "nothing-read":
-        said = "nothing to gain: nothing of the mapped files was read"
+        said = f"{there} nothing of the mapped files was read"
     elif gain == "just-read":
         itself = format_size(totals.get("job_storage_bytes") or 0)
         said = f"the data was in memory when it was mapped: the job had read {itself} itself"

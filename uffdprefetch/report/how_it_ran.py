@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
 from uffdprefetch.report.left_out import calls_bytes
-from uffdprefetch.report.line import count, percent
+from uffdprefetch.report.line import count, percent, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _with_what(summary: Mapping[str, Any]) -> str:
     instead = "" if asked == summary["engine"] else f" ({asked} was asked for)"
     return (
         f"engine {summary['engine']}{instead}, policy {summary['policy']}, {sensor}: "
-        f"{', '.join([what, *who, format_duration(summary['wall_seconds'])])};"
+        f"{', '.join([what, *who, format_duration(seconds_of(summary))])};"
         f" our CPU {'n/a' if share is None else f'{share * 100:.1f} % of a core'}"
     )
 

@@ -100,13 +100,18 @@ def _wrapped_inside(command: Sequence[str]) -> list[str]:
     return [f"{name} OPTIONS uffdprefetch wrap -- COMMAND"]
 
 
+def _was_looked_at(summary: Mapping[str, Any]) -> bool:
+    return float(summary["wall_seconds"]) >= LOOKED_SECONDS
+
+
 def why_nothing(summary: Mapping[str, Any]) -> str:
     """No file was served."""
     job = summary.get("job") or {}
     if how_it_failed(summary):
         if (summary.get("oom") or {}).get("job"):
             return f"{how_it_failed(summary)}: give it {more_memory(summary)}"
-        return f"{how_it_failed(summary)}{'' if refused(summary) else ' and mapped no file'}"
+        was_seen = "and mapped no file" if _was_looked_at(summary) else "before it was looked at"
+        return f"{how_it_failed(summary)}{'' if refused(summary) else f' {was_seen}'}"
     if _launches_elsewhere(summary):
         name = os.path.basename(job["command"][0])
         return f"{name} runs its programs outside of this wrap"
@@ -116,7 +121,7 @@ def why_nothing(summary: Mapping[str, Any]) -> str:
         return str(summary["rung_reason"])
     if not job:
         return "no mapping was served"
-    if summary["wall_seconds"] < LOOKED_SECONDS:
+    if not _was_looked_at(summary):
         return "the job ended before it was looked at"
     seen = f"no mapping of {format_size(job['min_size_bytes'])} or more was seen"
     return seen if not_served_lines(summary) else f"{seen}{_left_by_calls(summary)}"

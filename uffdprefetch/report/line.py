@@ -10,7 +10,8 @@ from uffdprefetch.base.units import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from collections.abc import Mapping
+    from typing import Any, TypeAlias
 
     #: A line, or its wordings from the longest to the shortest: the first that fits is shown.
     Line: TypeAlias = "str | tuple[str, ...] | Named"
@@ -54,6 +55,12 @@ def fitted(line: Line, width: int | None) -> str:
         return line.fitted(width)
     texts = (line,) if isinstance(line, str) else line
     return next((text for text in texts if width is None or len(text) <= width), texts[-1])
+
+
+def seconds_of(summary: Mapping[str, Any]) -> float:
+    """The job's, from start to exit; where its launcher has not told, the service's until then."""
+    job = summary.get("job") or {}
+    return float(job.get("seconds") or summary["wall_seconds"])
 
 
 def part_of(part_bytes: int, whole_bytes: int) -> str:

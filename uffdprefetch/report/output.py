@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SUFFIX = ".summary.json"
 #: Summaries kept per node in the state directory, the newest.
 KEPT = 50
+#: Names in a directory where several runs, and nodes, leave theirs.
+_AMONG_OTHERS = "%h.%j.%r"
 
 
 def state_directory(environ: Mapping[str, str]) -> str | None:
@@ -41,7 +43,7 @@ def default_pattern(environ: Mapping[str, str]) -> str:
         directory = None
     if directory is None or not os.access(directory, os.W_OK | os.X_OK):
         return "uffdprefetch.%j.%r"
-    return os.path.join(directory.replace("%", "%%"), "%h.%j.%r")
+    return os.path.join(directory.replace("%", "%%"), _AMONG_OTHERS)
 
 
 def summaries(directory: str) -> list[str]:
@@ -110,6 +112,14 @@ def expand(
                 EXIT_USAGE,
             )
     return made
+
+
+def summary_name(pattern: str, key: str, rank: int | None, environ: Mapping[str, str]) -> str:
+    """expand(); of a directory that is there a name in it."""
+    name = expand(pattern, key, rank, environ)
+    if os.path.isdir(name):
+        name = os.path.join(name, expand(_AMONG_OTHERS, key, rank, environ))
+    return name
 
 
 def replace(path: str, make: Callable[[str], None]) -> None:

@@ -110,6 +110,8 @@ def picture(document: dict[str, Any]) -> dict[str, Any]:
     return {"title": _title(document), "policies": rows}
 
 
+#: One share is told of a row, of what its accesses wanted; what is not replayed is in none.
+_HITS = "hits: of the bytes that are touched, those that are in memory by then"
 _HEADS = ("run as", "seconds", "stall", "hits", "misses", "read", "requests")
 
 
@@ -161,8 +163,8 @@ def _doubts(document: dict[str, Any]) -> list[str]:
             )
     if not document["is_mapped"]:
         doubts.append(
-            f"{document['read_call_share']:.0%} of what it reads comes by read(2), which is not"
-            " replayed: nothing is recommended"
+            f"of the pages that it reads {document['read_call_share']:.0%} come by read(2), which"
+            " is not replayed: nothing is recommended"
         )
     return doubts
 
@@ -186,4 +188,4 @@ def _notes(document: dict[str, Any]) -> list[str]:
 def text(document: dict[str, Any]) -> TextReport:
     """One table; then the best choice's command line."""
     table = TextTable(list(map(_cells, document["choices"])), _HEADS, _title(document))
-    return TextReport([table], _notes(document), to_copy=True)
+    return TextReport([table], [_HITS, *_notes(document)], to_copy=True)

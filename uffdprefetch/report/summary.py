@@ -5,7 +5,7 @@ was not served and why, and what would change that; with -v how it ran, too."""
 from __future__ import annotations
 
 from uffdprefetch.base.messages import PREFIX
-from uffdprefetch.report.endings import short_of_memory, stood_still
+from uffdprefetch.report.endings import cut_off, short_of_memory, stood_still
 from uffdprefetch.report.gained import gained_lines, moved_bytes, shared_lines, small_files_lines
 from uffdprefetch.report.left_out import TELL_ORDER, less_well, not_served_lines, notes_of
 from uffdprefetch.report.line import fitted
@@ -34,10 +34,11 @@ def lines(
 
 
 def short_lines(summary: Mapping[str, Any], columns: int | None = None) -> list[str]:
-    """One to six lines: what was kept ahead of the job, and what that has saved or cost; what was
-    read for nothing; what nodes have shared, or why nothing; what was asked for and not done; what
-    was not served, or not as well as it could be, and why; what to do about that. All but the first
-    only where there is something to say. Where a terminal has too few ``columns`` for one, the file
+    """What was kept ahead of the job, and what that has saved or cost; what was read for nothing;
+    small files; what nodes have shared, or why nothing; what was asked for and not done; what was
+    not served, or not as well as it could be, and why; what to do about that; before them how job
+    and service ended, where not well. A line each; all but the first of them only where there is
+    something to say. Where a terminal has too few ``columns`` for one, the file
     that it names loses folders; what is said of it stays whole.
 
     Pure; raises KeyError or TypeError for what is no summary.
@@ -55,6 +56,8 @@ def not_served(summary: Mapping[str, Any]) -> list[str]:
 def _lines(summary: Mapping[str, Any]) -> list[Line]:
     first = [*short_of_memory(summary), *stood_still(summary)]
     gained, shared = [*gained_lines(summary), *small_files_lines(summary)], shared_lines(summary)
+    if summary.get("files") or small_files_lines(summary):  # else why nothing was served says it
+        first += cut_off(summary)
     if moved_bytes(summary) and summary["totals"].get("gain") != "saved":
         gained = []  # the accounts are of one node's storage, not of what all nodes ask of it
     undone = [f"note: {one['text']}" for one in notes_of(summary) if one.get("asked")]

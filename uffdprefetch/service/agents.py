@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import CLOCK
+from uffdprefetch.base.limits import why_not_followed
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
@@ -22,6 +23,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.reader import FIRST_OBSERVED
+from uffdprefetch.state.unserved import Reason, Refusal
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
@@ -63,7 +65,13 @@ class Agents:
     def join(self, sock: socket.socket, hello: wire.Hello, pid: int, received: list[int]) -> None:
         """A process of the job says hello; of the descriptors that it has sent those are taken out
         of the list that are kept."""
-        client, met = Client(sock, hello, pid), self._mappings.clients.pop(-pid, None)
+        try:
+            client = Client(sock, hello, pid)
+        except OSError as error:
+            refusal = Refusal(Reason.NOT_FOLLOWED, why_not_followed(error))
+            self._ledger.refuse(f"program {hello.command}", refusal)
+            raise
+        met = self._mappings.clients.pop(-pid, None)
         self._ledger.processes.hello(client, met)
         if met is not None:
             self._mappings.forget(met)

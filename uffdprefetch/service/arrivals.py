@@ -32,6 +32,11 @@ class Arrivals:
         """Those that are there."""
         return list(self._unknown)
 
+    @property
+    def may_come(self) -> bool:
+        """Whether the name that we listen by is there still: what cleans up /tmp removes it."""
+        return os.path.lexists(self._listener.getsockname())
+
     def get(self, fd: int) -> socket.socket | None:
         """The one behind a descriptor."""
         return self._unknown.get(fd)

@@ -8,6 +8,7 @@ import fcntl
 import os
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.limits import is_of_a_limit, words_of
 from uffdprefetch.base.procfs import may_write
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
@@ -36,6 +37,8 @@ LEFT_TO_THE_KERNEL = (
 
 
 def _not_opened(error: OSError) -> Refusal:
+    if is_of_a_limit(error):
+        return Refusal(Reason.NOT_FOLLOWED, f"it cannot be opened: {words_of(error)}")
     return Refusal(Reason.NOT_OPENED, f"it cannot be opened ({error.strerror})")
 
 
@@ -174,6 +177,8 @@ class Attachments:
             return serving, []
         if self._mappings.brief.of(file.path) and not self._pooled.may_have(file):
             return by_page_tables(client, Coarse.BRIEF), []
+        if self._pooled.has_no_use_for(file):
+            return serving if self._config.lays_checkpoints else by_page_tables(client, None), []
         fds, told = self._pooled.accept(client, file)
         if fds:
             return Serving(wire.ServingMode.POOL, told), fds

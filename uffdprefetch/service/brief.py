@@ -8,7 +8,8 @@ job that reads one place of each of 1,000 files it made 1.33 and 1.13 times plai
 (bench/harm.py). So files like the last ones that went within moments are followed by page tables
 as soon as they are mapped (Brief.KNOWN); and where many of them, each mapped once, were followed
 in vain, most are not told of at all (Brief.UNTOLD). As soon as one of them stays, is mapped again,
-or something is gained, the next ones are followed as before. Pure.
+or something is gained, the next ones are told of; when some have stayed, they are followed as
+before: one alone may have met a busy node. Pure.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from uffdprefetch.protocol.wire import Brief
 
 #: A mapping that lives for less has read some places of a file, or a small one.
 BRIEF_NS = 20_000_000
-#: So many in a row tell, and so many that nothing was gained for: until then they take a few
-#: milliseconds, and what their readers do, in what order they come to files, is known.
+#: So many tell, and so many in a row that nothing was gained for: until then they take a few
+#: milliseconds, and what their readers do, in what order they come to files, is known. With one
+#: that stays those before it count half, and no more than so many do.
 TELLING, IN_VAIN = 16, 64
 #: Directories and suffixes that are remembered.
 KINDS_MAX = 1024
 
 
-class InARow(NamedTuple):
-    """The last mappings of a kind: how many have gone within moments, and how many of these were
-    followed in vain."""
+class Lately(NamedTuple):
+    """The last mappings of a kind: how many have gone within moments, and how many of these, in a
+    row, were followed in vain."""
 
     brief: int = 0
     in_vain: int = 0
@@ -39,7 +41,7 @@ class BriefKinds:
     """Of a service."""
 
     def __init__(self) -> None:
-        self._in_a_row: dict[tuple[str, str], InARow] = {}
+        self._lately: dict[tuple[str, str], Lately] = {}
 
     @staticmethod
     def _kind(path: str) -> tuple[str, str]:
@@ -50,18 +52,18 @@ class BriefKinds:
         """A mapping of a file has gone; ``in_vain``: it was the file's only one, and nothing that
         was read ahead was used."""
         kind = self._kind(path)
-        row = self._in_a_row.pop(kind, InARow())
+        row = self._lately.pop(kind, Lately())
         if lived_ns < BRIEF_NS:
-            row = InARow(row.brief + 1, row.in_vain + 1 if in_vain else 0)
+            row = Lately(min(row.brief + 1, IN_VAIN), row.in_vain + 1)
         else:
-            row = InARow()
-        self._in_a_row[kind] = row
-        if len(self._in_a_row) > KINDS_MAX:
-            del self._in_a_row[next(iter(self._in_a_row))]
+            row = Lately(row.brief // 2, row.in_vain // 2)
+        self._lately[kind] = row._replace(in_vain=min(row.in_vain, IN_VAIN) if in_vain else 0)
+        if len(self._lately) > KINDS_MAX:
+            del self._lately[next(iter(self._lately))]
 
     def of(self, path: str) -> Brief:
         """Whether a file is likely to be mapped for a moment."""
-        found = self._in_a_row.get(self._kind(path), InARow())
+        found = self._lately.get(self._kind(path), Lately())
         if found.brief < TELLING:
             return Brief.NO
         return Brief.KNOWN if found.in_vain < IN_VAIN else Brief.UNTOLD

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,10 @@ def make_pool(
 ) -> NodePool:  # fmt: skip
     """A pool, for build(). ``event_fd``: written to when something has happened in
     it; ``make``: its C side. Raises OSError, and ImportError without numpy."""
-    from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.pool.node_pool import NodePool, is_short
 
+    if is_short(config.budget_bytes):
+        importlib.import_module("uffdprefetch.pool.victims")
+    elif importlib.util.find_spec("numpy") is None:  # it is loaded later
+        raise ImportError("numpy is missing")
     return NodePool(config, event_fd, ledger, clock, limits, make)

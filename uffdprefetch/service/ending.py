@@ -72,7 +72,7 @@ class Ending:
             if not self._peers.only_strangers:  # a watcher that comes again and again is no client
                 self._empty_since = None
             return False
-        if self._asked and not awaited:
+        if self._asked and not (awaited and self._peers.may_come):
             return True
         if self._empty_since is None:
             self._empty_since = time.monotonic()

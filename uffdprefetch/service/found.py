@@ -10,7 +10,7 @@ from typing import Protocol
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.identity import identify
-from uffdprefetch.base.procfs import Mapping, environment
+from uffdprefetch.base.procfs import Mapping, environment, is_static, preloaded
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.admission import FileTable, in_memory
 from uffdprefetch.state.client import Client
@@ -44,9 +44,8 @@ class FoundMappings:
         self._opener, self._ledger = opener, ledger
         self._regions = FIRST_OBSERVED
 
-    def meet(self, pid: int, static: bool) -> Client:
-        """A process without an agent that maps files; ``static``: its program is statically linked.
-        Raises OSError."""
+    def meet(self, pid: int, maps: str = "") -> Client:
+        """A process without an agent that maps files, by its /proc/PID/maps. Raises OSError."""
         try:
             command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         except OSError:
@@ -57,7 +56,8 @@ class FoundMappings:
             wire.Role.AGENT, pid, 0, rank, local, world, 0, 0, 0, 0, 0, 0, command[:15]
         )
         client = Client(None, hello, pid)
-        client.sightings.is_static = static
+        client.sightings.is_static = bool(maps) and is_static(maps)
+        client.sightings.is_loaded = preloaded(maps)
         self._ledger.processes.hello(client)
         self._clients[-pid] = client
         return client

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -98,22 +97,27 @@ class Freshness:
         self._give_up, self._reads, self._pool = give_up, reads, pool
         self._checker = uffd_compare.Checker(THREADS, event_fd)
         self._under_way: dict[int, tuple[FileState, FileWatch]] = {}
-        self._waiting: deque[FileState] = deque()
+        self._waiting: list[FileState] = []
         self._next_id = 1
         self._cpu_ns = 0  # of this round
         self.due_ns = 0
 
     def step(self, now: int) -> None:
         """Take what has been found, and begin what is due."""
-        for result in self._checker.reap():
+        found = self._checker.reap()
+        for result in found:
             self._take(result)
         if now >= self.due_ns:
             self.due_ns = now + max(PERIOD_NS, REST * self._cpu_ns)
             self._cpu_ns = 0
-            self._waiting = deque(self._files.values())
-        for _ in range(len(self._waiting)):
-            file = self._waiting.popleft()
-            if not self._begin(file, now):
+            self._waiting = list(self._files.values())
+        elif not found:  # those that are under way still are: there is no room for more
+            return
+        waiting, self._waiting, full = self._waiting, [], set[int]()
+        for file in waiting:
+            device = file.key[0]
+            if device in full or not self._begin(file, now):
+                full.add(device)
                 self._waiting.append(file)
 
     # -------------------------------------------------------------- one round of one file
@@ -162,7 +166,7 @@ class Freshness:
             early = file.guard.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
             if not file.mappings.attached or early or self._pool is None:
                 return []
-            return self._pool.files.sample(file, self._reads())
+            return self._pool.sample(file, self._reads())
         if len(file.copies.written) > PAGES_MAX:
             self._loosen(file, state)
         state.loose -= file.copies.written

@@ -96,7 +96,8 @@ class Launchers:
             self._publisher.finished()
         memfd = os.memfd_create("uffdprefetch-summary", os.MFD_CLOEXEC)
         try:
-            os.write(memfd, text)
+            with contextlib.suppress(OSError):  # RLIMIT_FSIZE: the launcher says what it lacks
+                os.write(memfd, text)
             os.lseek(memfd, 0, os.SEEK_SET)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memfd]))]
             message = wire.pack(wire.Type.SUMMARY, wire.SUMMARY.pack(len(text), not others))

@@ -16,7 +16,6 @@ from uffdprefetch.base.clock import MS
 from uffdprefetch.base.procfs import (
     descendants,
     file_readers,
-    is_static,
     maps_text,
     read_files,
     unserved_files,
@@ -114,7 +113,7 @@ class Observer:
             if not stranger:
                 return
             try:
-                client = self._found.meet(pid, is_static(maps))
+                client = self._found.meet(pid, maps)
             except OSError:  # out of descriptors
                 return
         self._found.reconcile(client, mappings)

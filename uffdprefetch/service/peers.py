@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from uffdprefetch.base import limits
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
@@ -65,6 +66,11 @@ class Peers:
         return not (
             self._agents.any or self.launchers.any or self._arrivals.all or self._agents.any_orphan
         )
+
+    @property
+    def may_come(self) -> bool:
+        """Whether there is still a name by which others come."""
+        return self._arrivals.may_come
 
     @property
     def over(self) -> bool:
@@ -126,8 +132,11 @@ class Peers:
                 log.warning("peer dropped: %s", error)
                 self._hang_up(fd)
                 return
-            except Exception:  # out of descriptors or memory, or a fault of ours: one peer's loss
-                log.exception("peer dropped")
+            except Exception as error:  # a limit, or a fault of ours: one peer's loss
+                if isinstance(error, OSError) and limits.is_of_a_limit(error):
+                    log.warning("peer dropped: %s", limits.words_of(error))
+                else:
+                    log.exception("peer dropped")
                 self._hang_up(fd)
                 return
             finally:

@@ -108,7 +108,7 @@ class PoolBridge:
             if step is not None:
                 region.reader.pool.follow(stretch[-1].tid, step.stream)
                 for event in stretch:
-                    if event.refault and not step.goes_on:
+                    if event.refault and not step.goes_on and self.pool.chooses:
                         self.pool.victims.refaulted(file, event.offset, event.refault)
             if self._publisher.active:
                 self._publish(client, file, stretch, step)
@@ -148,6 +148,8 @@ class PoolBridge:
 
     def plan_evictions(self, now: int, known_orders: KnownOrders | None) -> None:
         """Have blocks ready to leave the pool when it is full."""
+        if not (self.pool.chooses or self.pool.can_choose()):
+            return
         if not self.pool.victims.wants_list():
             return
         readers = self._mappings.readers()

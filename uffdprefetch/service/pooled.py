@@ -27,6 +27,15 @@ class PooledMappings:
         """Whether somebody could have it from the pool."""
         return file.pooled is not None or self._is_shared
 
+    def has_no_use_for(self, file: FileState) -> bool:
+        """Whether it would only copy what a disk of this node delivers as quickly."""
+        if self.may_have(file) or not file.opened.on_quick_disk:
+            return False
+        self._ledger.leave_alone(
+            "its disk answers as quickly as the pool: served by the page cache", file.path
+        )
+        return True
+
     def accept(self, client: Client, file: FileState) -> tuple[list[int], str]:
         """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
         if client.pool_slot < 0:

@@ -76,12 +76,15 @@ class ReadTouches:
         self._arbiter.observe(batch)
 
     def _ask_rest(self, region: Region, one: ReadSeen) -> None:
-        """A call under way asks for more than the kernel reads ahead: that is no guess."""
+        """A call under way asks for more than the kernel has under way: that is no guess. Of what
+        lies within two of its windows it reads the second when the first has come, and goes on
+        behind it by itself, unless it finds there what we have read."""
         calls, file = self._calls.setdefault(region.id, {}), region.file
         consumer, _ = calls.pop(one.tid, (None, 0))
         end = min(one.asked_end, file.size_bytes)
         ahead = file.call.ahead_bytes
-        if not one.waiting or end - one.position <= (MISS_BYTES if ahead is None else ahead):
+        start = one.position + 2 * (MISS_BYTES if ahead is None else ahead)
+        if not one.waiting or end <= start:
             if consumer is not None:
                 self._scheduler.forget(consumer)
             return
@@ -92,8 +95,8 @@ class ReadTouches:
             self._scheduler.forget(calls.pop(next(iter(calls)))[0])
         consumer.position_bytes = one.position
         each, _ = self._windows.share_bytes(file)
-        end = min(end, one.position + each)
-        for low, high in file.cache.in_flight.missing(one.position, end):
+        end = min(end, start + each)
+        for low, high in file.cache.in_flight.missing(start, end):
             self._arbiter.want(consumer, PrefetchRange(file, low, high))
 
     def end(self, region: Region, *, gains: bool = True) -> None:

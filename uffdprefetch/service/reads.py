@@ -98,7 +98,7 @@ class FollowedReads:
         if maps_text(pid) is None:
             return None
         try:
-            return self._found.meet(pid, static=False)
+            return self._found.meet(pid)
         except OSError:  # out of descriptors
             return None
 

@@ -81,8 +81,8 @@ class RankTrack:
 class Counted:
     """What the slow pass found out about a file. ``resident_bytes`` None: ``sensor`` says why.
 
-    ``unused_bytes`` were prefetched and are in nobody's page table; ``wasted_bytes`` of them lie
-    where readers have passed.
+    Of what was prefetched ``unused_bytes`` are in nobody's page table, ``wasted_bytes`` of them lie
+    where readers have passed, and the others are ``used_bytes``.
     """
 
     at_ns: int
@@ -90,7 +90,7 @@ class Counted:
     sensor: str
     used_bytes: int
     unused_bytes: int
-    wasted_bytes: int
+    wasted_bytes: int | None  # nobody was seen to pass
     demand_bytes: int
 
 
@@ -205,13 +205,21 @@ class SlowPass:
                 counts = file.blocks.counts(a, a + BLOCKS_PIECE)
                 used, unused, demand = used + counts[0], unused + counts[1], demand + counts[2]
                 yield
-            wasted = yield from self._unused_in(file, self._passed.get(file.key))
-            now = time.monotonic_ns()
-            self.counted[file.key] = Counted(now, known, sensor, used, unused, wasted, demand)
+            passed, marked = self._passed.get(file.key), used + unused
+            wasted = yield from self._unused_in(file, passed)
+            used, unused, wasted = (
+                file.account.of_prefetched(part, marked) for part in (used, unused, wasted)
+            )
+            self.counted[file.key] = Counted(
+                time.monotonic_ns(), known, sensor, used, unused,
+                wasted if passed else None, demand,
+            )  # fmt: skip
             for track in list(self._ranks.values()):
                 stretches = track.passed.get(file.key)
                 if stretches is not None:
-                    track.wasted_bytes[file.key] = yield from self._unused_in(file, stretches)
+                    behind = yield from self._unused_in(file, stretches)
+                    part = file.account.of_prefetched(behind, marked)
+                    track.wasted_bytes[file.key] = part
 
     def _resident(self, file: FileState) -> Generator[None, None, tuple[int | None, str]]:
         """Returns what uffd.resident_bytes() says of the whole file."""
@@ -245,6 +253,28 @@ class SlowPass:
         return found
 
 
+class ReadByAnybody:
+    """Bytes that the job's readers came to. Of streams all that they go over is known, in each
+    epoch; who jumps about is on none: blocks tell of that, when it is come to first."""
+
+    def __init__(
+        self, files: dict[Key, FileState], small_bytes: Callable[[], tuple[int, int]]
+    ) -> None:
+        self._files, self._small_bytes = files, small_bytes
+        self._blocks: dict[Key, int] = {}
+        self._on_streams = self._bytes = 0
+
+    def count(self, on_streams: int) -> tuple[int, int]:
+        """What was read ahead of small files so far, and what was read by anybody;
+        ``on_streams``: bytes that streams have gone over."""
+        blocks = {key: file.blocks.used.blocks for key, file in self._files.items()}
+        new = sum(max(0, count - self._blocks.get(key, 0)) for key, count in blocks.items())
+        self._bytes += max(on_streams - self._on_streams, new * BLOCK_BYTES)
+        self._blocks, self._on_streams = blocks, on_streams
+        small_read, small_used = self._small_bytes()
+        return small_read, self._bytes + small_used
+
+
 class Sampling:
     """Samples of a run; the service's thread calls everything here."""
 
@@ -254,7 +284,7 @@ class Sampling:
     ) -> None:  # fmt: skip
         """``small_bytes``: of small files, what was read ahead, and what of that was opened."""
         self._files, self._clients = files, clients
-        self._small_bytes = small_bytes
+        self._read = ReadByAnybody(files, small_bytes)
         self._scheduler = scheduler
         self._ledger = ledger
         self.ranks: dict[int, RankTrack] = {}
@@ -314,15 +344,11 @@ class Sampling:
                 track.wasted_bytes.pop(key, None)
 
     def _note_history(self, now: int, faults: int) -> None:
-        touched = sum(track.touched_bytes for track in self.ranks.values())
         if now - self.ticked_ns < TICK_LEAST_NS:
             return
-        small_read, small_used = self._small_bytes()
-        totals = (
-            self._scheduler.results.prefetched_bytes + small_read,
-            touched + small_used,
-            faults,
-        )
+        on_streams = sum(track.touched_bytes for track in self.ranks.values())
+        small_read, read = self._read.count(on_streams)
+        totals = (self._scheduler.results.prefetched_bytes + small_read, read, faults)
         if self.ticked_ns:
             seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
             a, b, c = (max(0, n - o) / seconds for n, o in zip(totals, self._totals, strict=True))

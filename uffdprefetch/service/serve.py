@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config, fall_back, why_fallen_back
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.limits import is_of_a_limit, words_of
 from uffdprefetch.base.oom import goes_first
 from uffdprefetch.base.rundir import is_of_node
 from uffdprefetch.native import uffd
@@ -108,7 +109,7 @@ class Service:
         """``lock_fd``: of the election; ``starter``: the pid of the launcher that started us;
         ``start_log_fd``: in which its job notes what it opens."""
         self._seat = seat = Seat(listener, lock_fd)
-        self._threads = threads = Threads()
+        self._threads = threads = Threads(config.keeps_copies, config.engine == "pool")
         ledger, publisher, waits = Ledger(), EventPublisher(), Waits()
         config, pool = _with_a_pool(config, threads.wake_fd, ledger)
         threads.watch_memory(pool, ledger)
@@ -262,6 +263,7 @@ def _with_a_pool(config: Config, wake_fd: int, ledger: Ledger) -> tuple[Config, 
     if config.engine == "pool":
         try:
             pool = door.make_pool(config, wake_fd, ledger)
+            pool.loader.aside = True
         except (OSError, ImportError) as error:
             config = fall_back(config, str(error))
             log.warning("%s", why_fallen_back(config))
@@ -377,6 +379,11 @@ def _reserve_descriptors(fd: int) -> None:
         os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, highest))
 
 
+def _no_start(socket_path: str, error: OSError) -> UffdPrefetchError:
+    why = words_of(error) if is_of_a_limit(error) else error
+    return UffdPrefetchError(f"the service cannot start on {socket_path}: {why}")
+
+
 def serve(
     socket_path: str,
     config: Config,
@@ -418,14 +425,13 @@ def serve(
         leftovers.show_holder(lock_fd)
         _reserve_descriptors(listener.fileno())
     except OSError as error:
-        raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
+        raise _no_start(socket_path, error) from error
     try:
         service = Service(listener, lock_fd, config, run, starter, start_log_fd)
     except BaseException as error:
         leftovers.remove_names(socket_path, lock_fd)
         if isinstance(error, OSError):
-            text = f"the service cannot start on {socket_path}: {error}"
-            raise UffdPrefetchError(text) from error
+            raise _no_start(socket_path, error) from error
         raise
     leftovers.say_ready(lock_fd)
     log.info("serving %s", socket_path)

@@ -70,6 +70,8 @@ def _found_late(client: Client, a: wire.Attach, engine: str) -> Coarse | None:
     if client.observed:
         if engine == "off":
             return Coarse.ENGINE_OFF
+        if client.sightings.is_loaded:
+            return Coarse.PAST_LIBC
         return Coarse.STATIC if client.sightings.is_static else Coarse.NOT_LOADED
     if a.region >= FIRST_OBSERVED:
         return Coarse.BYPASSES if client.sightings.bypasses else Coarse.PAST_LIBC

@@ -19,6 +19,7 @@ from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.service.gained import Gained, gained
 from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
+from uffdprefetch.state.account import of_prefetched
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.closed_book import FileReads, describe_file, describe_stream, reads_of
@@ -52,6 +53,8 @@ PROCESSES_READ_SENSOR = (
     "/proc/PID/io rchar: read(2) and the like of any file or pipe; a child that its parent "
     "has waited for is in both's"
 )
+#: Blocks of a file that were read ahead, by what came of them.
+_MARKED = ("prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes")
 WAIT_SENSOR = (
     "the agent, from reading the fault to the end of UFFDIO_CONTINUE; its wake-up before that "
     "is not seen from there"
@@ -63,13 +66,23 @@ def _share(a: int, rest: int) -> float | None:
     return a / (a + rest) if a + rest else None
 
 
-def missed_bytes(touched_bytes: int, misses: int | None) -> int:
+def missed_bytes(touched_bytes: int, misses: int | None, by_faults_bytes: int = 0) -> int:
     """What readers had to wait for, of ``touched_bytes`` that they mapped and we had not brought:
     the rest was in memory. A miss brings MISS_BYTES at the most and a page at the
-    least, which may have been prefetched and be late."""
+    least, which may have been prefetched and be late. ``by_faults_bytes``: what their own page
+    faults have had read, as far as that is known. It is more where the kernel reads further ahead:
+    who waits for its readahead is in no counter of misses. Without a miss nobody waited."""
     if misses is None:
         return touched_bytes
-    return max(misses * PAGE_BYTES, min(touched_bytes, misses * MISS_BYTES))
+    brought_bytes = max(misses * MISS_BYTES, by_faults_bytes) if misses else 0
+    return max(misses * PAGE_BYTES, min(touched_bytes, brought_bytes))
+
+
+def _by_faults_bytes(ledger: Ledger) -> int:
+    """What the job's own page faults have had read from storage, from its first byte on, at the
+    least: what it took by read(2) may have come from there as well."""
+    storage, by_calls = _sum_known(ledger.jobs.storage), _sum_known(ledger.jobs.read)
+    return max(0, (storage or 0) - (by_calls or 0))
 
 
 def totals(
@@ -102,7 +115,10 @@ def totals(
     brought = sum(map(_brought_bytes, files))
     others = sum_of("demand_used_blocks_bytes") + both - brought
     waited = sum(f["demand_used_blocks_bytes"] for f in files if f["path"] in by_calls)
-    missed = waited + missed_bytes(others - waited, misses if watched else None)
+    by_faults = 0 if storage is None else _by_faults_bytes(ledger)
+    missed = waited + missed_bytes(others - waited, misses if watched else None, by_faults)
+    if pool:  # a touch that has waited for what was being read ahead is one of its misses, too
+        brought = max(0, min(brought, brought + others - missed))
     figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
         "prefetched_bytes": prefetched,
@@ -165,8 +181,10 @@ def _uncounted(kinds: set[str], paths: list[str], followed: dict[str, Any] | Non
 
 def _brought_bytes(file: dict[str, Any]) -> int:
     """Of the blocks of a file that were read ahead and used as much as was not in memory already:
-    brought by the readers' own misses, or of old."""
-    ahead, there = file["prefetched_bytes"], file["already_resident_bytes"]
+    brought by the readers' own misses, or of old. What is asked for once more, since it has left
+    the pool for its disk or has not left, says nothing of that."""
+    ahead, marked = file["prefetched_bytes"], sum(file[name] for name in _MARKED)
+    there = min(file["already_resident_bytes"], max(0, marked - ahead))
     share = ahead / (ahead + there) if ahead else 0.0
     return round(file["prefetched_used_blocks_bytes"] * share)
 
@@ -182,9 +200,8 @@ def _read_by_calls(
 
 def _used_bytes(file: dict[str, Any]) -> int:
     """Of what was prefetched of a file as much as of the blocks that it lies in."""
-    both, unused = file["prefetched_used_blocks_bytes"], file["prefetched_unused_blocks_bytes"]
-    share = both / (both + unused) if both + unused else 0.0
-    return round(file["prefetched_bytes"] * share)
+    both, unused = (file[name] for name in _MARKED)
+    return of_prefetched(file["prefetched_bytes"], both, both + unused)
 
 
 @dataclass(frozen=True)
@@ -209,6 +226,8 @@ def read_so_far(
 ) -> Read:  # fmt: skip
     """By now, of the files that are closed as well."""
     in_pool = pool.summary() if pool else None  # takes the files' counts as well
+    if orders:
+        orders.note_read()
     files = [describe_file(file, ledger.serving.modes) for file in table.all]
     readers = [one for client in clients.values() for one in client.readers.values()]
     return Read(
@@ -245,7 +264,7 @@ def _gained(
         figures["wasted_bytes"],
         max(figures["already_resident_bytes"], touched),
         figures["demand_misses"] or 0,
-        max(0, (figures["job_storage_bytes"] or 0) - (_sum_known(ledger.jobs.read) or 0)),
+        0 if figures["job_storage_bytes"] is None else _by_faults_bytes(ledger),
         waits.watched(_pool_waits_ns(pool) if pool else 0),
         scheduler.meter.cost(read.quickest_fills),
     )

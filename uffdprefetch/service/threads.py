@@ -24,11 +24,11 @@ WORKERS = 16
 class Threads:
     """Of one service."""
 
-    def __init__(self) -> None:
-        """Raises OSError."""
+    def __init__(self, keeps_copies: bool, pools: bool) -> None:
+        """``keeps_copies``: see Config; ``pools``: whether a pool is asked for. Raises OSError."""
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.workers = uffd.Workers(WORKERS, self.wake_fd)
-        self.opener = Opener(self.wake_fd)
+        self.opener = Opener(self.wake_fd, for_children=keeps_copies, for_pool=pools)
         self.learning: Learning | None = None
         self._pressure: Pressure | None = None
         self._pool: NodePool | None = None

@@ -130,7 +130,7 @@ class Turn:
 
     def _ask_memory(self) -> None:
         windows = self._core.windows
-        if windows.ask_memory():
+        if windows.ask_memory(sum(file.size_bytes for file in self._core.table.files.values())):
             limit = windows.allowed_by.words
             self._core.ledger.degrade(
                 f"less is read ahead than --budget allows: {limit} leaves no more"

@@ -7,7 +7,8 @@ for items of one size, and nearly so for similar sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -29,13 +30,15 @@ def tiers(
     capacities: Sequence[float],
     evict: str,
     epochs: Sequence[int] = (0,),
+    copies: Mapping[int, int] = MappingProxyType({}),
 ) -> np.ndarray:
     """(len(items),) int8: 0 where an access finds its item nowhere, 1 in memory, 2, 3, ... on that
     disk. ``sizes`` is by item, in the unit of ``capacities``: of memory and of each disk.
 
     What leaves memory is copied to the first disk that has room. The copy stays when the item comes
     back. Once the disks are full nothing goes there, and of what may leave memory that with a copy
-    leaves first (csrc/service/pool/spill.c, pool/eviction.copied_first).
+    leaves first (csrc/service/pool/spill.c, pool/eviction.copied_first). ``copies``: what lies on a
+    disk from the start, by item, beside what these have room for.
 
     evict: "lru" the least recently used, "newest" the most recently used; "cyclic" the item that a
     reader going round all items in order reaches last; "belady" the one whose next use is farthest;
@@ -47,7 +50,7 @@ def tiers(
         found: np.ndarray = np.ones(len(items), np.int8)
         found[np.unique(items, return_index=True)[1]] = 0
         return found
-    return _Tiers(items, sizes, capacities, evict, epochs).run()
+    return _Tiers(items, sizes, capacities, evict, epochs, copies).run()
 
 
 def next_uses(items: np.ndarray) -> np.ndarray:
@@ -69,6 +72,7 @@ class _Tiers:
         capacities: Sequence[float],
         evict: str,
         epochs: Sequence[int],
+        copies: Mapping[int, int],
     ) -> None:
         self._items, self._sizes = items, sizes.tolist()
         self._capacity, self._room = capacities[0], list(capacities[1:])
@@ -77,7 +81,7 @@ class _Tiers:
         #: Of "planned": first accesses of the epochs, with an end.
         self._epochs = [*epochs, NEVER] if evict == "planned" else [0, NEVER]
         self._following = next_uses(items).tolist() if by_use else []
-        self._copies: dict[int, int] = {}  # item -> its disk
+        self._copies = dict(copies)  # item -> its disk
         self._memory = EVICT[evict](int(items.max(initial=0)) + 1)
         #: Once the disks are full: what of memory has a copy there, which leaves first.
         self._copied: Group | None = None

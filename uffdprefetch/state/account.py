@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from uffdprefetch.native.pool import FileCounts
 
 
+def of_prefetched(prefetched_bytes: int, blocks_bytes: int, marked_bytes: int) -> int:
+    """See FileAccount."""
+    return round(prefetched_bytes * blocks_bytes / marked_bytes) if marked_bytes else 0
+
+
 @dataclass
 class FileAccount:
     """Of one file. ``streamed``: some of it was read for no stream (readers/file_stream.py);
@@ -31,6 +36,11 @@ class FileAccount:
         """Of blocks that are marked as read ahead, ``marked_bytes``, the part that was not there.
         What is asked for once more is there, and says nothing of that."""
         return min(1.0, self.prefetched_bytes / marked_bytes) if marked_bytes else 1.0
+
+    def of_prefetched(self, blocks_bytes: int, marked_bytes: int) -> int:
+        """Of what was prefetched, as much as ``blocks_bytes`` are of all blocks that are marked as
+        read ahead: a block is marked for any part of it, and may have been read several times."""
+        return of_prefetched(self.prefetched_bytes, blocks_bytes, marked_bytes)
 
     def came(self, brought: int, there: int) -> None:
         """Of what was asked for, so much was brought; the rest was there."""

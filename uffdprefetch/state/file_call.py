@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.base.cache_call import CHUNK_LEAST_BYTES, Choice, Doubt, choose
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.mounts import mount_of, read_ahead_bytes
 from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import ENTRIES_MAX, LATELY_NS
 from uffdprefetch.state.opening import Opened
 
 #: Tests: bytes that stand for each device's read_ahead_kb.
@@ -19,6 +22,30 @@ _ADVICE = {
     uffd.WARM_READAHEAD: os.POSIX_FADV_SEQUENTIAL,
     uffd.WARM_PREAD: os.POSIX_FADV_RANDOM,
 }
+
+
+class DeviceFacts(NamedTuple):
+    """What is known of a device: the type of its file system as mountinfo has it, the kernel's
+    readahead window (None: not known), and when that was asked."""
+
+    kind: str
+    ahead_bytes: int | None
+    asked_ns: int
+
+
+_devices: dict[int, DeviceFacts] = {}
+
+
+def facts_of(device: int) -> DeviceFacts:
+    """Of a device number; asked once in a while for all of its files. Raises OSError."""
+    now_ns, found = CLOCK.now_ns(), _devices.get(device)
+    if found is None or now_ns - found.asked_ns > LATELY_NS:
+        mountinfo = Path("/proc/self/mountinfo").read_text()
+        if len(_devices) >= ENTRIES_MAX:
+            _devices.clear()
+        kind, ahead_bytes = mount_of(device, mountinfo)[0], read_ahead_bytes(device, mountinfo)
+        found = _devices[device] = DeviceFacts(kind, ahead_bytes, now_ns)
+    return found
 
 
 @dataclass
@@ -37,13 +64,13 @@ class FileCall:
     @classmethod
     def of(cls, opened: Opened) -> FileCall:
         """Choose it, before the first request. Raises OSError."""
-        device, mountinfo = opened.status.st_dev, Path("/proc/self/mountinfo").read_text()
+        facts = facts_of(opened.status.st_dev)
         known, said = file_systems.known(opened.f_type), os.environ.get(_READAHEAD, "")
         call = cls(
-            mount_of(device, mountinfo)[0],
+            facts.kind,
             known.unit_bytes,
             known.counts_reads is True,
-            int(said) if said.isdigit() else read_ahead_bytes(device, mountinfo),
+            int(said) if said.isdigit() else facts.ahead_bytes,
         )
         residency, _ = uffd.resident_bytes(opened.fd, 0, uffd.PAGE_BYTES)
         choice = choose(opened.f_type, call.ahead_bytes, residency is not None)

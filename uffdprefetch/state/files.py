@@ -104,14 +104,8 @@ class FileState:
         return self.blocks.was_here(at) if residency is None else residency > 0
 
     def deleted(self) -> bool:
-        """Whether the file is unlinked. (NFS clients and FUSE rename an open one instead.)"""
-        try:
-            if uffd.file_status(self.opened.fd).links == 0:
-                return True
-            name = os.path.basename(os.readlink(f"/proc/self/fd/{self.opened.fd}"))
-        except OSError:
-            return False
-        return name.startswith((".nfs", ".fuse_hidden"))
+        """Whether the file is unlinked."""
+        return uffd.is_deleted(self.opened.fd)
 
     def park(self) -> None:
         """Close our descriptors of the file, and the lease; flags and checkpoint pages are kept for

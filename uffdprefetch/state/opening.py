@@ -21,6 +21,8 @@ from typing import NamedTuple, TypeVar
 
 from uffdprefetch.base import file_systems
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bounds import ENTRIES_MAX
+from uffdprefetch.state import quick_disks
 
 T = TypeVar("T")
 
@@ -54,8 +56,9 @@ def generation(fd: int) -> int | None:
 
 class Opened(NamedTuple):
     """The service's own descriptions of a file (for extents, for single pages, for forked children
-    to map), and its status. ``was``: what a description that is opened later must be of; None where
-    the inode tells."""
+    to map, -1 where nothing of ours may lie over it), and its status. ``was``: what a description
+    that is opened later must be of; None where the inode tells. ``on_quick_disk``: asked for a pool
+    alone (state/quick_disks.py)."""
 
     fd: int
     page_fd: int
@@ -64,6 +67,7 @@ class Opened(NamedTuple):
     generation: int | None
     f_type: int
     was: uffd.FileStatus | None = None
+    on_quick_disk: bool = False
 
     def closed(self) -> Opened:
         """The same when the descriptions have been closed."""
@@ -75,35 +79,55 @@ class Opened(NamedTuple):
             uffd.close_file(fd)
 
 
-def reopen(fd: int) -> Opened:
-    """Open the file behind ``fd``. Raises OSError, ESTALE where another file has taken its place;
+#: Of mounts, by their numbers: their file systems' types, which their servers or daemons are asked
+#: once for all files.
+_types: dict[int, int] = {}
+
+
+def _type_of(fd: int) -> int:
+    """f_type of the file system of a descriptor. Raises OSError."""
+    mount = uffd.mount_of(fd)
+    found = _types.get(mount)
+    if found is None:
+        found = file_systems.type_of(fd)
+        if len(_types) >= ENTRIES_MAX:
+            _types.clear()
+        if mount:
+            _types[mount] = found
+    return found
+
+
+def reopen(fd: int, for_children: bool = True, for_pool: bool = False) -> Opened:
+    """Open the file behind ``fd``; ``for_children``: with what forked ones are to map;
+    ``for_pool``: which may serve it. Raises OSError, ESTALE where another file has taken its place;
     may block on storage."""
     path = f"/proc/self/fd/{fd}"
     before = uffd.file_status(fd)
     with contextlib.ExitStack() as undo:
         fds = []
-        for _ in range(3):
+        for _ in range(2 + for_children):
             fds.append(os.open(path, FLAGS))
             undo.callback(uffd.close_file, fds[-1])
-        one, page_fd, map_fd = fds
-        was, f_type = None, file_systems.type_of(one)
+        one, page_fd, map_fd = (*fds, -1)[:3]
+        was, f_type = None, _type_of(one)
         if file_systems.known(f_type).pages_by_path:
             # Asked last: a later rename leaves these descriptions what they are.
-            was = uffd.file_status(map_fd, asked=True)
+            was = uffd.file_status(fds[-1], asked=True)
             if was != before:
                 raise OSError(errno.ESTALE, "changed or replaced since it was mapped")
         status = os.fstat(one)
+        is_quick = for_pool and quick_disks.is_on_one(one, status)
         undo.pop_all()
-    return Opened(one, page_fd, map_fd, status, generation(one), f_type, was)
+    return Opened(one, page_fd, map_fd, status, generation(one), f_type, was, is_quick)
 
 
 class Opener:
     """Opens files, and does else what may wait for storage, asynchronously."""
 
-    def __init__(self, wake_fd: int) -> None:
+    def __init__(self, wake_fd: int, *, for_children: bool = True, for_pool: bool = False) -> None:
         """``wake_fd``: an eventfd that is incremented when something has ended; -1: who made this
-        calls step() without."""
-        self._wake_fd = wake_fd
+        calls step() without. The others: see reopen()."""
+        self._wake_fd, self._ways = wake_fd, (for_children, for_pool)
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._under_way = 0
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -118,7 +142,7 @@ class Opener:
         a function finds of these, which may block and raise OSError; step() calls ``then`` with the
         result; an OSError of a descriptor has its file's name (ECANCELED: it is not wanted when its
         turn comes)."""
-        if not self.run(lambda: _open(what, is_wanted), then):
+        if not self.run(lambda: _open(what, is_wanted, *self._ways), then):
             if isinstance(what, int):
                 uffd.close_file(what)
             then(OSError(errno.EAGAIN, f"{OPENS_MAX} other files do not open"))
@@ -165,7 +189,10 @@ class Opener:
 
 
 def _open(
-    what: int | str | Callable[[], int | str], is_wanted: Callable[[], bool] = lambda: True
+    what: int | str | Callable[[], int | str],
+    is_wanted: Callable[[], bool] = lambda: True,
+    for_children: bool = True,
+    for_pool: bool = False,
 ) -> Opened:
     """See Opener.open()."""
     fd = -1
@@ -175,7 +202,7 @@ def _open(
         fd = what if isinstance(what, int) else os.open(what, FLAGS)
         if not is_wanted():
             raise OSError(errno.ECANCELED, "not wanted any more")
-        return reopen(fd)
+        return reopen(fd, for_children, for_pool)
     except OSError as error:
         if fd >= 0 and error.errno != errno.ECANCELED:
             with contextlib.suppress(OSError):

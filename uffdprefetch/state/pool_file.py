@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from functools import cached_property
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
@@ -22,31 +20,40 @@ class PoolFile:
     number: int
     memfd: int  # read-only: what the jobs map
     chunk_bytes: int
-    state: npt.NDArray[np.uint8]
-    touched_ms: npt.NDArray[np.uint32]
-    kept: npt.NDArray[np.uint8]  # for other nodes: what is HELD is no choice of a policy's
-    refaults: npt.NDArray[np.uint8]  # the working set's books: pool/workingset.py
-    left: npt.NDArray[np.uint32]
     in_flight: IntervalSet = field(default_factory=IntervalSet)
     faulted_ns: int = 0  # its last fault
     has_active: bool = False  # it may have active chunks
 
+    @cached_property
+    def books(self) -> uffd_pool.Books:
+        """What is there of it."""
+        return self.pool.books(self.number)
+
+    def say_random(self, so: bool) -> None:
+        """See FileMappings."""
+        self.pool.say_random(self.number, so)
+
     def touched(self, start: int, end: int) -> bool:
         """Whether a fault has mapped any of [start, end) bytes since it was read."""
-        chunks = self.touched_ms[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
-        return bool(chunks.any())
+        return any(self.books.touched_ms[self._chunks(start, end)])
 
     def is_mapped(self, start: int, end: int) -> bool:
         """Whether all of [start, end) bytes is there, and was mapped by a fault since it was
         read."""
-        chunks = slice(start // self.chunk_bytes, -(-end // self.chunk_bytes))
-        there = self.state[chunks] == uffd_pool.PRESENT
-        return bool(there.all() and self.touched_ms[chunks].all())
+        touched = self.books.touched_ms[self._chunks(start, end)]
+        return not self.absent(start, end) and all(touched)
 
     def absent(self, start: int, end: int) -> bool:
         """Whether any of [start, end) bytes is not there."""
-        chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
-        return bool((chunks != uffd_pool.PRESENT).any())
+        return self.absent_chunks(start, end) > 0
+
+    def absent_chunks(self, start: int, end: int) -> int:
+        """Of those that [start, end) bytes lie in."""
+        state = self.books.state[self._chunks(start, end)].tobytes()
+        return len(state) - state.count(uffd_pool.PRESENT)
+
+    def _chunks(self, start: int, end: int) -> slice:
+        return slice(start // self.chunk_bytes, -(-end // self.chunk_bytes))
 
     def come_over(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
         """For a touch of [start, end) of which the fault does not tell that its reader has come

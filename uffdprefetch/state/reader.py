@@ -204,15 +204,14 @@ class FirstLooks:
         """``news``: what is mapped now, and was not at the last look, [start, end) bytes."""
         self._looks += 1
         laid, blocks, mapped = region.checkpoints.laid, region.file.blocks, region.scan.mapped
-        misses = FirstMisses()
+        under_way, mapped_bytes, runs, lies_in = region.file.under_way, 0, 0, 0
         for start, end in news:
-            page = start // uffd.PAGE_BYTES
-            checkpoint = end - start <= uffd.PAGE_BYTES and page in laid
-            if not checkpoint and blocks.is_own(start, end, *region.file.under_way):
-                beside = start - 1, end
-                goes_on = any(not mapped.missing(at, at + 1) for at in beside)
-                lies_in = -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
-                misses = misses.plus(FirstMisses(0, end - start, not goes_on, lies_in))
+            checkpoint = end - start <= uffd.PAGE_BYTES and start // uffd.PAGE_BYTES in laid
+            if not checkpoint and blocks.is_own(start, end, *under_way):
+                mapped_bytes += end - start
+                runs += not (mapped.contains(start - 1) or mapped.contains(end))
+                lies_in += -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
+        misses = FirstMisses(0, mapped_bytes, runs, lies_in)
         if self._looks > 1 and not misses.mapped_bytes and not region.file.account.cold:
             self._looks = FIRST_LOOKS  # what it comes to now was read ahead
             return

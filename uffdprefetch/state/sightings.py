@@ -14,6 +14,7 @@ class Sightings:
 
     bypasses: bool = False  # it changes its mappings past the interposers: this alone tells
     is_static: bool = False  # its program is linked statically: nothing can be preloaded
+    is_loaded: bool = False  # the preload is in it, and has had nothing to tell of
     refused: set[int] = field(default_factory=set)  # mappings that are not served
     _new: set[int] = field(default_factory=set)  # at the last look: mappings not told of ...
     _missing: set[int] = field(default_factory=set)  # ... regions that were not found

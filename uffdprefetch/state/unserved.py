@@ -25,6 +25,7 @@ class Reason(Enum):
     IN_MEMORY = "in-memory", None
     LIBRARY = "library", None  # of a program's own files: a library, a lock file
     PROGRAM = "program", None  # a program that is left alone
+    NOT_FOLLOWED = "not-followed", "let it have what it lacks (ulimit -a)"
     ANOTHER_FILE = "another-file", None  # its number, or its descriptor, is another file's by now
 
     @property
@@ -64,7 +65,8 @@ class Coarse(Enum):
     )
     BYPASSES = "the process changes its mappings without libc's functions", None
     PAST_LIBC = (
-        "not handed over (mapped past libc, locked, or before the service answered): "
+        "not handed over (mapped past libc or while its file was small, locked, or before the "
+        "service answered): "
         "later epochs hardly show",
         None,
     )

@@ -42,6 +42,13 @@ def _position(rank: Rank, width: int) -> str:
     return format_size(inside[0].position_bytes) if inside else words.NA
 
 
+def _rate(rank: Rank) -> str:
+    """Of its streams; who jumps about is on none."""
+    if rank.pattern == "random" and not rank.read_bytes_per_second:
+        return words.NA
+    return words.megabytes(rank.read_bytes_per_second)
+
+
 def _idle(rank: Rank) -> bool:
     return rank.quiet_seconds is not None and rank.quiet_seconds > IDLE_SECONDS
 
@@ -58,7 +65,7 @@ RANK_COLUMNS = (
     RankColumn(
         "pattern", 11, 4, lambda r, w: words.pattern(r.pattern, r.stride_bytes, w), right=False
     ),
-    RankColumn("MB/s", 5, 3, lambda r, w: words.megabytes(r.read_bytes_per_second)),
+    RankColumn("MB/s", 5, 3, lambda r, w: _rate(r)),
     RankColumn(
         "hit",
         5,
@@ -135,10 +142,10 @@ def folded_line(ranks: Sequence[Rank], not_listed: int, width: int, glyphs: Glyp
     """The ranks that have no line of their own: how many, and the worst of them."""
     count = len(ranks) + not_listed
     parts = [f"{glyphs.more} {count} more rank{'' if count == 1 else 's'}"]
-    slowest = min(ranks, key=lambda r: r.read_bytes_per_second, default=None)
+    known_rates = [r for r in ranks if _rate(r) != words.NA]
+    slowest = min(known_rates, key=lambda r: r.read_bytes_per_second, default=None)
     if slowest is not None:
-        rate = words.megabytes(slowest.read_bytes_per_second)
-        parts.append(f"slowest {slowest.rank}: {rate} MB/s")
+        parts.append(f"slowest {slowest.rank}: {_rate(slowest)} MB/s")
     hits = [r for r in ranks if r.hit.share is not None]
     if hits:
         worst = min(hits, key=lambda r: r.hit.share or 0.0)

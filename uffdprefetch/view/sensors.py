@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+from uffdprefetch.base.procfs import is_static, preloaded
 from uffdprefetch.protocol.snapshot import (
     IoPressure,
     NotManaged,
@@ -58,12 +59,6 @@ def io_pressure(path: Path = PRESSURE) -> IoPressure:
     return IoPressure(share, why, f"{path}, some avg10: any task of the node")
 
 
-def preloaded(maps: str) -> bool:
-    """Whether a text of /proc/PID/maps shows our preload object, or launch's link to it."""
-    names = (line.rpartition("/")[2] for line in maps.splitlines() if "/" in line)
-    return any(name.startswith(("_preload.", "preload-", "preload.")) for name in names)
-
-
 def loading(maps: str) -> bool:
     """Whether the loader is still at work: it maps what LD_PRELOAD names before the C library."""
     return bool(maps.strip()) and "/ld-" in maps and "/libc" not in maps
@@ -71,8 +66,6 @@ def loading(maps: str) -> bool:
 
 def why_not_preloaded(maps: str) -> str:
     """Why a process has no preload object, by its mappings."""
-    from uffdprefetch.base.procfs import is_static
-
     if is_static(maps):
         return "statically linked"
     return "LD_PRELOAD did not reach it (cleared environment, setuid, or another libc)"

@@ -69,7 +69,7 @@ class PrefetchRange:
     ``yield_bytes``: it yields to demand misses, so no more than this of it is under way to the page
     cache at one time (0: it does not yield); ``guess``: its consumer may never come to it, so no
     more than ``yield_bytes``, or what its consumer says, stands before a miss, and nothing is read
-    that its consumer has passed."""
+    that its consumer has passed; ``record``: who comes to it takes all of it."""
 
     file: FileState
     start: int
@@ -80,6 +80,7 @@ class PrefetchRange:
     pooled: bool = False
     yield_bytes: int = 0
     guess: bool = False
+    record: bool = False
 
 
 @dataclass

@@ -192,8 +192,10 @@ class ExtentRequests:
         """Hand one out; False: there is no room."""
         file, length, pooled = extent.file, extent.end - extent.start, extent.pooled
         if pooled is not None:
-            due_ns = extent.due_ns
-            sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length, due_ns)
+            sent = pooled.pool.submit(
+                self._next_id, pooled.number, extent.start, length,
+                due_ns=extent.due_ns, record=extent.wanted.record,
+            )  # fmt: skip
         else:
             window, chunk = extent.window_bytes, file.call.chunk_bytes
             if window:  # by two requests at a time where they are not too small

@@ -72,13 +72,13 @@ class Windows:
 
     # -------------------------------------------------------------- how much there is for all
 
-    def ask_memory(self) -> bool:
+    def ask_memory(self, files_bytes: int) -> bool:
         """What may lie ahead of all readers together is what memory leaves now; whether that is
-        less than half of what it was."""
-        before = self.allowed_bytes
+        less than half of --budget, and than what there is to read (``files_bytes``)."""
         self.allowed_bytes, self.allowed_by = self._limits.ahead_bytes()
         self._noted_bytes = self._scheduler.results.prefetched_bytes
-        return self.allowed_by is not Limit.BUDGET and self.allowed_bytes < before // 2
+        least = min(self._config.budget_bytes // 2, files_bytes)
+        return self.allowed_by is not Limit.BUDGET and self.allowed_bytes < least
 
     @property
     def read_since_bytes(self) -> int:

@@ -323,7 +323,7 @@ static void count_read(struct up_net *n, const struct net_file *f, uint64_t bloc
 		n->count.refused_bytes += bytes;
 }
 
-uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range, char *into, int *keep)
+uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range, char *into)
 {
 	uint64_t block = range->first / n->options.chunks_per_block;
 	uint64_t last = range->expected / n->options.chunks_per_block;
@@ -336,7 +336,6 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	struct net_fetching **at;
 	uint16_t w;
 
-	*keep = 0;
 	pthread_mutex_lock(&n->lock);
 	this.until_ns = pool_now_ns() + net_patience(&n->hints, least_ns(n));
 	/* what nobody waits for yet may rather come late than twice */
@@ -365,11 +364,12 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 			status = fetch_from(n, file, w, &rest, &this.demand, into + came, &came);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
-			net_question(n, file, block, block, net_node_of(w), part);
+			/* Unless another thread has asked meanwhile: home may have said by now who keeps it. */
+			if (f->word[block] == w)
+				net_question(n, file, block, block, net_node_of(w), part);
 			until = pool_now_ns() + net_patience(&n->hints, least_ns(n));
 			w = net_word_of(n, file, block, block, &until, part);
 		}
-		*keep = net_keeps(w);
 		if (came < range->length)
 			count_read(n, f, block, w, status, range->length - came);
 	}

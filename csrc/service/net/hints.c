@@ -42,20 +42,21 @@ static uint64_t left(const uint64_t *bytes, const uint64_t *most_bytes)
 	return most > now ? most - now : 0;
 }
 
-/* For one more block: also where all of those come that it is to keep, or as things are. What comes has to lie in memory
- * first, where a disk takes it from. *blocks: as many may be told it at once. */
+/* For one more block: also where all of those come that it is to keep, or as things are. *blocks: as many may be told it at
+ * once. What comes has to lie in memory first, where a disk takes it from. */
 static enum up_net_room has_room(const struct up_net *n, uint64_t *blocks)
 {
 	const struct up_pool *p = n->pool;
 	uint64_t kept = __atomic_load_n(&p->kept_bytes, __ATOMIC_RELAXED);
 	uint64_t room = left(&p->kept_bytes, &p->keep_most_bytes), here = left(&p->held_bytes, &p->hold_most_bytes);
+	uint64_t all = (kept + room) / n->block_bytes;
 
-	room = room < here ? room : here;
 	*blocks = UP_NET_BLOCKS;
-	if (n->block_bytes > room)
+	if (n->block_bytes > room || n->block_bytes > here)
 		return UP_NET_ROOM_NONE;
-	*blocks = (kept + room) / n->block_bytes;
-	*blocks = *blocks > n->claims ? *blocks - n->claims : 0;
+	*blocks = all > n->claims ? all - n->claims : 0;
+	if (*blocks > here / n->block_bytes)
+		*blocks = here / n->block_bytes;
 	if (*blocks)
 		return UP_NET_ROOM;
 	*blocks = 1;
@@ -78,6 +79,21 @@ int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t ch
 
 	return block < f->blocks && f->word[block] == UP_NET_READ &&
 	       now_ms(n) - f->asked_ms[block] <= NET_PASSING_MS;
+}
+
+int net_is_asked_as_keeper(struct up_net *n, int file, uint64_t chunk, uint32_t asker)
+{
+	uint64_t block = chunk / n->options.chunks_per_block, most;
+	const struct net_file *f = &n->file[file];
+	uint16_t w = block < f->blocks ? f->word[block] : UP_NET_READ;
+	int another = net_node_of(w) < UP_NET_NODES && !net_is_passing(w) && net_node_of(w) != asker;
+
+	if (net_keeps(w) || w == NET_ASKED)
+		return 1;
+	if (block >= f->blocks || another || has_room(n, &most) == UP_NET_ROOM_NONE)
+		return 0;
+	net_question(n, file, block, block, UP_NET_NONE, 0);
+	return 1;
 }
 
 /* Whether it is to be asked (again) who has a block, by who wants all of it, or some chunks (`part`). */
@@ -308,14 +324,14 @@ int net_is_keeper(struct up_net *n, int file, uint64_t chunk)
 	return keeps;
 }
 
-int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk)
+int net_may_be_keeper(struct up_net *n, int file, uint64_t chunk)
 {
 	uint64_t block = chunk / n->options.chunks_per_block;
 	const struct net_file *f = &n->file[file];
-	int kept;
+	int asked;
 
 	pthread_mutex_lock(&n->lock);
-	kept = f->used && block < f->blocks && !net_is_passing(f->word[block]);
+	asked = f->used && block < f->blocks && f->word[block] == NET_ASKED;
 	pthread_mutex_unlock(&n->lock);
-	return kept;
+	return asked;
 }

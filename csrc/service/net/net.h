@@ -209,6 +209,9 @@ void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uin
 uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, const uint64_t *until_ns, int part);
 /* Have homes know what is kept of a file from `block` on; with the pool's lock. How far it came. */
 uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block);
+/* Another node asks for a chunk here, as of its keeper, which home may have said though this one has not asked: it does now,
+ * if it has room. Whether it is to read it. */
+int net_is_asked_as_keeper(struct up_net *n, int file, uint64_t chunk, uint32_t asker);
 /* Whether home has told this node to read the chunk, lately. */
 int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk);
 /* A reader here has come to a block. */

@@ -137,14 +137,16 @@ enum whether { NOT_THERE = 0, THERE, COMES, IS_TO_COME };
 static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 {
 	uint64_t send_ns;
-	int file, reads = 0;
+	int file, keeps = 0, reads = 0;
 
 	pthread_mutex_lock(&n->lock);
 	file = net_find_file(n, m->file);
 	if (file >= 0 && (m->count > 1 || m->class_ == UP_NET_AHEAD))
 		net_note_given(&n->file[file], m->first / n->options.chunks_per_block);
-	if (file >= 0)
-		reads = !m->copy || net_is_to_read(n, &n->file[file], m->first);
+	if (file >= 0) {
+		keeps = !m->copy && net_is_asked_as_keeper(n, file, m->first, m->node);
+		reads = keeps || net_is_to_read(n, &n->file[file], m->first);
+	}
 	send_ns = net_longest(&n->sends);
 	pthread_mutex_unlock(&n->lock);
 	if (file < 0)
@@ -157,7 +159,7 @@ static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 	case POOL_HAS_SOON:
 		return COMES;
 	case POOL_HAD:
-		return m->copy ? NOT_THERE : IS_TO_COME;
+		return keeps ? IS_TO_COME : NOT_THERE;
 	default:
 		return reads ? IS_TO_COME : NOT_THERE;
 	}

@@ -50,7 +50,9 @@ struct pool_file {
 	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
 	uint8_t *stale; /* one a chunk: it holds what the file held before, and goes */
 	uint8_t *kept;  /* one a chunk: up_kept (pool_keep.c) */
+	uint8_t *rest;  /* one a chunk: so many with it to the end of the record that it was last read for; 0: of none */
 	uint32_t begun, went_on, paired; /* misses at a new place: see first_run() */
+	int is_random; /* MADV_RANDOM: the kernel reads single pages of it */
 	uint64_t by_unit, mapped; /* chunks: read by whole requests for misses; that readers were given */
 	uint64_t stale_at;
 	int dropping; /* some are */
@@ -300,6 +302,12 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
 struct pool_mapped {
 	uint64_t pages_bytes, huge_bytes;
 };
+/* Chunks: one part in `share` of the pool, `most_bytes` at the most, and at least one; those that are mapped at once, at the
+ * most, since in a small pool they are gone before all are read; and those that are mapped for a touch of one, with it, as
+ * its stream (NULL: none) or its record has earned. */
+uint64_t pool_share_of(const struct up_pool *p, uint32_t share, uint64_t most_bytes);
+uint64_t pool_map_most(const struct up_pool *p);
+uint64_t pool_run_of(const struct up_pool *p, const struct pool_file *f, const struct pool_stream *s, uint64_t chunk);
 /* Map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0: nobody
  * waits), and wake who waits there. Called without the lock; what was mapped is counted in *into. */
 void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_region *r,
@@ -373,6 +381,9 @@ void pool_keep(struct up_pool *p, int file, uint64_t first, uint64_t count);
 void pool_keep_where_it_is(struct up_pool *p, int file, uint64_t first, uint64_t count);
 /* The same for all that the disk has lost. */
 void pool_keep_what_is_left(struct up_pool *p);
+/* They have left memory: of a block that others ask for here, and for some of which there is no room, nothing is kept any
+ * more, so that another node keeps all of it. */
+void pool_keep_whole_or_not(struct up_pool *p, int file, uint64_t first, uint64_t count);
 /* Whether what is held is to go to the disk, lest there be no room for more. */
 int pool_holds_much(const struct up_pool *p);
 /* A file that has gone. */
@@ -427,8 +438,8 @@ struct up_net_range {
 	uint64_t due_ns;               /* when a reader comes there; 0: not known, or one waits */
 	int demand;
 };
-/* How many, whole chunks from its beginning on, are in `into`; the rest is to be read from storage, and kept if *keep. */
-uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
+/* How many, whole chunks from its beginning on, are in `into`; the rest is to be read from storage. */
+uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into);
 /* Somebody waits for a chunk that is on its way. With the pool's lock. */
 void net_hurry(struct up_net *n, int file, uint64_t chunk);
 /* Some of a file was read: so much of it from storage, in so long. Asks `fd` whether it is still what other nodes call
@@ -440,9 +451,8 @@ void net_was_read(struct up_net *n, int file, int fd, uint64_t bytes, uint64_t t
 void net_touched(struct up_net *n, int file, uint64_t chunk);
 /* A chunk that others ask for here is so no longer. With the pool's lock. */
 void net_dropped(struct up_net *n, int file, uint64_t chunk);
-/* Whether this node is to keep a chunk. Without a lock. */
+/* Whether this node is to keep a chunk; or may be, as another one says, and home has yet to. */
 int net_is_keeper(struct up_net *n, int file, uint64_t chunk);
-/* Whether a chunk that is read since another node asks for it here is kept. Without a lock. */
-int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk);
+int net_may_be_keeper(struct up_net *n, int file, uint64_t chunk);
 
 #endif

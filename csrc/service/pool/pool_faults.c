@@ -28,19 +28,22 @@
  * in so many that bring two chunks is asked again by bringing one. */
 #define BEGUN 32
 #define ASKED_AGAIN 8
-#define MAP_SHARE 64
 #define FAR_BYTES (16u << 20)
 #define FAR_HUGE_BYTES (128u << 20)
 #define FAR_SHARE 32
 #define FAR_TIMES 4
 
-/* How many chunks a miss at a new place brings: one, or two where more than half of those that brought one were followed
- * by a miss at the next, as of records that are longer than a chunk. */
-static uint32_t first_run(struct pool_file *f, uint64_t bytes)
+/* How many chunks a miss at a new place brings: as much as the kernel's readahead, two, where memory has room for all of
+ * it: who reads on at random comes to most of it in the end. Else, or where the job has said that it jumps about, one; or
+ * two where more than half of those that brought one were followed by a miss at the next, as of records that are longer
+ * than a chunk. */
+static uint32_t first_run(const struct up_pool *p, struct pool_file *f, uint64_t bytes)
 {
-	int is_told = f->begun >= BEGUN / 2 && 2 * f->went_on > f->begun && 2 * bytes <= DEMAND_MAX_BYTES;
+	int is_told = f->begun >= BEGUN / 2 && 2 * f->went_on > f->begun;
 
-	if (is_told && ++f->paired % ASKED_AGAIN)
+	if (2 * bytes > DEMAND_MAX_BYTES)
+		return 1;
+	if ((!f->is_random && pool_all_fit(p)) || (is_told && ++f->paired % ASKED_AGAIN))
 		return 2;
 	if (++f->begun > BEGUN) {
 		f->begun /= 2;
@@ -68,19 +71,6 @@ static int is_stuck(struct pool_client *c, uint32_t tid, int file, uint64_t offs
 		c->stuck[place].count = 0;
 	}
 	return ++c->stuck[place].count % STUCK_TIMES == 0;
-}
-
-/* Chunks mapped at once, at the most: in a small pool they are gone before all are read. */
-static uint64_t share_of(const struct up_pool *p, uint32_t share, uint64_t most_bytes)
-{
-	uint64_t bytes = p->budget / share < most_bytes ? p->budget / share : most_bytes;
-
-	return bytes > pool_chunk_bytes(p) ? bytes / pool_chunk_bytes(p) : 1;
-}
-
-static uint64_t map_most(const struct up_pool *p)
-{
-	return share_of(p, MAP_SHARE, RUN_MAX_BYTES);
 }
 
 /* Whether a stream goes on with this chunk, or comes back to it: another thread of it, or what has left the pool since. */
@@ -120,7 +110,7 @@ static struct pool_stream *stream_of(struct pool_region *r, uint64_t chunk, uint
  */
 static int64_t note_order(const struct up_pool *p, struct pool_region *r, uint64_t chunk)
 {
-	uint64_t most = map_most(p), run;
+	uint64_t most = pool_map_most(p), run;
 	struct pool_stream *s = stream_of(r, chunk, most);
 	int64_t passed = (int64_t)(chunk - s->at);
 
@@ -176,9 +166,12 @@ static void run_around(const struct up_pool *p, const struct pool_region *r,
 	if (s->backward)
 		while (*end - *first < s->run && *first > low && can_pin(f, *first - 1))
 			--*first;
-	else
-		while (*end - *first < s->run && *end < high && can_pin(f, *end))
+	else {
+		uint64_t run = pool_run_of(p, f, s, chunk);
+
+		while (*end - *first < run && *end < high && can_pin(f, *end))
 			++*end;
+	}
 }
 
 /* Chunks of a piece that is mapped ahead: where all is there for a long way, so that nobody has to know
@@ -187,14 +180,14 @@ static uint64_t piece_of(const struct up_pool *p, const struct pool_client *c,
 			 const struct pool_region *r, uint64_t chunk)
 {
 	const struct pool_file *f = &p->file[r->file];
-	uint64_t far = share_of(p, FAR_SHARE, pool_maps_huge(p, c, r) ? FAR_HUGE_BYTES : FAR_BYTES);
+	uint64_t far = pool_share_of(p, FAR_SHARE, pool_maps_huge(p, c, r) ? FAR_HUGE_BYTES : FAR_BYTES);
 	uint64_t end = chunk + FAR_TIMES * far;
 
 	while (chunk < end && chunk < f->chunks && f->state[chunk] == UP_PRESENT)
 		chunk++;
 	if (r->stream[r->now].passed < AHEAD_PART * far)
-		return map_most(p);
-	return chunk == end || chunk == f->chunks ? far : map_most(p);
+		return pool_map_most(p);
+	return chunk == end || chunk == f->chunks ? far : pool_map_most(p);
 }
 
 /*
@@ -209,7 +202,7 @@ static void plan_ahead(struct up_pool *p, uint32_t client, struct pool_region *r
 	const struct pool_stream *s = &r->stream[r->now];
 	struct pool_ahead *a = NULL;
 
-	if (map_most(p) < 2 || s->run < map_most(p) || s->backward)
+	if (pool_map_most(p) < 2 || s->run < pool_map_most(p) || s->backward)
 		return;
 	piece = piece_of(p, c, r, chunk);
 	limit = (r->offset + r->length + bytes - 1) / bytes;
@@ -250,7 +243,7 @@ static void map_ahead(struct up_pool *p)
 			: pool_region_by_id(c, a.region);
 	f = found ? &p->file[found->file] : NULL;
 	first = end = a.chunk;
-	most = found && pool_maps_huge(p, c, found) ? a.piece : map_most(p);
+	most = found && pool_maps_huge(p, c, found) ? a.piece : pool_map_most(p);
 	while (f && end < a.end && end < first + most && (end == first || end % a.piece) &&
 	       can_pin(f, end))
 		end++;
@@ -377,7 +370,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	/* who goes on where the last demand ended gets more */
 	s = &r->stream[r->now];
 	if (chunk != s->miss_next) {
-		s->miss_run = first_run(f, bytes);
+		s->miss_run = first_run(p, f, bytes);
 	} else {
 		f->went_on += s->miss_run == 1;
 		if (s->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)

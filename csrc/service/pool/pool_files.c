@@ -20,6 +20,7 @@ static void free_books(const struct pool_file *f)
 	free(f->ever);
 	free(f->stale);
 	free(f->kept);
+	free(f->rest);
 	free(f->refaults);
 	free(f->touched_ms);
 	free(f->left);
@@ -48,10 +49,11 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	f.ever = calloc(f.chunks, 1);
 	f.stale = calloc(f.chunks, 1);
 	f.kept = calloc(f.chunks, 1);
+	f.rest = calloc(f.chunks, 1);
 	f.refaults = calloc(f.chunks, 1);
 	f.touched_ms = calloc(f.chunks, sizeof(*f.touched_ms));
 	f.left = calloc(f.chunks, sizeof(*f.left));
-	ret = f.state && f.pins && f.ever && f.stale && f.kept && f.refaults && f.touched_ms && f.left
+	ret = f.state && f.pins && f.ever && f.stale && f.kept && f.rest && f.refaults && f.touched_ms && f.left
 		      ? 0
 		      : -ENOMEM;
 	if (!ret)

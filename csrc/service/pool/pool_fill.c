@@ -275,14 +275,13 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 	return 0;
 }
 
-/* What came of it: how, how much of it from other nodes, and whether they will ask for it here. */
+/* What came of it: how, and how much of it from other nodes. */
 struct brought {
 	enum up_source_way way;
 	uint64_t others_bytes;
-	int keep;
 };
 
-static uint64_t from_others(struct up_net *net, const struct fill *o, char *into, uint64_t length, int *keep)
+static uint64_t from_others(struct up_net *net, const struct fill *o, char *into, uint64_t length)
 {
 	struct up_net_range r = {
 		.first = o->first,
@@ -293,7 +292,7 @@ static uint64_t from_others(struct up_net *net, const struct fill *o, char *into
 		.due_ns = o->job && o->job->job.due_ns ? o->job->result.submit_ns + o->job->job.due_ns : 0,
 	};
 
-	return net_fetch(net, o->file, &r, into, keep);
+	return net_fetch(net, o->file, &r, into);
 }
 
 /* The bytes from another node or from storage: 0 or -errno. */
@@ -303,10 +302,8 @@ static int fetch(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	uint64_t offset = o->first * pool_chunk_bytes(p), began_ns;
 	int ret;
 
-	if (net && o->for_others)
-		b->keep = net_is_kept_for_others(net, o->file, o->first);
-	else if (net)
-		b->others_bytes = from_others(net, o, into, length, &b->keep);
+	if (net && !o->for_others)
+		b->others_bytes = from_others(net, o, into, length);
 	if (b->others_bytes == length)
 		return 0;
 	began_ns = pool_now_ns();
@@ -367,8 +364,6 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 		memcpy(into, buffer, length);
 	if (came)
 		b->way = UP_SPILLED;
-	if (came && net) /* it may have come when there was no room */
-		b->keep = net_is_keeper(net, o->file, o->first);
 	if (into != buffer) {
 		/* our own page tables need not know them */
 		madvise(f->map + offset, length, MADV_DONTNEED);
@@ -489,7 +484,8 @@ static void fill(struct up_pool *p, const struct fill *o, char **buffer)
 			}
 			f->ever[c] = 1;
 		}
-		if (b.keep)
+		if (p->net && (net_is_keeper(p->net, o->file, o->first) ||
+			       (o->for_others && net_may_be_keeper(p->net, o->file, o->first))))
 			pool_keep(p, o->file, o->first, o->count);
 		else
 			pool_keep_where_it_is(p, o->file, o->first, o->count);
@@ -497,8 +493,9 @@ static void fill(struct up_pool *p, const struct fill *o, char **buffer)
 		p->count.resident_bytes += length;
 		count_source(p, f, o, &b, real);
 		p->count.fills++;
-		pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
-			 pool_now_ns() - began);
+		if (b.way != UP_SPILLED) /* storage's times: what a miss takes is told by them */
+			pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
+				 pool_now_ns() - began);
 		if (f->waiters)
 			pool_serve(p, o->file, o->first, o->count);
 		for (uint64_t c = o->first; c < o->first + o->count; c++)

@@ -30,7 +30,7 @@ int pool_keeps_any(const struct up_pool *p, int file, uint64_t first, uint64_t c
 }
 
 /* hints.c reads the sums without the lock. */
-static void count(struct up_pool *p, uint8_t was, uint8_t kept)
+static void count_kept(struct up_pool *p, uint8_t was, uint8_t kept)
 {
 	uint64_t bytes = pool_chunk_bytes(p), more = (uint64_t)!!kept - (uint64_t)!!was;
 	uint64_t held = (uint64_t)(kept == UP_KEPT_HELD) - (uint64_t)(was == UP_KEPT_HELD);
@@ -45,7 +45,7 @@ static void set(struct up_pool *p, int file, uint64_t chunk, uint8_t kept)
 	uint8_t was = f->kept[chunk];
 	uint64_t each;
 
-	count(p, was, kept);
+	count_kept(p, was, kept);
 	f->kept[chunk] = kept;
 	if (kept || !was || !p->net)
 		return;
@@ -100,6 +100,33 @@ void pool_keep_what_is_left(struct up_pool *p)
 			pool_keep_where_it_is(p, i, 0, p->file[i].chunks);
 }
 
+/* Its copies stay as long as nothing else needs their place. */
+static void keep_no_longer(struct up_pool *p, int file, uint64_t first, uint64_t count)
+{
+	struct pool_file *f = &p->file[file];
+
+	for (uint64_t c = first; c < first + count && c < f->chunks; c++) {
+		count_kept(p, f->kept[c], 0);
+		f->kept[c] = 0;
+	}
+	net_dropped(p->net, file, first);
+}
+
+void pool_keep_whole_or_not(struct up_pool *p, int file, uint64_t first, uint64_t count)
+{
+	const struct pool_file *f = &p->file[file];
+	uint64_t each = p->net ? net_block_chunks(p->net) : 1, next;
+
+	for (uint64_t c = first; p->net && c < first + count; c = next) {
+		next = c + 1;
+		if (f->kept[c] || p->kept_bytes + pool_chunk_bytes(p) <= p->keep_most_bytes)
+			continue;
+		next += each - 1 - c % each;
+		if (net_is_keeper(p->net, file, c))
+			keep_no_longer(p, file, c - c % each, each);
+	}
+}
+
 /* The rest is for what comes, until it is written. */
 static uint64_t stays_bytes(const struct up_pool *p)
 {
@@ -114,7 +141,7 @@ int pool_holds_much(const struct up_pool *p)
 void pool_keep_none(struct up_pool *p, const struct pool_file *gone)
 {
 	for (uint64_t c = 0; c < gone->chunks; c++)
-		count(p, gone->kept[c], 0);
+		count_kept(p, gone->kept[c], 0);
 }
 
 void pool_keep_most(struct up_pool *p)

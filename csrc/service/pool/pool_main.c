@@ -28,6 +28,30 @@ void up_pool_budget(struct up_pool *p, uint64_t budget_bytes, uint64_t keep_byte
 	pool_unlock(p);
 }
 
+void up_pool_random(struct up_pool *p, int file, int is_random)
+{
+	pthread_mutex_lock(&p->lock);
+	p->file[file].is_random = is_random;
+	pool_unlock(p);
+}
+
+/* Chunks of one record that are mapped at once, at the most: its reader's progress is told by the next fault. */
+#define RECORD_MOST_BYTES (1u << 20)
+
+/* Who touches one of these chunks takes those behind it, too. What another record has said of one that both have stays:
+ * its own reader comes to it by that one's touch. */
+static void note_record(const struct up_pool *p, struct pool_file *f, uint64_t first, uint64_t end)
+{
+	uint64_t most = RECORD_MOST_BYTES / pool_chunk_bytes(p);
+
+	for (uint64_t c = first; c < end; c++) {
+		uint8_t rest = (uint8_t)(end - c < most ? end - c : most);
+
+		if (f->rest[c] < rest)
+			f->rest[c] = rest;
+	}
+}
+
 int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 {
 	uint64_t bytes = pool_chunk_bytes(p);
@@ -51,6 +75,8 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 		if (j->chunk > j->end)
 			j->chunk = j->end;
 		j->chunks = j->end - j->chunk;
+		if (job->record)
+			note_record(p, &p->file[job->fd], j->chunk, j->end);
 		j->last = j->chunks ? j->end - 1 : j->chunk;
 		p->expected += j->chunks;
 		p->queue[p->queue_head++ % POOL_JOBS] = i;

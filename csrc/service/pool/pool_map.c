@@ -28,6 +28,28 @@
 #define SLOW_NS 300000ull
 #define SLOW_TIMES 8
 #define SMALL_MS 1000
+/* One part in so many of the pool is mapped at once, at the most. */
+#define MAP_SHARE 64
+
+uint64_t pool_share_of(const struct up_pool *p, uint32_t share, uint64_t most_bytes)
+{
+	uint64_t bytes = p->budget / share < most_bytes ? p->budget / share : most_bytes;
+
+	return bytes > pool_chunk_bytes(p) ? bytes / pool_chunk_bytes(p) : 1;
+}
+
+uint64_t pool_map_most(const struct up_pool *p)
+{
+	return pool_share_of(p, MAP_SHARE, RUN_MAX_BYTES);
+}
+
+uint64_t pool_run_of(const struct up_pool *p, const struct pool_file *f, const struct pool_stream *s, uint64_t chunk)
+{
+	uint64_t run = s ? s->run : 1, most = pool_map_most(p), record = f->rest[chunk];
+
+	record = record < most ? record : most;
+	return record > run ? record : run;
+}
 
 void pool_wake(int uffd, uint64_t address, uint64_t length)
 {

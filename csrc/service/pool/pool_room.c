@@ -74,8 +74,12 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 		f->stale[c] &= !!ret;
 	}
 	pool_keep_where_it_is(p, number, first, count);
+	if (!ret)
+		pool_keep_whole_or_not(p, number, first, count);
 	for (uint64_t c = first; !ret && known && c < first + count; c++)
 		note_left(p, f, c);
+	for (uint64_t c = first; !ret && c < first + count; c++)
+		f->rest[c] = 0;
 	if (!ret && known) {
 		p->used_bytes -= count * bytes;
 		f->count.resident_bytes -= count * bytes;

@@ -176,14 +176,18 @@ static int copy_next(const struct writer *w, char *buffer, struct spill_copy *ou
 	return !ret;
 }
 
-/* It is written, or not. */
+/* They are written, or not; what others ask for here may have come when there was no room for it. */
 static void note_copies(const struct writer *w, const struct spill_copy *c)
 {
 	struct up_pool *p = w->pool;
+	uint64_t end = c->first + c->count;
 
 	pthread_mutex_lock(&p->lock);
-	if (p->file[c->file].used && c->first + c->count <= p->file[c->file].chunks)
-		pool_keep_where_it_is(p, c->file, c->first, c->count);
+	for (uint64_t at = c->first; p->file[c->file].used && end <= p->file[c->file].chunks && at < end; at++)
+		if (p->net && pool_is_copied(p, c->file, at) && net_is_keeper(p->net, c->file, at))
+			pool_keep(p, c->file, at, 1);
+		else
+			pool_keep_where_it_is(p, c->file, at, 1);
 	pool_unlock(p);
 }
 

@@ -129,7 +129,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		}
 		/* no more of what was expected than of what was there already (pool_faults.c, run_around) */
 		stream = stream_at(found, w.chunk);
-		end = w.chunk + (stream ? stream->run : 1);
+		end = w.chunk + pool_run_of(p, &p->file[file], stream, w.chunk);
 		end = end < first + count ? end : first + count;
 		if (stream && stream->high < end)
 			stream->high = end;

@@ -24,7 +24,7 @@ def refused(environ: dict[str, str]) -> str:
 
 
 def test_it_is_made_for_us_alone_whatever_the_umask(tmp_path: Path) -> None:
-    path = tmp_path / "run"
+    path = tmp_path / "hub"
     old = os.umask(0)
     try:
         assert runtime_directory({"UFFDPREFETCH_RUNDIR": str(path)}) == str(path)
@@ -39,8 +39,8 @@ def test_it_is_made_for_us_alone_whatever_the_umask(tmp_path: Path) -> None:
 def test_a_symbolic_link_is_refused_even_to_a_good_directory(tmp_path: Path) -> None:
     good = tmp_path / "good"
     good.mkdir(0o700)
-    (tmp_path / "run").symlink_to(good)
-    assert "symbolic link" in refused({"UFFDPREFETCH_RUNDIR": str(tmp_path / "run")})
+    (tmp_path / "hub").symlink_to(good)
+    assert "symbolic link" in refused({"UFFDPREFETCH_RUNDIR": str(tmp_path / "hub")})
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
     assert "symbolic link" in refused({"UFFDPREFETCH_RUNDIR": str(tmp_path / "dangling")})
     assert not (tmp_path / "nothing").exists()
@@ -48,7 +48,7 @@ def test_a_symbolic_link_is_refused_even_to_a_good_directory(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1777])
 def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "run"
+    path = tmp_path / "hub"
     path.mkdir()
     path.chmod(mode)
     assert "others may enter" in refused({"UFFDPREFETCH_RUNDIR": str(path)})
@@ -56,13 +56,13 @@ def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path, mode: int)
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    assert "not a directory" in refused({"UFFDPREFETCH_RUNDIR": str(tmp_path / "run")})
+    (tmp_path / "hub").write_text("")
+    assert "not a directory" in refused({"UFFDPREFETCH_RUNDIR": str(tmp_path / "hub")})
 
 
 def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     require(os.geteuid() == 0, "only root can make a directory of another user")
-    path = tmp_path / "run"
+    path = tmp_path / "hub"
     path.mkdir(0o700)
     os.chown(path, 65534, 65534)
     assert "belongs to uid 65534" in refused({"UFFDPREFETCH_RUNDIR": str(path)})

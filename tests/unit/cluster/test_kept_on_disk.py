@@ -55,29 +55,30 @@ def bring(node: Node, file: int, first: int, count: int, data: bytes) -> None:
                 node.pool.set_victims(others)
             time.sleep(0.001)
         found = node.bytes(file, first * CHUNK, count * CHUNK)
-        there = node.pool.books(file).state[first : first + count] == uffd_pool.PRESENT
-        if there.all():  # and were, while that was read
+        there = node.pool.books(file).state[first : first + count]
+        if set(there) == {uffd_pool.PRESENT}:  # and were, while that was read
             assert found == data[first * CHUNK : (first + count) * CHUNK]
             return
         assert time.monotonic() < give_up, "there is never room"
 
 
-def walk(node: Node, file: int, data: Path) -> None:
-    """All of it, block by block; what is held may go to the disk before more comes."""
+def walk(node: Node, file: int, data: Path, waits: bool = True) -> None:
+    """All of it, block by block; what is held may go to the disk before more comes, if it
+    ``waits``."""
     whole = data.read_bytes()
 
     def has_written() -> bool:
-        there = sum(int((node.pool.books(f).kept == COPIED).sum()) for f in node.memfds) * CHUNK
+        there = sum(node.pool.books(f).kept.tolist().count(COPIED) for f in node.memfds) * CHUNK
         size = node.pool.spill_counts().size_bytes
         return node.pool.kept_bytes() <= HOLD // 2 or there > size - 2 * MIB
 
     for first in range(0, CHUNKS, BLOCK_CHUNKS):
-        wait_until(has_written, "half of what may be held has gone")
+        wait_until(lambda: not waits or has_written(), "half of what may be held has gone")
         bring(node, file, first, min(BLOCK_CHUNKS, CHUNKS - first), whole)
 
 
 def kept(node: Node, file: int) -> list[int]:
-    found: list[int] = np.flatnonzero(node.pool.books(file).kept).tolist()
+    found: list[int] = np.flatnonzero(np.asarray(node.pool.books(file).kept)).tolist()
     return found
 
 
@@ -135,6 +136,42 @@ def test_what_both_disks_hold_is_read_from_storage_once(two: Any, data: Path) ->
         walk(other, number, data)
     after = [node.pool.counts().read_bytes for node in two.nodes]
     assert after == before or has_been_late(*two.nodes)
+
+
+def test_a_block_for_which_there_is_no_room_after_all_another_node_keeps(
+    two: Any, data: Path
+) -> None:
+    """A node that reads one chunk of each is told to keep them all, and then there is no room."""
+    one, other = two.nodes
+    file, number = one.add(data), other.add(data)
+    for block in range(BLOCKS):
+        bring(one, file, block * BLOCK_CHUNKS, 1, data.read_bytes())
+        bring(other, number, block * BLOCK_CHUNKS, 1, data.read_bytes())
+    assert one.net.map(file, BLOCKS) == [0] * BLOCKS == other.net.map(number, BLOCKS)
+    for node in two.nodes:
+        node.pool.fit_spill(3 * MIB)
+
+    def is_read_no_more() -> bool:
+        before = [node.pool.counts().read_bytes for node in two.nodes]
+        for _ in range(2):
+            walk(one, file, data, waits=False)
+            walk(other, number, data, waits=False)
+        return [node.pool.counts().read_bytes for node in two.nodes] == before
+
+    wait_until(is_read_no_more, "the disks hold all of it")
+    assert told(one, net.DROPPED) > 0 and kept(one, file) and kept(other, number)
+    assert not {*kept(one, file)} & {*kept(other, number)}
+
+
+def test_a_node_says_that_it_has_the_room_of_its_disk_for_what_it_was_told_to_keep(
+    two: Any, data: Path
+) -> None:
+    one, _ = two.nodes
+    file = one.add(data)
+    for block in range(BLOCKS):
+        bring(one, file, block * BLOCK_CHUNKS, 1, data.read_bytes())
+    asked = [m.room for m in one.seen if m.kind == net.QUESTION]
+    assert BLOCKS * BLOCK > HOLD and asked == [net.ROOM] * BLOCKS
 
 
 def test_copies_that_nobody_else_asks_for_make_room_for_what_is_kept(two: Any, data: Path) -> None:
@@ -260,6 +297,37 @@ with fake_net(2, budget_bytes=here.BUDGET, keep_bytes=here.HOLD, disk=where) as 
         here.walk(other, 0, data)
 print("ended")
 """
+
+
+BEFORE_ITS_ROOM = """
+import os, sys
+from pathlib import Path
+from conftest import wait_until
+from fake_net import CHUNK, MIB, fake_net, make_data
+from test_kept_on_disk import BLOCK, BUDGET, kept
+where, stopped = Path(sys.argv[1]), Path(os.environ["STOPPED_WRITES"])
+data = make_data(where)
+with fake_net(1, budget_bytes=BUDGET, keep_bytes=MIB, disk=where) as cluster:
+    (one,) = cluster.nodes
+    file = one.add(data)
+    stopped.touch()
+    for first in range(0, BUDGET, BLOCK):
+        one.prefetch(file, first, CHUNK)
+    one.prefetch(file, 0, BUDGET)
+    assert len(kept(one, file)) * CHUNK == MIB, "as much as memory may hold"
+    stopped.unlink()
+    one.pool.set_victims([(file, 0, BUDGET // CHUNK)])
+    wait_until(lambda: len(kept(one, file)) * CHUNK == BUDGET, "there is room now")
+    assert one.pool.counts().read_bytes == BUDGET
+print("ended")
+"""
+
+
+def test_what_came_before_the_disk_had_taken_the_rest_is_kept_when_it_is_written(
+    tmp_path: Path,
+) -> None:
+    stopped = str(tmp_path / "stopped")
+    assert run_with_such_a_disk(BEFORE_ITS_ROOM, tmp_path, STOPPED_WRITES=stopped) == "ended\n"
 
 
 def test_a_disk_that_does_not_answer_holds_nobody_up_elsewhere(tmp_path: Path) -> None:

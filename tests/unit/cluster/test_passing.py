@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_net import (
     BLOCK_CHUNKS,
@@ -86,7 +87,7 @@ def test_who_has_read_what_none_keeps_and_has_lost_it_does_not_read_it_for_other
         one, two = cluster.nodes
         file, number = one.add(data), two.add(data)
         one.prefetch(file, 0, block)
-        one.pool.books(file).touched_ms[:BLOCK_CHUNKS] = (
+        np.asarray(one.pool.books(file).touched_ms)[:BLOCK_CHUNKS] = (
             int((time.monotonic() - began) * 1000) + 1
         )  # its readers were there
         drop(one, file)

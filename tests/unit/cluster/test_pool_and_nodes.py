@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 from fake_net import (
     BLOCK_CHUNKS,
     CHUNK,
     FILE_ID,
     MIB,
     SIZE,
+    FakeNet,
     Node,
     ahead,
     drop,
@@ -336,6 +338,42 @@ def test_a_holder_reads_what_it_is_to_keep_and_says_so(data: Path) -> None:
         assert any(message.kind == net.READING for message in one.seen)
 
 
+def keepers_are_told(cluster: FakeNet, number: int) -> None:
+    """Homes think that a node keeps all, of which it has not heard."""
+    for node in cluster.nodes:
+        node.home.told(FILE_ID[0], list(range(SIZE // CHUNK // BLOCK_CHUNKS + 1)), number)
+
+
+def test_who_is_asked_for_what_it_has_not_heard_that_it_keeps_asks_home(data: Path) -> None:
+    """What it is to keep counts, and when it goes home hears of it."""
+    with fake_net(2) as cluster:
+        one, two = cluster.nodes
+        file, number = one.add(data), two.add(data)
+        keepers_are_told(cluster, 0)
+        two.prefetch(number, 0, SIZE)
+        asked = [block for m in one.seen if m.kind == net.QUESTION for block in m.blocks]
+        assert sorted(asked) == list(range(SIZE // CHUNK // BLOCK_CHUNKS + 1))
+        assert one.net.map(file, 4) == [0] * 4
+        one.pool.set_budget(64 * MIB, 0)
+        wait_until(
+            lambda: sum(m.kind == net.DROPPED for m in one.seen) == len(asked), "home hears of it"
+        )
+
+
+def test_who_has_no_room_for_what_it_is_said_to_keep_does_not_read_it(data: Path) -> None:
+    with fake_net(2) as cluster:
+        one, two = cluster.nodes
+        file, number = one.add(data), two.add(data)
+        one.pool.set_budget(64 * MIB, 0)
+        keepers_are_told(cluster, 0)
+        two.prefetch(number, 0, SIZE)
+        assert two.pool.file_counts(number).read_bytes == SIZE
+        assert one.pool.file_counts(file).read_bytes == 0
+        wait_until(lambda: two.pool.kept_bytes() >= SIZE, "it keeps all of it")
+        blocks = SIZE // CHUNK // BLOCK_CHUNKS + 1
+        assert two.net.counts().questions == 1 + blocks, "of each once more, by whichever thread"
+
+
 def test_a_node_that_does_not_answer_is_passed_over(data: Path) -> None:
     with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
@@ -485,7 +523,7 @@ def test_a_pool_that_is_to_keep_less_lets_go_and_says_so(tmp_path: Path, data: P
         ((_, file),) = read_by(cluster, data, 0)
         assert one.pool.kept_bytes() >= SIZE
         one.pool.set_budget(12 * MIB, 2 * MIB)
-        assert one.pool.kept_bytes() == 2 * MIB == one.pool.books(file)[2].sum() * CHUNK
+        assert one.pool.kept_bytes() == 2 * MIB == sum(one.pool.books(file).kept) * CHUNK
         assert one.pool.file_counts(file).resident_bytes >= SIZE, "it is there as long as it may be"
         one.pool.set_budget(12 * MIB, 0)
         large = tmp_path / "large.bin"

@@ -195,7 +195,7 @@ def test_a_job_that_hardly_waits_is_said_to_have_little_to_gain() -> None:
 #: Of each kind one, with what it has.
 SAID = {
     Remark.INTERRUPTED: {"rounds": 1, "asked": 3},
-    Remark.FEW_ROUNDS: {"rounds": 1, "least": 3},
+    Remark.FEW_ROUNDS: {"rounds": 1, "least": 3, "variants": ["cache", "pool"]},
     Remark.NOT_DROPPED: {"files": []},
     Remark.SEEN_LATE: {"bytes": 5 * MIB, "round": 2, "variant": "plain"},
     Remark.NO_FILES: {},
@@ -220,6 +220,30 @@ def test_the_verdict_is_a_fact_with_its_interval() -> None:
     text = lines(compared(rounds([9.81, 9.93, 10.1], [3.52, 3.61, 3.7])))
     assert "cache 3.61 s, plain 9.93 s: 0.36 of plain's time [0.36..0.37], the same bytes" in text
     assert "plain  9.93 s [9.81..10.10]  7.94 s  100 MiB           800  0.50 s" in text
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        ([7.0, 7.1, 7.2], ["quickest: --engine cache"]),
+        ([4.9, 5.1, 5.3], ["quickest: --engine cache or pool, alike within the runs' own spread"]),
+        ([3.0, 3.1, 3.2], ["quickest: --engine pool"]),
+        ([9.8, 10.1, 10.2], ["quickest: --engine cache"]),  # which is no quicker than plain
+    ],
+)
+def test_of_several_engines_the_one_to_take_is_named(pool: list[float], told: list[str]) -> None:
+    plain, cache = [10.0, 10.1, 10.2], [5.0, 5.1, 5.2]
+    runs = [*rounds(plain, cache), *(run("pool", n, s) for n, s in enumerate(pool, 1))]
+    assert [line for line in lines(compared(runs)) if line.startswith("quickest")] == told
+    alone = lines(compared(rounds(plain, cache)))
+    assert not any(line.startswith("quickest") for line in alone)
+
+
+def test_a_difference_that_is_not_decided_is_told_of_whom() -> None:
+    runs = [run(PLAIN, 1, 10.0), run("cache", 1, 5.0), run("pool", 1, 6.0)]
+    (note,) = [line for line in lines(compared(runs, 1)) if line.startswith("note")]
+    assert note.startswith("note: cache and pool: 1 round cannot tell the difference from chance")
+    assert not any(line.startswith("quickest") for line in lines(compared(runs, 1)))
 
 
 def test_a_difference_within_the_spread_is_told_as_none() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guess_bed import BLOCK, MIB, MS, Bed
-from small_pool import pool_of
+from small_pool import part_of, pool_of
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import PAGE_BYTES
@@ -19,7 +19,6 @@ from uffdprefetch.predict.fronts import TOUCHED
 from uffdprefetch.predict.storage import Storage, least_gain, stream_gain
 from uffdprefetch.sense.observation import Batch, Observation
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.pool_file import PoolFile
 from uffdprefetch.warm.meter import Meter
 
 pytest_plugins = ("guess_bed",)
@@ -33,10 +32,9 @@ class Pooled(Bed):
         pool, _ = pool_of(512 * MIB, "lru")
         chunks = file.size_bytes // BLOCK
         self.state = np.zeros(chunks, np.uint8)
-        zeros, never = np.zeros((2, chunks), np.uint8), np.zeros(chunks, np.uint32)
         self.touched_ms = np.zeros(chunks, np.uint32)
         native: Any = SimpleNamespace(submit=lambda *_: True, reap=list, used_bytes=lambda: 0)
-        file.pooled = PoolFile(native, 3, -1, BLOCK, self.state, self.touched_ms, *zeros, never)
+        file.pooled = part_of(native, 3, BLOCK, self.state, self.touched_ms)
         monkeypatch.setattr(self.windows, "pool", pool.size)
         self.file, self.mapping = file, self.region(file)
 

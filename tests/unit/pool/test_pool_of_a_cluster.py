@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_pool import pool_of
+from small_pool import part_of, pool_of
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.other_nodes import NoOthers
-from uffdprefetch.state.pool_file import PoolFile
 
 MIB, PAGE = 1 << 20, 4096
 
@@ -31,7 +30,7 @@ def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict
     assert part is not None
     pool.victims.plan([])
     usual = {first for _, first, _ in told}
-    part.kept[sorted(usual)] = 1
+    np.asarray(part.books.kept)[sorted(usual)] = 1
     pool.victims.plan([])
     instead = {first for _, first, _ in told}
     assert instead and not instead & usual
@@ -51,9 +50,9 @@ def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) ->
     pool, told = pool_of(4 * MIB, evict)
     part = pool.files.by_number[3].pooled
     assert part is not None
-    part.touched_ms[60:] = 0  # of a window that its reader has left
-    part.touched_ms[10:14] = 100
-    part.kept[20] = 1
+    np.asarray(part.books.touched_ms)[60:] = 0  # of a window that its reader has left
+    np.asarray(part.books.touched_ms)[10:14] = 100
+    part.books.kept[20] = 1
     spared = {*range(39 - 16, 40), *range(40, 44)}  # NEAR_BYTES, and 256 KiB ahead
     walk: Any = SimpleNamespace(position_bytes=40 * (64 << 10), direction=1)
     span = SimpleNamespace(start_bytes=0, end_bytes=4 * MIB)
@@ -77,8 +76,7 @@ def test_over_what_is_still_mapped_a_stream_goes_by_one_page_of_each_cell() -> N
     pool, _ = pool_of(64 * MIB, "cyclic")
     state = np.full(4 * 64, uffd_pool.PRESENT, np.uint8)
     touched = np.ones(4 * 64, np.uint32)
-    zeros, never = np.zeros((2, 4 * 64), np.uint8), np.zeros(4 * 64, np.uint32)
-    part = PoolFile(pool.pool, 3, -1, 64 << 10, state, touched, *zeros, never)
+    part = part_of(pool.pool, 3, 64 << 10, state, touched)
     start = 2 * CELL - PAGE  # from the first page of the first cell on
     stream: Any = SimpleNamespace(direction=1)
 

@@ -4,6 +4,8 @@ at a time. The figures are those of docs/pool.md and of the constants' comments.
 
 from __future__ import annotations
 
+import importlib
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.native.memory_limits import Limit
+from uffdprefetch.pool.loader import Loader
 from uffdprefetch.pool.node_pool import NodePool
+from uffdprefetch.pool.size import NEARLY_FULL
 from uffdprefetch.state.ledger import Ledger
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -37,10 +41,12 @@ class Native:
         return lambda *_, **__: 0
 
 
-def pool_of(native: Native, allowed: int, limit: Limit, budget: int = GIB) -> NodePool:
+def pool_of(
+    native: Native, allowed: int, limit: Limit, budget: int = GIB, ledger: Ledger | None = None
+) -> NodePool:
     limits: Any = SimpleNamespace(pool_bytes=lambda held: (allowed, limit))
     settings = Config.of(engine="pool", budget_bytes=budget)
-    return NodePool(settings, -1, Ledger(), limits=limits, make=native.make)
+    return NodePool(settings, -1, ledger or Ledger(), limits=limits, make=native.make)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +87,44 @@ def test_a_list_of_a_small_pool_has_eight_blocks() -> None:
     assert not pool.victims.wants_list()
     native.left = 4
     assert pool.victims.wants_list(), "half of it is used"
+
+
+@pytest.mark.parametrize(
+    ("room_mib", "disk", "loads"),
+    [(400, None, False), (380, None, True), (7000, SimpleNamespace(), True)],
+)
+def test_who_chooses_is_loaded_when_less_room_is_left_than_storage_fills_meanwhile(
+    room_mib: int, disk: Any, loads: bool
+) -> None:
+    """With a disk at once: what will leave is written before."""
+    native = Native()
+    pool = pool_of(native, 8 * GIB, Limit.BUDGET, budget=8 * GIB)
+    pool.disk = disk
+    pool.loader = Loader("colorsys", list[str]().append)  # which takes no time
+    pool.loader.aside = True
+    native.used_bytes = lambda: int(NEARLY_FULL * 8 * GIB) - room_mib * MIB  # type: ignore[attr-defined]
+    assert not pool.can_choose() or loads
+    assert (pool.loader._thread is not None) == loads
+
+
+def test_who_chooses_is_waited_for_by_nobody_and_a_pool_is_served_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left of a module whose import has failed is not gone on with: numpy's had no
+    `matrix`, and the service died."""
+    native, gate, ledger = Native(), threading.Event(), Ledger()
+    pool = pool_of(native, GIB, Limit.BUDGET, ledger=ledger)
+    pool.loader.aside = True
+    native.used_bytes = lambda: GIB - MIB  # type: ignore[attr-defined]
+
+    def fails(_: str) -> None:
+        gate.wait()
+        raise AttributeError("module 'numpy' has no attribute 'matrix'")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    assert not pool.can_choose(), "it is being loaded, though the pool is nearly full"
+    gate.set()
+    pool.loader.close()
+    assert not pool.can_choose() and not pool.can_choose()
+    (told,) = ledger.degradations
+    assert "next in turn" in told and "no attribute 'matrix'" in told

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_pool import pool_of
+from small_pool import part_of, pool_of
 
 from uffdprefetch.base import file_systems, options, spill_place
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -19,7 +19,6 @@ from uffdprefetch.base.file_systems import FileSystem, Medium
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool import order_eviction
 from uffdprefetch.pool.eviction import LRU, BlockReader, Cyclic, Residents, copied_first
-from uffdprefetch.state.pool_file import PoolFile
 
 GIB = 1 << 30
 
@@ -32,7 +31,9 @@ def residents(blocks: list[int], touched: list[int], copied: list[bool] | None) 
 
 
 def copies(mask: np.ndarray) -> uffd_pool.DiskCopies:
-    return uffd_pool.DiskCopies(np.packbits(mask, bitorder="little").view(np.uint16), 16, len(mask))
+    return uffd_pool.DiskCopies(
+        np.packbits(mask, bitorder="little").view(np.uint16).data, 16, len(mask)
+    )
 
 
 @pytest.mark.parametrize("chunks, per_word", [(64, 16), (35, 16), (5, 1)])
@@ -40,7 +41,7 @@ def test_a_bit_a_chunk_says_which_have_a_copy(chunks: int, per_word: int) -> Non
     words: np.ndarray = np.zeros(-(-chunks // per_word), np.uint16)
     for chunk in (1, 3, chunks - 1):
         words[chunk // per_word] |= 1 << chunk % per_word
-    mask = uffd_pool.DiskCopies(words, per_word, chunks).mask()
+    mask = uffd_pool.DiskCopies(words.data, per_word, chunks).mask()
     assert len(mask) == chunks and np.flatnonzero(mask).tolist() == [1, 3, chunks - 1]
 
 
@@ -139,9 +140,9 @@ def test_a_full_disk_has_room_again_when_a_files_break_has_expired(evict: str) -
     freed: list[tuple[int, int]] = []
     by_number = pool.files.by_number
     native: Any = None
-    state, touched, *others = np.zeros((5, 64), np.uint32)
+    state: np.ndarray = np.zeros(64, np.uint8)
     state[0] = uffd_pool.PRESENT
-    old = PoolFile(native, 4, -1, 64 << 10, state.astype(np.uint8), touched, *others)  # type: ignore[arg-type]
+    old = part_of(native, 4, 64 << 10, state, np.zeros(64, np.uint32))
     by_number[4] = SimpleNamespace(pooled=old, size_bytes=4 << 20)  # type: ignore[assignment]
     pool.files.spilled = {3: copies(np.zeros(64, bool)), 4: copies(np.ones(64, bool))}
 
@@ -155,7 +156,7 @@ def test_a_full_disk_has_room_again_when_a_files_break_has_expired(evict: str) -
     def use(number: int, at_ms: int) -> None:
         part = by_number[number].pooled
         assert part is not None
-        part.touched_ms[0] = at_ms
+        part.books.touched_ms[0] = at_ms
         pool.victims.plan([])
 
     for at in (100, 200, 300):  # both are read, in an order that nobody knows

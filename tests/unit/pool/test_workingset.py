@@ -215,7 +215,7 @@ def test_lru_to_compare_knows_nothing_of_it() -> None:
     pool, told = pool_of(4 * MIB, "lru")
     pool.victims.refaulted(pool.files.by_number[3], 0, 1)
     part = pool.files.by_number[3].pooled
-    assert part is not None and not part.refaults.any()
+    assert part is not None and not any(part.books.refaults)
     pool.victims.plan([])
     assert told
 

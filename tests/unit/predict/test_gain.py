@@ -125,7 +125,7 @@ def test_a_miss_takes_no_longer_than_the_readers_own_first_ones_have() -> None:
     first = FirstMisses(9, 9 * BLOCK_BYTES, 1, 9, ns=10 * MS)  # a ms each
     back = Used(first=first, by_page=100)
     assert told(back, 0.4) == pytest.approx(100 * 1e-3)
-    random = Used(first=FirstMisses(9, 9 * 4096, 0, 9, ns=5 * MS))
+    random = Used(first=FirstMisses(19, 19 * 4096, 0, 9, ns=10 * MS))
     random.came(64, 64, used_before=True, used_behind=False)
     random.looked(LOOK_NS)
     assert told(random, 0.9) == pytest.approx(64 * 16 * 0.5e-3)
@@ -153,8 +153,8 @@ def test_where_a_miss_brings_a_page_each_block_was_one_at_the_least() -> None:
 
 
 def test_first_misses_tell_what_a_reader_without_readahead_would_have_waited() -> None:
-    """Under MADV_RANDOM: ten pages in a row were ten misses."""
-    used = Used(first=FirstMisses(10, 10 * 4096, 1, 2))
+    """Under MADV_RANDOM: twenty pages in a row were twenty misses, two of them in each look."""
+    used = Used(first=FirstMisses(20, 20 * 4096, 1, 10))
     used.came(64, 64, used_before=False, used_behind=False)
     used.looked(LOOK_NS)
     page = LINK.request_seconds(4096)
@@ -163,7 +163,7 @@ def test_first_misses_tell_what_a_reader_without_readahead_would_have_waited() -
 
 def test_first_misses_in_order_tell_nothing_of_records_here_and_there() -> None:
     """A store reads its index, and then records: four times what was saved was told."""
-    used = Used(first=FirstMisses(10, 10 * 4096, 1, 2))
+    used = Used(first=FirstMisses(20, 20 * 4096, 1, 10))
     for _ in range(20):
         used.came(1, 1, used_before=False, used_behind=False)
         used.looked(LOOK_NS)
@@ -177,8 +177,10 @@ def test_first_misses_in_order_tell_nothing_of_records_here_and_there() -> None:
     "first",
     [
         FirstMisses(1, 6 * BLOCK_BYTES, 1, 6),
-        FirstMisses(9, 9 * 4096, 9, 9),  # at nine places
-        FirstMisses(40, 2 * BLOCK_BYTES, 1, 2),  # of libraries, which were not in memory
+        FirstMisses(40, 40 * 4096, 40, 40),  # at forty places
+        FirstMisses(32, 2 * BLOCK_BYTES, 1, 2),  # of libraries, which were not in memory
+        FirstMisses(32, 2 * BLOCK_BYTES, 2, 4),  # ... and each fault's pages lie in two blocks
+        FirstMisses(3, 3 * 4096, 1, 1),  # ... and a file's first page ends the mapping
         FirstMisses(),
     ],
 )

@@ -58,6 +58,34 @@ def test_readers_that_wait_side_by_side_gain_less() -> None:
     assert stream_gain(1.0, 0.1, False, four) < stream_gain(1.0, 0.1, False, LINK)
 
 
+def test_nothing_is_gained_over_a_link_that_others_keep_busy() -> None:
+    """Four that each wait for a request of their own: at 300 MB/s and 1 ms they keep it busy."""
+    four = Link(300e6, 1e-3, waiting=4, beside=3)
+    assert stream_gain(1.0, 0.1, False, four) == 0.0
+    assert least_probability(0.0, four, kernel=1.0) == 1.0
+    assert stream_gain(1.0, 0.1, False, Link(1e9, 1e-3, waiting=4, beside=3)) > 0.0
+
+
+def test_what_is_used_over_a_busy_link_has_saved_nothing() -> None:
+    account, four = Account(), Link(300e6, 1e-3, waiting=4, beside=3)
+    account.note_use(1 << 20, 0, True, four)
+    assert account.saved_seconds == 0.0 and account.used == 1 << 20
+    account.note_use(1 << 20, 0, True, LINK)
+    assert account.saved_seconds > 0.0
+
+
+def test_of_runs_the_latency_is_saved_and_what_their_misses_bring_is_waited_for_once() -> None:
+    """Ends of records of 512 KiB, one of four whole: plain reads half of it, all takes as long."""
+    quick = Link(300e9, 1e-3)
+    gains = [stream_gain(2 / 8, 1 / 8, False, link) for link in (LINK, quick)]
+    assert gains[0] == pytest.approx(LINK.latency_seconds / 8 / LINK.stream_seconds(BLOCK))
+    assert gains[1] == pytest.approx(1000 * gains[0]), "no transfer is saved"
+    ends = stream_gain(0.44, 0.094, False, LINK)
+    assert least_probability(ends, LINK, kernel=0.56) >= 1
+    skips = stream_gain(0.4, 0.154, False, LINK)
+    assert least_probability(skips, LINK, kernel=0.7) < 0.95
+
+
 def test_a_run_may_lose_what_is_free_and_a_part_of_what_it_has_saved() -> None:
     account = Account()
     slow = Storage(50e6, 1e-3)  # else it is FREE_BYTES that bounds it
@@ -113,6 +141,14 @@ def test_what_is_used_after_all_was_not_lost() -> None:
     account = Account(asked=2 * BLOCK, lost=BLOCK)
     account.note_use(BLOCK, BLOCK, False, LINK)
     assert account.lost == 0 and account.used == BLOCK and account.open == BLOCK
+
+
+def test_what_files_that_are_read_whole_have_had_is_free_for_no_other() -> None:
+    account = Account(over=FREE_BYTES - BLOCK)
+    assert account.spare_bytes(0, FREE_BYTES, 0.25) == BLOCK
+    assert account.room_bytes(Storage(20e9)) == BLOCK / OPEN_SHARE
+    account.over = 2 * FREE_BYTES
+    assert account.spare_bytes(0, FREE_BYTES, 0.25) == account.room_bytes(Storage(20e9)) == 0
 
 
 def test_what_nobody_needs_yet_is_bounded_by_what_was_used() -> None:

@@ -31,7 +31,15 @@ def test_what_is_under_way_lasts_for_the_latency_and_what_is_asked_for() -> None
 
 @pytest.mark.parametrize(("waiting", "counts"), [(0.0, 1.0), (1.0, 1.0), (4.0, 0.25)])
 def test_waits_side_by_side_count_once(waiting: float, counts: float) -> None:
-    assert Link(100e6, MS, waiting).beside_others(1.0) == counts
+    assert Link(100e6, MS, waiting).beside_others(1.0, 0) == counts
+
+
+@pytest.mark.parametrize(("beside", "counts"), [(0.0, 0.25), (2.9, 0.25), (3.0, 0.0), (4.0, 0.0)])
+def test_a_wait_in_which_the_link_is_busy_for_others_counts_for_nothing(
+    beside: float, counts: float
+) -> None:
+    link = Link(100e6, MS, waiting=4, beside=beside)
+    assert link.beside_others(3 * MS, 100_000) == pytest.approx(counts * 3 * MS)
 
 
 def test_who_has_gone_on_by_itself_tells_how_much_of_its_time_it_waits() -> None:

@@ -5,10 +5,13 @@ rate."""
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.predict import window
 from uffdprefetch.predict.storage import Storage
 from uffdprefetch.predict.streams import BOOST_MAX, Feedback, Stream
@@ -151,3 +154,18 @@ def test_fixed_windows_share_the_budget() -> None:
         windows.begin_turn()
         sizes.append(windows.of(stream_at(0)).size_bytes)
     assert sizes == [50 * MIB, 50 * MIB, 25 * MIB, MIB]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"), [(95 * MIB, False), (int(1.7 * GIB), True), (40 * GIB, True)]
+)
+def test_memory_that_leaves_room_for_all_there_is_to_read_is_no_limit(
+    files: int, said: bool
+) -> None:
+    limits: Any = SimpleNamespace(ahead_bytes=lambda: (int(1.6 * GIB), Limit.MEMORY))
+    scheduler: Any = SimpleNamespace(results=SimpleNamespace(prefetched_bytes=0))
+    windows = Windows(Config.of(), scheduler, limits)
+    assert windows.ask_memory(files) is said
+    assert windows.ask_memory(files) is said, "the next time, too"
+    limits.ahead_bytes = lambda: (4 * GIB, Limit.BUDGET)
+    assert not windows.ask_memory(files)

@@ -135,6 +135,17 @@ def test_where_others_stand_beside_each_it_is_not_measured_for_ever(
     assert len(bed.sent) == 4 * SAMPLES_LEAST
 
 
+def test_nothing_is_measured_by_what_is_not_free_any_more(bed: Bed, file: FileState) -> None:
+    region = bed.region(file)
+    bed.ahead.account.asked = bed.ahead.account.lost = FREE_BYTES - MIB // 2
+    bed.touch(region, 0)
+    bed.touch(region, 120 * MIB)
+    assert bed.sent == [], "a large read tells first"
+    bed.ahead.account.asked = bed.ahead.account.lost = FREE_BYTES - MIB
+    bed.touch(region, 40 * MIB)
+    assert [length for _, length in bed.sent] == [MIB]
+
+
 def test_it_is_measured_by_one_read_at_a_time(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +185,42 @@ def test_beside_a_miss_of_somebody_else_less_is_under_way(bed: Bed, file: FileSt
     later_ns = missed_ns + 4 * LOOK_FIRST_NS
     assert depth_at(bed, walker, now_ns=later_ns) == alone
     assert depth_at(bed, other, now_ns=missed_ns) == alone, "of itself"
+
+
+def beside(bed: Bed, region: Region, front: Front | None = None) -> float:
+    link = bed.ahead._link(region.reader)
+    return bed.ahead._beside(link, region.reader, front).beside
+
+
+def test_who_waits_for_other_requests_is_beside_it_and_who_waits_for_the_same_is_not(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walker, rank, other = (bed.region(file, n, 7 + n) for n in range(3))
+    bed.walk(walker, 0, 4 * MIB)
+    (head,) = bed.ahead._of(file).heads.values()
+    far = bed.ahead._of(file).fronts.touch(9, 3000, 3001, bed.now, bed.ahead.measured())[0]
+    bed.ahead.step(bed.now)
+    misses(bed, rank, head.front)
+    misses(bed, other, far)
+    assert beside(bed, walker, head.front) == 0, "one waits at a time"
+    monkeypatch.setattr(bed.ahead, "_waiting", lambda: 3.0)
+    assert beside(bed, walker, head.front) == 1
+    misses(bed, walker, head.front)
+    assert beside(bed, walker) == 1, "its own is where the rank waits"
+    assert beside(bed, rank, far) == 0, "and beside that is nobody's else"
+    monkeypatch.setattr(bed.ahead, "_waiting", lambda: 1.5)
+    assert beside(bed, walker, head.front) == 0.5
+    bed.ahead.step(bed.now + 4 * LOOK_FIRST_NS)
+    assert beside(bed, walker, head.front) == 0, "they have gone on"
+
+
+def test_where_others_keep_the_link_busy_nothing_is_read_ahead(
+    bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bed.ahead, "_waiting", lambda: 4.0)
+    monkeypatch.setattr(bed.ahead._traffic, "missed_beside", lambda pid, front: 3)
+    bed.walk(bed.region(file), 0, 64 * MIB)
+    assert bed.sent_bytes <= FREE_BYTES, "which is what measures the link"
 
 
 def test_a_long_stream_may_have_more_under_way(bed: Bed, file: FileState) -> None:
@@ -388,7 +435,7 @@ def test_a_pace_in_memory_tells_nothing_of_the_storage(bed: Bed, file: FileState
 
 
 @pytest.mark.parametrize(
-    ("sure", "latency", "pays"), [(True, 2.5e-3, True), (False, 2.5e-3, False), (False, 5e-3, True)]
+    ("sure", "latency", "pays"), [(True, 3e-3, True), (False, 3e-3, False), (False, 6e-3, True)]
 )
 def test_as_long_as_the_latency_is_in_doubt_nothing_is_read_that_only_it_makes_pay(
     bed: Bed, file: FileState, monkeypatch: pytest.MonkeyPatch,

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from guess_bed import BLOCK, MIB, SIZE, Bed, opened
+from small_pool import part_of
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
@@ -74,7 +74,7 @@ def test_of_a_file_in_the_pool_what_the_pool_does_not_hold_is_missing(tmp_path: 
     state: Any = np.zeros(16, np.uint8)
     state[[0, 1, 2, 9]] = uffd_pool.PRESENT
     state[3] = uffd_pool.PRESENT + 1  # on its way out, or in
-    part: Any = SimpleNamespace(state=state, chunk_bytes=64 * KIB)
+    part = part_of(None, 3, 64 * KIB, state, np.zeros(16, np.uint32))
     assert missing_bytes(file, pooled=part) == 12 * 64 * KIB
     assert missing_bytes(file, 0, 192 * KIB, part) == 0
     assert missing_bytes(file, 128 * KIB, 320 * KIB, part) == 128 * KIB

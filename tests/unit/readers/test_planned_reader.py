@@ -21,6 +21,7 @@ from planned_readers import (
 )
 from walked_orders import MIB
 
+from uffdprefetch.predict.used import Blocks
 from uffdprefetch.readers import known_order
 
 pytestmark = warnings_fail
@@ -141,3 +142,23 @@ def test_how_far_away_a_block_is_goes_on_in_the_next_order() -> None:
     alone.look()
     assert alone.epochs.future(blocks, RECORD)[1] == np.inf
     assert alone.epochs.knows(blocks, RECORD).tolist() == [True, False, False, True, False]
+
+
+# ---- books --------------------------------------------------------------------------------------
+
+
+def test_what_a_job_has_said_to_have_read_was_used_whoever_has_ended_since() -> None:
+    """Of 33 MiB that a loader's workers had read 28 MiB were told as read for nothing: they had
+    ended before the next look at their page tables."""
+    exact, seen = Orders(range(100, 200)), Orders(range(100, 200))
+    exact.exact = True
+    for source, used_bytes in ((exact, 40 * RECORD), (seen, 0)):
+        reader = follows(source)
+        blocks = reader.file.blocks = Blocks(reader.file.size_bytes)
+        reader.look()
+        reader.note_read()
+        assert blocks.counts() == (0, 0, 0), "nothing was said"
+        blocks.mark_prefetched(100 * RECORD, 150 * RECORD)
+        reader.said(40, 2)
+        reader.note_read()
+        assert blocks.counts()[0] == used_bytes

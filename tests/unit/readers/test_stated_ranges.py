@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from guess_bed import MIB, MS, SIZE, Bed, opened
+from small_pool import part_of
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
@@ -330,9 +330,8 @@ def test_a_mapping_of_the_pool_has_it_read_to_the_pool(
     monkeypatch.setattr(
         bed.scheduler, "want", lambda _, one: wanted.append(one) or one.end - one.start
     )
-    file.pooled = SimpleNamespace(  # type: ignore[assignment]
-        state=np.zeros(SIZE >> 16, np.uint8), chunk_bytes=1 << 16
-    )
+    chunks = SIZE >> 16
+    file.pooled = part_of(None, 3, 1 << 16, np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32))
     bed.stated.needed(region, 0, 8 * MIB)
     bed.stated.step(bed.now)
     assert wanted and all(one.pooled for one in wanted)

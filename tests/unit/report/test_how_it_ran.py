@@ -8,6 +8,7 @@ from typing import Any
 from fake_service import SUMMARY_JSON
 from good_summary import SMALL, changed, job, unserved
 
+from uffdprefetch.report.compare import of_summaries
 from uffdprefetch.report.how_it_ran import (
     cluster_lines,
     decision_lines,
@@ -35,6 +36,14 @@ def test_with_v_it_says_how_it_ran() -> None:
         == "/data/train.mdb: followed by checkpoints, warmed by posix_fadvise; rank 0: random"
     )
     assert where == "all figures: out.summary.json"
+
+
+def test_the_time_of_a_run_is_the_jobs_and_not_from_its_services_start() -> None:
+    summary = changed(wall_seconds=0.02, job={**job(["x"]), "seconds": 1.5})
+    assert ", 1.5 s;" in how_it_ran(summary)[0]
+    before = changed(wall_seconds=3.0, job={**job(["x"]), "seconds": None})
+    time, *_ = of_summaries(before, summary, ("a", "b"))["figures"]
+    assert (time["name"], time["before"], time["after"]) == ("time", 3.0, 1.5)
 
 
 def test_with_v_each_decision_is_explained() -> None:

@@ -40,6 +40,23 @@ def test_processes_of_the_job_that_were_killed_for_want_of_memory_are_told() -> 
     assert short_lines(changed(oom=oom(None, job=None))) == short_lines(SUMMARY_JSON)
 
 
+@pytest.mark.parametrize("status", [-1, 129])
+def test_a_run_that_was_cut_off_says_so_and_nothing_of_what_was_to_come(status: int) -> None:
+    """One whose terminal was closed had "nothing to gain"."""
+    ended = changed(job=job("/bin/cat", status=status), totals_gain="nothing-read")
+    first, second, *_ = short_lines(ended)
+    assert first.startswith("cat was ended by signal 1 (SIGHUP) after ")
+    assert second == "until then nothing of the mapped files was read"
+    in_memory = changed(job=job("/bin/cat", status=status), totals_gain="in-memory")
+    assert short_lines(in_memory)[1] == "until then the data was in memory"
+    kept = changed(job=job("/bin/cat", status=status))
+    assert short_lines(kept)[1:] == short_lines(SUMMARY_JSON)
+    assert not any("ended by" in line for line in short_lines(changed(job=job("cat", status=3))))
+    nothing = short_lines(changed(job=job("/bin/cat", status=status), files=[]))
+    assert nothing[0].startswith("served nothing: cat was ended by signal 1 (SIGHUP)")
+    assert len(nothing) == 1
+
+
 @pytest.mark.parametrize(
     ("status", "verdict", "said"),
     [

@@ -31,7 +31,7 @@ from uffdprefetch.state.unserved import Coarse, Reason
         ),
         (
             changed(files=[], job=job("/bin/cat", status=-9)),
-            ["served nothing: cat was ended by signal 9 and mapped no file"],
+            ["served nothing: cat was ended by signal 9 (SIGKILL) and mapped no file"],
         ),
         (
             changed(files=[], job=job("srun", "-N2", "-n", "4", "sh", "-c", "a b")),

@@ -17,9 +17,9 @@ def refuse() -> Any:
 
 
 def test_no_more_are_marked_than_an_eighth_of_what_all_may(tmp_path: Path) -> None:
-    for name in ("run", "a", "b", "c"):
+    for name in ("hub", "a", "b", "c"):
         (tmp_path / name).mkdir()
-    opens = Opens(str(tmp_path / "run"), fanotify=refuse, limit=lambda sensor: 16)
+    opens = Opens(str(tmp_path / "hub"), fanotify=refuse, limit=lambda sensor: 16)
     key = opens.mark(str(tmp_path / "a"))
     opens.mark(str(tmp_path / "b"))
     with pytest.raises(OSError, match="2 directories") as refused:

@@ -42,10 +42,21 @@ def test_one_that_was_not_followed_in_vain_tells_that_they_are_to_be_told_of() -
 
 
 @pytest.mark.parametrize("in_vain", [False, True])
-def test_one_that_stays_tells_otherwise(in_vain: bool) -> None:
+def test_some_that_stay_tell_otherwise(in_vain: bool) -> None:
     kinds = BriefKinds()
-    told(kinds, *[0] * 2 * IN_VAIN, BRIEF_NS, in_vain=in_vain)
+    told(kinds, *[0] * 2 * IN_VAIN, *[BRIEF_NS] * 3, in_vain=in_vain)
     assert kinds.of("/data/crops/next.bin") is Brief.NO
+
+
+def test_one_that_stays_has_the_next_ones_told_of_and_is_soon_forgotten() -> None:
+    kinds = BriefKinds()
+    told(kinds, *[0] * 2 * IN_VAIN, BRIEF_NS, in_vain=True)
+    assert kinds.of("/data/crops/next.bin") is Brief.KNOWN
+    told(kinds, *[0] * (IN_VAIN // 2), in_vain=True)
+    assert kinds.of("/data/crops/next.bin") is Brief.UNTOLD
+    told(kinds, BRIEF_NS, in_vain=False)
+    told(kinds, *[0] * (IN_VAIN - 1), in_vain=True)
+    assert kinds.of("/data/crops/next.bin") is Brief.KNOWN, "something was gained"
 
 
 def test_no_more_kinds_are_remembered_than_are_of_use() -> None:
@@ -54,4 +65,4 @@ def test_no_more_kinds_are_remembered_than_are_of_use() -> None:
         told(kinds, *[0] * TELLING, where=f"/data/{number}")
     assert kinds.of("/data/0/next.bin") is Brief.NO
     assert kinds.of(f"/data/{2 * KINDS_MAX - 1}/next.bin") is Brief.KNOWN
-    assert len(kinds._in_a_row) == KINDS_MAX
+    assert len(kinds._lately) == KINDS_MAX

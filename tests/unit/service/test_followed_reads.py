@@ -85,7 +85,7 @@ class Reads:
         self.client_of = client_of
         return self.opened
 
-    def _meet(self, pid: int, static: bool) -> Any:
+    def _meet(self, pid: int) -> Any:
         self.met.append(pid)
         return SimpleNamespace(pid=pid)
 

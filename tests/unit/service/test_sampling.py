@@ -165,6 +165,20 @@ def test_the_history_is_of_rates_and_bounded(run: Run, file: FileState) -> None:
     assert last.misses_per_second == 3.0
 
 
+def test_what_is_read_by_who_jumps_about_is_in_the_readers_rate(run: Run, file: FileState) -> None:
+    """It was 0 B/s, beside 70 misses a second."""
+    samples = sample(run)
+    run.reader(0, file)
+    samples.tick(SECOND)
+    for at in (3, 11, 7):
+        file.blocks.tell_used(at * MIB, at * MIB + MIB // 2)
+    samples.tick(2 * SECOND)
+    samples.slow.asked(2 * SECOND)
+    passed(samples)
+    assert samples.history[-1].reader_bytes_per_second == 3 * MIB // 2
+    assert samples.slow.counted[file.key].wasted_bytes is None, "nobody has passed anything"
+
+
 def test_a_stream_that_ends_takes_nothing_away(run: Run, file: FileState) -> None:
     stream, samples = run.reader(0, file), sample(run)
     walk(stream, 8 * MIB)
@@ -186,11 +200,33 @@ def passed(samples: Sampling) -> None:
     raise AssertionError("the pass does not end")
 
 
+def ahead(file: FileState, length: int) -> None:
+    """So much of it was read ahead, from its beginning."""
+    file.account.came(length, 0)
+    file.blocks.mark_prefetched(0, length)
+
+
+def test_no_more_is_used_than_was_prefetched(run: Run, file: FileState) -> None:
+    """Of blocks of which the pool had a part already `top` told 192 MiB used of 101 prefetched."""
+    stream, samples = run.reader(0, file), sample(run)
+    file.blocks.mark_prefetched(0, 16 * MIB)
+    file.account.came(4 * MIB, 12 * MIB)
+    file.blocks.mark_used(0, 8 * MIB)
+    walk(stream, 12 * MIB)
+    samples.tick(SECOND)
+    samples.slow.asked(2 * SECOND)
+    passed(samples)
+    counted = samples.slow.counted[file.key]
+    assert (counted.used_bytes, counted.unused_bytes) == (2 * MIB, 2 * MIB)
+    assert counted.wasted_bytes == 1 * MIB
+    assert samples.ranks[0].wasted_bytes == {file.key: 1 * MIB}
+
+
 def test_wasted_is_what_lies_unused_behind_the_reader_not_ahead_of_it(
     run: Run, file: FileState
 ) -> None:
     stream, samples = run.reader(0, file), sample(run)
-    file.blocks.mark_prefetched(0, 12 * MIB)
+    ahead(file, 12 * MIB)
     file.blocks.mark_used(0, 3 * MIB)
     file.blocks.mark_used(13 * MIB, 14 * MIB)
     walk(stream, 4 * MIB + 5000)  # in the middle of a block: that one is not behind it
@@ -209,7 +245,7 @@ def test_two_ranks_that_pass_the_same_stretch_waste_it_once_in_the_file(
 ) -> None:
     streams = [run.reader(rank, file) for rank in range(2)]
     samples = sample(run)
-    file.blocks.mark_prefetched(0, 8 * MIB)
+    ahead(file, 8 * MIB)
     for stream in streams:
         walk(stream, 8 * MIB, touched=0)
     samples.tick(SECOND)
@@ -244,7 +280,7 @@ def test_who_comes_when_nobody_has_watched_is_told_what_is_so_now(
     samples.slow.asked(2 * SECOND)
     passed(samples)
     assert samples.slow.counted[file.key].unused_bytes == 0
-    file.blocks.mark_prefetched(0, 8 * MIB)
+    ahead(file, 8 * MIB)
     samples.slow.asked(3 * SECOND)  # somebody watches: it is counted in its turn
     assert samples.slow.counted[file.key].unused_bytes == 0
     samples.slow.asked(3 * SECOND + sampling.WATCHED_NS + 1)

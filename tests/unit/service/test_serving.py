@@ -20,6 +20,7 @@ from uffdprefetch.state.unserved import Coarse, Reason
 
 AUTO, FIXED, POOL = Config(), Config(policy="fixed"), Config(engine="pool")
 STATIC, PAST = Sightings(is_static=True), Sightings(bypasses=True)
+LOADED = Sightings(is_loaded=True)
 LAYING = pytest.mark.parametrize("config", [FIXED, POOL], ids=["fixed", "pool"])
 
 
@@ -71,6 +72,7 @@ def test_where_nothing_of_ours_may_lie_the_reason_is_told(
 def test_what_is_found_late_is_followed_less_closely_under_every_policy(config: Config) -> None:
     assert served(config, observed=True).coarse is Coarse.NOT_LOADED
     assert served(config, observed=True, sightings=STATIC).coarse is Coarse.STATIC
+    assert served(config, observed=True, sightings=LOADED).coarse is Coarse.PAST_LIBC
     assert served(config, region=FIRST_OBSERVED).coarse is Coarse.PAST_LIBC
     assert served(config, region=FIRST_OBSERVED, sightings=PAST).coarse is Coarse.BYPASSES
 

@@ -47,16 +47,22 @@ def a_process(misses: int) -> Any:
 
 def totals_of(
     files: list[dict[str, Any]], misses: list[int], followed: dict[str, Any] | None = None,
-    read: dict[str, int] | None = None,
+    read: dict[str, int] | None = None, pool_misses: int | None = None,
+    jobs: tuple[int, int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """``read``: bytes that positions of descriptors show, by path."""
+    """``read``: bytes that positions of descriptors show, by path; ``pool_misses``: touches that
+    have waited for the pool, None: there was none; ``jobs``: what a launcher has told of its job,
+    by read(2) and from storage."""
     ledger: Any = Ledger()
+    if jobs is not None:
+        ledger.jobs.finished(*jobs)
     ledger.jobs.files = lambda: [
         {"path": path, "read_bytes": bytes_} for path, bytes_ in (read or {}).items()
     ]
     ledger.processes.all = lambda: [a_process(count) for count in misses]
     gained = Gained("even", 0.0, 0.0, "", 0.0, "")
-    return vars(summary.totals(ledger, files, None, followed, lambda figures: gained))
+    pool = {"missing_faults": pool_misses, "stand_in_bytes": 0} if pool_misses is not None else None
+    return vars(summary.totals(ledger, files, pool, followed, lambda figures: gained))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -110,6 +116,21 @@ def test_misses_are_never_covered_as_a_whole_and_cost_no_more_than_what_was_mapp
     assert totals_of([more], [30])["coverage"] == 100 / (100 + 50)
 
 
+def test_what_the_kernels_readahead_has_brought_was_not_in_memory() -> None:
+    """Of 95 MiB that were read by one miss, with a readahead of 8 MiB, 128 KiB were told."""
+    read = file_of(demand_used_blocks_bytes=1520 * BLOCK)
+    cold = totals_of([read], [1], jobs=(2 * MIB, 97 * MIB))
+    assert (cold["coverage"], cold["coverage_denominator_bytes"]) == (0.0, 95 * MIB)
+    libraries = totals_of([read], [1], jobs=(2 * MIB, 12 * MIB))
+    assert libraries["coverage_denominator_bytes"] == 10 * MIB
+    ahead = {**read, "prefetched_bytes": BLOCK, "prefetched_used_blocks_bytes": BLOCK}
+    assert totals_of([ahead], [0], jobs=(0, 97 * MIB))["coverage"] == 1, "nobody missed"
+    by_calls = totals_of([read], [1], jobs=(200 * MIB, 97 * MIB))
+    assert by_calls["coverage_denominator_bytes"] == 128 << 10
+    uncounted = totals_of([{**read, "file_system": "fuse"}], [1], jobs=(0, 97 * MIB))
+    assert uncounted["coverage_denominator_bytes"] == 128 << 10
+
+
 def test_what_the_jobs_own_faults_have_brought_is_covered_by_nobody() -> None:
     """Of the blocks that were read ahead a third was there already: it was 96 % of 1000 pieces, of
     which 533 were misses."""
@@ -118,6 +139,22 @@ def test_what_the_jobs_own_faults_have_brought_is_covered_by_nobody() -> None:
     assert totals_of([read], [300])["coverage"] == 400 / (400 + 600)
     assert totals_of([read], [100])["coverage"] == 400 / (400 + 200)
     assert totals_of([read], [0])["coverage"] == 1
+
+
+def test_what_comes_back_from_the_disk_below_the_pool_was_kept_ahead() -> None:
+    """Of 192 MiB, three times gone over by a pool of 64 MiB with `--spill`, 80 MiB were told."""
+    read = {"prefetched_used_blocks_bytes": 100 * BLOCK, "prefetched_bytes": 100 * BLOCK}
+    back = file_of(**read, already_resident_bytes=140 * BLOCK)
+    assert totals_of([back], [0], pool_misses=0)["coverage"] == 1
+
+
+def test_a_touch_that_waits_for_what_is_being_read_ahead_is_a_miss_and_not_kept_ahead() -> None:
+    """Of a file of 192 MiB 191 of 196 MiB were told."""
+    read = file_of(prefetched_used_blocks_bytes=99 * BLOCK, prefetched_bytes=99 * BLOCK)
+    late = totals_of([{**read, "demand_used_blocks_bytes": BLOCK}], [0], pool_misses=160)
+    assert late["coverage_denominator_bytes"] == 100 * BLOCK
+    assert late["coverage"] == 0.9, "160 pages are ten blocks"
+    assert totals_of([read], [0], pool_misses=10**6)["coverage"] == 0
 
 
 def test_what_is_read_anew_in_each_epoch_covers_no_miss_of_another_file() -> None:

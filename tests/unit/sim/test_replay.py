@@ -171,14 +171,22 @@ def test_a_touch_in_a_pool_maps_a_quarter_of_what_was_come_over_up_to_what_is_th
     assert policy._answered(0, 0, 0, 48, 4.0) == [(16, 0)]
 
 
-@pytest.mark.parametrize(("pages", "missed"), [(CHUNK_PAGES, 64), (2 * CHUNK_PAGES, 86)])
-def test_a_miss_at_a_new_place_in_a_pool_brings_two_chunks_where_most_went_on(
-    pages: int, missed: int
+@pytest.mark.parametrize(
+    ("budget", "pages", "missed"),
+    [
+        (MIB, CHUNK_PAGES, 64),
+        (MIB, 2 * CHUNK_PAGES, 86),
+        (128 * MIB, CHUNK_PAGES, 64),
+        (128 * MIB, 2 * CHUNK_PAGES, 64),
+    ],
+)
+def test_a_miss_at_a_new_place_in_a_pool_brings_two_chunks_where_most_went_on_or_all_fit(
+    budget: int, pages: int, missed: int
 ) -> None:
     """After sixteen records of two chunks one of eight is asked again."""
     places = [(record * 37) % 64 * 8 * CHUNK_PAGES for record in range(64)]
     wanted = demand(stream(places, pages), pages=64 * 8 * CHUNK_PAGES)
-    policy, resident = InPool(128 * MIB), Resident(wanted)
+    policy, resident = InPool(budget), Resident(wanted)
     policy.begin(wanted, SLOW, resident)
     misses = 0
     for access, place in enumerate(places):
@@ -274,7 +282,8 @@ def test_memory_misses_what_the_textbook_says(kind: type[EvictionPolicy], seed: 
     # Even ones only: no miss goes on where the last one ended and brings more.
     order = [int(each) for each in np.random.default_rng(seed).integers(0, 60, 400) * 2]
     wanted = demand(stream([chunk * 16 for chunk in order], 16), pages=2048)
-    result = run(wanted, InPool(64 * MIB), kind(wanted, 20 * CHUNK_PAGES * PAGE))
+    room = 20 * CHUNK_PAGES * PAGE
+    result = run(wanted, InPool(room), kind(wanted, room))
     assert result.misses == misses_of(kind, order, 20)
     assert result.read_bytes == result.misses * CHUNK_PAGES * PAGE
 

@@ -150,6 +150,7 @@ def test_what_is_replayed_as_it_was_recorded_is_advised(
     text, found = replayed(path, capsys, "--latency", "1ms", *more)
     assert isinstance(found, dict)
     assert found["agrees"] and found["best"] and f"best: {found['best']}\n" in text
+    assert "hits: of the bytes that are touched, those that are in memory by then\n" in text
     assert found["replayed_seconds"] == pytest.approx(found["recorded_seconds"], rel=0.05)
 
 

@@ -104,9 +104,8 @@ def test_a_start_that_waits_for_libraries_is_a_finding(tmp_path: Path) -> None:
     trace = trace_file.read(str(a_trace(tmp_path / "t.uptrace")))
     (found,) = report_of(trace)["findings"]
     assert found["severity"] == "high"  # 3.5 s of 10
-    assert found["title"] == (
-        "2 programs and libraries: 3.75 s of waiting, most for torch (3.75 s)"
-    )
+    assert found["title"] == "2 programs and libraries, nearly all for torch"
+    assert found["cost_text"] == "3.75 s of waiting", "which is told once, beside it"
     # in memory it is none
     trace.other_events = trace.other_events[trace.other_events["kind"] != Kind.MAJOR]
     trace.other_events["value"] //= 10

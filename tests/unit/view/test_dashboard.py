@@ -161,6 +161,16 @@ def test_what_is_not_known_is_na_with_its_reason_and_never_zero() -> None:
     assert "n/a (Operation…" in text
 
 
+def test_who_jumps_about_has_no_rate_of_its_own() -> None:
+    """It was 0, and the slowest."""
+    made = document(4)
+    made["ranks"][1].update(pattern="random", read_bytes_per_second=0, streams=[])
+    text = plain(render.picture(view(made), 80, 24))
+    (row,) = [line for line in text.splitlines() if line.startswith("   1 ")]
+    assert row.split()[-7:-4] == ["random", "n/a", "99.8%"]
+    assert "slowest 1" not in plain(render.picture(view(made), 80, 8))
+
+
 def test_the_reason_for_no_stall_fits_80_columns_whole() -> None:
     text = plain(render.picture(snapshot(), 80, 24))
     assert "stall n/a: kernel.task_delayacct is 0: set it to 1 by sysctl before the job\n" in text

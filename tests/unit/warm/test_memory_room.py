@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from uffdprefetch.native import memory
 from uffdprefetch.native.memory import UNLIMITED, Memory
+from uffdprefetch.native.memory_limits import Limit
+from uffdprefetch.pool.size import LimitReport
 
 MIB, GIB = 1 << 20, 1 << 30
 #: What is left free of each limit for a burst of the job (csrc/service/memory.h).
@@ -145,6 +148,23 @@ def test_without_a_group_the_machine_binds(machine: Machine) -> None:
     assert room.may_hold_bytes == beside(64 * GIB, 14 * GIB)
     assert not room.is_cgroup
     assert (room.left_bytes, room.group_limit_bytes) == (40 * GIB, UNLIMITED)
+
+
+def test_an_eighth_of_the_machine_stays_free_of_a_pool_and_that_is_told(machine: Machine) -> None:
+    machine.meminfo(30 * GIB, 36 * GIB // 10)
+    room = machine.memory(V2).look()
+    assert room.may_hold_bytes == 0 and room.left_bytes > 3 * GIB and not room.is_cgroup
+    told: list[str] = []
+    report = LimitReport(SimpleNamespace(degrade=told.append))  # type: ignore[arg-type]
+    for _ in range(2):
+        report.note(MIB, Limit.MEMORY)
+        report.note(MIB, Limit.CGROUP)
+    assert told == [
+        "the pool holds 1 MiB, not --budget: MemAvailable, and an eighth of the machine's memory"
+        " stays free for the job",
+        "the pool holds 1 MiB, not --budget: cgroup memory limit, and an eighth of it stays free"
+        " for the job",
+    ]
 
 
 def test_a_full_group_leaves_nothing(machine: Machine) -> None:

@@ -79,7 +79,7 @@ class PoolNotes:
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
 
-    def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
+    def submit(self, job_id: int, file: int, offset: int, length: int, **_: Any) -> bool:
         return self.notes.submit(job_id, file, offset, length)
 
 

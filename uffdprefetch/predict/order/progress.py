@@ -74,6 +74,13 @@ class OrderProgress:
         _, place = self._units.where(min(self.position + items, self.items))
         return max(0, place - self._place)
 
+    def behind(self) -> list[tuple[int, int]]:
+        """The ranges of the file, [start, end), that lie before the position."""
+        from uffdprefetch.base.ranges import union
+
+        starts, ends = union(self._units.starts[: self._at], self._units.ends[: self._at])
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
     def pace_of(self, before: OrderProgress) -> None:
         """The reader goes on as fast as in this order, which was before, until it is measured."""
         self._rate.bytes_per_second = before.rate_bytes_per_second

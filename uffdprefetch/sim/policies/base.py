@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -49,12 +50,15 @@ def tiers_of(
     workload: Workload,
     evict: str,
     capacities_mb: Sequence[float],
+    copies: Mapping[int, int] = MappingProxyType({}),
 ) -> np.ndarray:
     """Where a node finds those of its accesses (``mine``: (batches, b), as whole_order()) that a
     mask has: caches.tiers()."""
     before = np.append(0, np.cumsum(among.sum(axis=1)))
     epochs = before[: -1 : workload.T].tolist()
-    found: np.ndarray = caches.tiers(mine[among], workload.sizes, capacities_mb, evict, epochs)
+    found: np.ndarray = caches.tiers(
+        mine[among], workload.sizes, capacities_mb, evict, epochs, copies
+    )
     return found
 
 

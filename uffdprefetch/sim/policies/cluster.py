@@ -19,6 +19,7 @@ from uffdprefetch.sim.policies.base import (
     FAVOUR,
     LoadingPolicy,
     disks_mb,
+    fill_classes,
     tiers_of,
     whole_order,
 )
@@ -116,11 +117,48 @@ def most_frequent(
     return found
 
 
+def _hold_mb(system: System) -> float:
+    """Of a node's memory, what keeps for others."""
+    return keep_bytes(int(system.classes[1].d * MB)) / MB
+
+
+def _stays_mb(system: System) -> float:
+    """Of that, what stays in memory where disks take the rest (csrc/service/pool/pool_keep.c)."""
+    return _hold_mb(system) / 2
+
+
+def keep_most_mb(system: System) -> float:
+    """What a node keeps for others at the most, in memory and on its disks."""
+    return max(_hold_mb(system), _stays_mb(system) + sum(disks_mb(system)))
+
+
+def where_kept_lies(
+    system: System, workload: Workload, order: np.ndarray, keeper: np.ndarray
+) -> np.ndarray:
+    """(F,) the class of its keeper's in which a sample lies, 0 for none: where there are disks, in
+    memory what came last."""
+    lies: np.ndarray = np.where(keeper < 0, 0, 1)
+    capacities = disks_mb(system)
+    if not any(capacities):
+        return lies
+    samples, first = np.unique(order.reshape(-1), return_index=True)
+    came: np.ndarray = np.full(len(keeper), order.size, np.int64)
+    came[samples[samples >= 0]] = first[samples >= 0]
+    for node in range(order.shape[1]):
+        mine = np.flatnonzero(keeper == node)
+        mine = mine[np.argsort(came[mine], kind="stable")]
+        later = np.cumsum(workload.sizes[mine][::-1])[::-1]
+        goes = mine[later > _stays_mb(system)]
+        storage, _ = fill_classes(workload.sizes[goes], capacities)
+        lies[goes] = np.where(storage > 0, storage + 1, 1)
+    return lies
+
+
 @dataclass(frozen=True)
 class ClusterPool(LoadingPolicy):
     """Each byte once per cluster: who asks first for a block of 4 MiB keeps it (class 1, less a
-    reserve), and where all read the same they take turns (`--engine pool --cluster`). What a node
-    does not keep for others goes from memory to its own disk (the other classes; `--spill`)."""
+    reserve), and where all read the same they take turns (`--engine pool --cluster`). Disks (the
+    other classes; `--spill`) keep as well, and have room left for what a node alone reads."""
 
     placement: str = "home"  # or "frequency": who reads it most often, as HDMLP has it
     unit: str = "block"  # of frequency: or "sample"
@@ -151,34 +189,30 @@ class ClusterPool(LoadingPolicy):
         if self.unit == "block" or self.placement == "home":
             unit_of = (starts / BLOCK_MB).astype(np.int64)
         unit_mb = np.bincount(unit_of, workload.sizes)
-        keep_mb = keep_bytes(int(system.classes[1].d * MB)) / MB
         place = keepers if self.placement == "home" else most_frequent
-        found: np.ndarray = place(order, unit_of, unit_mb, keep_mb)[unit_of]
+        found: np.ndarray = place(order, unit_of, unit_mb, keep_most_mb(system))[unit_of]
         return found
 
     def _sources(
         self, system: System, workload: Workload, order: np.ndarray, keeper: np.ndarray
     ) -> np.ndarray:
         """Source of every access, int8, in the shape of ``order``."""
-        own, others = 1, system.J + 1
+        lies = where_kept_lies(system, workload, order, keeper)
+        others = np.where(lies > 0, system.J + lies, PFS)
         if 1 / system.b_c > FAVOUR * float(system.pfs(system.N)):
-            others = PFS
+            others[:] = PFS
         me = np.arange(order.shape[1])[None, :, None]
-        of = np.append(keeper, NONE)[order]
-        source = np.ascontiguousarray(
-            np.where(of == me, own, np.where(of < 0, PFS, others)), np.int8
-        )
-        self._first_reads(order, keeper, source)
-        capacity = system.classes[1].d - np.bincount(
-            keeper[keeper >= 0], workload.sizes[keeper >= 0], order.shape[1]
-        )
+        of, at, far = (np.append(each, NONE)[order] for each in (keeper, lies, others))
+        source = np.ascontiguousarray(np.where(of == me, at, np.where(of < 0, PFS, far)), np.int8)
         for node in range(order.shape[1]):
-            mine = order[:, node]
-            far = (mine >= 0) & (of[:, node] != node)
-            place = source[:, node]
-            tiers = [float(capacity[node]), *disks_mb(system)]
-            found = tiers_of(mine, far, workload, self.evict, tiers)
-            place[far] = np.where(found > 0, found, place[far])
+            held = np.bincount(lies[keeper == node], workload.sizes[keeper == node], system.J + 1)
+            mine, place = order[:, node], source[:, node]
+            passes = (mine >= 0) & ((of[:, node] != node) | (at[:, node] > 1))
+            tiers = [system.classes[1].d, *disks_mb(system)] - held[1:]
+            copies = {int(i): int(lies[i]) for i in np.flatnonzero((keeper == node) & (lies > 1))}
+            found = tiers_of(mine, passes, workload, self.evict, tiers.tolist(), copies)
+            place[passes] = np.where(found > 0, found, place[passes])
+        self._first_reads(order, keeper, source)
         return source
 
     @staticmethod

@@ -189,16 +189,22 @@ class ReplayPool(uffd_pool.Pool):
         state = self._files[number]
         kept, refaults = np.zeros((2, len(state)), np.uint8)
         touched_ms, left = np.zeros((2, len(state)), np.uint32)
-        return uffd_pool.Books(state, touched_ms, kept, refaults, left)
+        return uffd_pool.Books(state.data, touched_ms.data, kept.data, refaults.data, left.data)
 
     def evictions(self) -> int:
         """See uffd_pool.Pool."""
         return 0
 
-    def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
+    def submit(
+        self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0,
+        record: bool = False,
+    ) -> bool:  # fmt: skip
         """See uffd_pool.Pool."""
         assert self.workers is not None
         return self.workers.submit(job_id, file, offset, length)
+
+    def say_random(self, file: int, so: bool) -> None:
+        """See uffd_pool.Pool: what a miss brings is the replay's."""
 
     def reap(self) -> list[uffd.WarmResult]:
         """See uffd_pool.Pool: ReplayWorkers.take() has them."""

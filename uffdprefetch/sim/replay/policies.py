@@ -244,10 +244,14 @@ class NewPlaces:
     went_on: int = 0  # ... and the next missed after it
     paired: int = 0
 
-    def pages(self, most: int) -> int:
-        """Of one more: one chunk, or two where more than half of those with one went on."""
-        is_told = self.begun >= BEGUN // 2 and 2 * self.went_on > self.begun
-        if is_told and most >= 2 * CHUNK_PAGES:
+    def pages(self, most: int, as_the_kernel: bool) -> int:
+        """Of one more: two chunks ``as_the_kernel``; else one, or two where more than half of those
+        with one went on."""
+        if most < 2 * CHUNK_PAGES:
+            return CHUNK_PAGES
+        if as_the_kernel:
+            return 2 * CHUNK_PAGES
+        if self.begun >= BEGUN // 2 and 2 * self.went_on > self.begun:
             self.paired += 1
             if self.paired % ASKED_AGAIN:
                 return 2 * CHUNK_PAGES
@@ -259,12 +263,14 @@ class NewPlaces:
 
 class InPool(Plain):
     """The pool's faults: a miss reads a chunk, or two, doubling while a thread continues where its
-    last miss ended (csrc/service/pool/pool_faults.c), without kernel readahead. A touch of a
+    last miss ended (csrc/service/pool/pool_faults.c), without kernel readahead; two where there is
+    room for all files, but for a page that was read alone (MADV_RANDOM). A touch of a
     resident, unmapped page maps a run of chunks, a part of what the reader has come over while it
     continues where the last run ended; that takes time (bench/faults.py), and is what the service
     observes."""
 
     def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
         self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
 
     def begin(self, demand: Demand, storage: StorageModel, resident: Resident) -> None:
@@ -272,6 +278,8 @@ class InPool(Plain):
         self.page_bytes = demand.page_bytes
         self.demands: list[tuple[Range, int]] = [((-1, 0, 0), 0)] * len(demand.streams)
         self.places = [NewPlaces() for _ in demand.files]
+        pages = sum(demand.pages(file) for file in range(len(demand.files)))
+        self.all_fit = pages * demand.page_bytes <= self.budget_bytes
         #: Of each stream (file, page after the last run, page of the last touch, pages come over).
         self.runs = [(-1, 0, 0, 0)] * len(demand.streams)
         self.ranks = [stream.rank for stream in demand.streams]
@@ -288,7 +296,9 @@ class InPool(Plain):
             self.places[file].went_on += pages == CHUNK_PAGES
             pages = min(2 * pages, most)
         else:
-            pages = self.places[file].pages(most)
+            one = self.streams[stream]
+            alone = int(one.before[access]) == 0 and int(one.after[access]) == 1
+            pages = self.places[file].pages(most, self.all_fit and not alone)
         wanted = file, first, first + pages
         self.demands[stream] = wanted, pages
         return wanted

@@ -201,12 +201,14 @@ def starting(report: ReportLookup) -> Iterator[Finding]:
         waited = sum(one["wait_seconds"] for one in groups)
         if waited < MEDIUM * report.run_seconds or waited < STARTING_SECONDS:
             continue
-        first = groups[0]
+        first, part = groups[0], format_duration(groups[0]["wait_seconds"])
+        most = f"nearly all for {first['name']}"
+        if part != format_duration(waited):
+            most = f"most for {first['name']} ({part})"
         requests = sum(one["requests"] for one in groups)
         filled = sum(one["fill_bytes"] for one in groups)
         yield Finding(
-            f"{sum(one['files'] for one in groups)} {what}: {format_duration(waited)} of waiting,"
-            f" most for {first['name']} ({format_duration(first['wait_seconds'])})",
+            f"{sum(one['files'] for one in groups)} {what}, {most}",
             f"{requests} requests, {format_size(filled)}, one after the other.",
             remedy, "tracepoints: fills, major faults and read calls of other files", waited, "low",
             waits="of waiting",

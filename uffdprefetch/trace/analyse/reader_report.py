@@ -238,8 +238,10 @@ def _hit(
     faults = _faults_seen(reader.accesses)
     found_in = "touches that found their page in the pool"
     if not by_pool:
-        found_in = "faults that found their page in the cache"
-    share = max(0, faults - (majors or 0)) / faults if faults else None
+        found_in = "faults that found their page in the cache, and nobody reading it"
+    # who comes while the kernel's readahead brings a page waits, in a minor fault
+    waited = max(majors or 0, 0 if by_pool or stall is None else len(stall.end_ns))
+    share = max(0, faults - waited) / faults if faults else None
     return {"share": share, "of": faults, "sensor": found_in}
 
 

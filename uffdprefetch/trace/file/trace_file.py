@@ -156,6 +156,13 @@ class Writer:
         """Close the file."""
         self._file.close()
 
+    def remove(self, path: str) -> None:
+        """Close it, and remove it from its path, unless another one is there by now. Raises
+        OSError."""
+        with self._file:
+            if os.path.samestat(os.fstat(self._file.fileno()), os.lstat(path)):
+                os.unlink(path)
+
 
 def exists_error(path: str) -> UffdPrefetchError:
     """A recording is not written over what is there."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder's process: what it is told, whom it listens to, when it ends.
 
-It is told by its starter on a pipe, a line of JSON at a time ({"socket": path}, {"status": n}); the
-pipe's end means that the starter is gone, and the recording ends too. It answers once, on another
-pipe: {"witness": bool, "sees_faults": bool, "missing": [...]} or {"error": text, "exit_code": n};
-the end of that pipe means that the file is whole. Letting go of the kernel's probes, which takes
-seconds, comes after it.
+It is told by its starter on a pipe, a line of JSON at a time ({"socket": path}, {"status": n},
+{"discard": true}); the pipe's end means that the starter is gone, and the recording ends too. It
+answers once, on another pipe: {"witness": bool, "sees_faults": bool, "missing": [...]} or {"error":
+text, "exit_code": n}; the end of that pipe means that the file is whole. Letting go of the kernel's
+probes, which takes seconds, comes after it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Session:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.stopped = False
+        self.stopped = self.discarded = False
         self.status: int | None = None
         self._service: socket.socket | None = None
         self._control = _Control(spec.control_fd)
@@ -232,6 +232,8 @@ class _Session:
                 with contextlib.suppress(OSError):
                     self._writer.block("meta", line["meta"])
             self.status = line.get("status", self.status)
+            if line.get("discard"):
+                self.stopped = self.discarded = True
         if self._service is None:
             return []
         messages, connected = _messages(self._service)
@@ -250,8 +252,12 @@ class _Session:
             self._receive()
 
     def finish(self) -> None:
-        """Write the end and say where it is."""
+        """Write the end and say where it is; of a job that never began remove the file."""
         self._last_word()
+        if self.discarded:
+            with contextlib.suppress(OSError):
+                self._writer.remove(self.spec.output)
+            return
         totals = self.recorder.finish({"status": self.status})
         with contextlib.suppress(OSError):
             self._writer.close()

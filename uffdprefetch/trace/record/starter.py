@@ -28,7 +28,10 @@ MIN_SIZE_BYTES = 1 << 20
 
 
 def output_path(name: str) -> str:
-    """The absolute path of a trace file; .uptrace is appended where it is missing."""
+    """The absolute path of a trace file; .uptrace is appended where it is missing. In a directory
+    that is there it has our pid's name."""
+    if os.path.isdir(name):
+        name = os.path.join(name, f"uffdprefetch.{os.getpid()}")
     return os.path.abspath(name if name.endswith(SUFFIX) else name + SUFFIX)
 
 
@@ -127,6 +130,11 @@ class Recording:
         if wait and not select.select([self._answer_fd], [], [], END_SECONDS)[0]:
             self._process.terminate()
         os.close(self._answer_fd)
+
+    def discard(self) -> None:
+        """The job could not be started: no file is left."""
+        self.tell(discard=True)
+        self.end(None)
 
     def ended(self) -> bool:
         """Whether the recorder is gone (reaped here)."""
