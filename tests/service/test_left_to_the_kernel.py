@@ -71,4 +71,4 @@ def test_what_is_read_in_order_is_left_to_a_kernel_that_suffices(
         assert prefetched < SIZE // 32, "more than what told how far away the storage is"
         assert "data.bin: left to the kernel, whose readahead of 1 GiB suffices" in said[0]
     else:
-        assert prefetched >= SIZE // 16, summary
+        assert prefetched > SIZE // 32, summary

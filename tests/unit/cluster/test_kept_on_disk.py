@@ -54,9 +54,10 @@ def bring(node: Node, file: int, first: int, count: int, data: bytes) -> None:
             if node.pool.victims_left() <= 0:
                 node.pool.set_victims(others)
             time.sleep(0.001)
+        there = {*node.pool.books(file).state[first : first + count]}  # another job may bring them
         found = node.bytes(file, first * CHUNK, count * CHUNK)
-        there = node.pool.books(file).state[first : first + count]
-        if set(there) == {uffd_pool.PRESENT}:  # and were, while that was read
+        there |= {*node.pool.books(file).state[first : first + count]}
+        if there == {uffd_pool.PRESENT}:
             assert found == data[first * CHUNK : (first + count) * CHUNK]
             return
         assert time.monotonic() < give_up, "there is never room"
