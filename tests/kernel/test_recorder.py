@@ -565,6 +565,14 @@ def test_a_command_that_cannot_be_started_leaves_nothing(
     assert done.returncode == status and "Traceback" not in done.stderr
     assert f"cannot execute '{program}'" in done.stderr.splitlines()[-1]
     assert list(place.iterdir()) == []
+    # nor does it take an earlier recording
+    (place / "t.uptrace").write_text("earlier")
+    done = subprocess.run(
+        uffdprefetch(words[0], "-f", *words[1:], "--", program), env=env, cwd=place,
+        capture_output=True, text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert (place / "t.uptrace").read_text() == "earlier"
 
 
 @pytest.mark.parametrize("words", [("trace", "-o"), ("wrap", "-o", os.devnull, "--trace")])

@@ -66,6 +66,17 @@ def test_a_limit_of_a_files_size_is_such_a_line_too(tmp_path: Path) -> None:
     )
 
 
+def test_of_what_is_larger_than_a_file_may_be_nothing_is_left(tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree", {b"small": bytes(100), b"large": bytes(MIB), b"empty": b""})
+    done = command("pack", tmp_path / "tree", "-o", tmp_path / "o.lmdb")
+    assert done.returncode == 0, done.stderr
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({MIB // 2},) * 2)\n"
+    done = command("unpack", tmp_path / "o.lmdb", "-o", tmp_path / "out", code=limit)
+    assert done.returncode == 1
+    assert "large: it cannot be written: RLIMIT_FSIZE is 512 KiB (ulimit -f)" in done.stderr
+    assert sorted(os.listdir(tmp_path / "out")) == ["empty", "small"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_what_does_not_fit_is_told_by_what_the_file_system_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

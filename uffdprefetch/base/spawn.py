@@ -82,6 +82,13 @@ def as_script(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     return ["/bin/sh", path, *argv[1:]]
 
 
+def can_execute(program: str, environment: Mapping[str, str]) -> bool:
+    """Whether execvp(3) would find it, asked before anything is done for its run."""
+    import shutil
+
+    return shutil.which(program, path=environment.get("PATH", os.defpath)) is not None
+
+
 def cannot_execute(program: str, error: OSError) -> UffdPrefetchError:
     """What execve(2) has refused, with exit code 126 or 127."""
     code = EXIT_NOT_FOUND if error.errno == errno.ENOENT else EXIT_CANNOT_EXECUTE

@@ -123,6 +123,8 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     from uffdprefetch.base.rundir import runtime_directory
     from uffdprefetch.launch.service import own_environment
 
+    if rest and not spawn.can_execute(rest[0], environ):
+        spawn.execute(rest, environ)  # says why, before an earlier recording is overwritten
     try:
         recording = Recording.start(spec, own_environment(environ), runtime_directory(environ))
     except UffdPrefetchError as error:

@@ -62,7 +62,8 @@ def run(
         replay.follow(node.address.socket)
     if node is not None and node.started is not None and not only_record:
         job_report.say_if_unwritable(config, environ, node.address)
-    if config.wrap.trace is not None:
+    # an earlier recording is not overwritten for a command that is not there
+    if config.wrap.trace is not None and spawn.can_execute(argv[0], environ):
         from uffdprefetch.launch import recorder
 
         recording = recorder.start(config, environ, address, argv)

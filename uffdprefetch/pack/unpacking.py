@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.limits import words_of
 from uffdprefetch.data.layout import DamagedError, Entry, shown
 from uffdprefetch.pack.in_order import Admit, in_order
 from uffdprefetch.pack.stored import Stored
@@ -61,16 +62,27 @@ def _written(stored: Stored, entry: Entry, root: bytes) -> Compared:
     try:
         value = stored.value(entry)
         os.makedirs(os.path.dirname(file), exist_ok=True)
-        with open(file, "xb") as out:
-            out.write(value)
+        _write_whole(file, value)
         os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
     except DamagedError as error:
         return Compared(entry.path, f"damaged in the database: {error.message}", damaged=True)
     except OSError as error:
         if error.errno in _FULL:
             raise _cannot(os.fsdecode(root), error) from None
-        return Compared(entry.path, f"it cannot be written: {error.strerror}")
+        return Compared(entry.path, f"it cannot be written: {words_of(error)}")
     return Compared(entry.path, "")
+
+
+def _write_whole(file: bytes, value: bytes) -> None:
+    """Where it cannot be written to its end nothing of it is left."""
+    with open(file, "xb", buffering=0) as out:
+        left = memoryview(value)
+        try:
+            while left:
+                left = left[out.write(left) :]
+        except OSError:
+            os.unlink(file)
+            raise
 
 
 def _cannot(directory: str, error: OSError) -> UffdPrefetchError:
