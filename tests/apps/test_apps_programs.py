@@ -17,6 +17,7 @@ from conftest import require
 from paths import BENCH
 
 from uffdprefetch.demo.bed import proactive_reclaim, why_no_bed
+from uffdprefetch.predict.storage import FREE_BYTES
 
 WRAP, POOL = "wrap", "pool"
 #: What of the programs' reading is served by now, by column; of the others only the values are
@@ -102,7 +103,9 @@ def test_a_program_reads_the_same_values_under_wrap(
     for column in SERVED[name]:
         run = runs[column]
         assert run["tool"]["totals"]["prefetched_bytes"] > 0, column
-        assert run["bytes_read"] <= BYTES_SHARE_MAX * told["file_bytes"] + taken, column
+        # of weights the header's mapping is the pool's, the tensors' (private, writable) is not: guesses for either
+        most = BYTES_SHARE_MAX * told["file_bytes"] + (column == POOL) * 2 * FREE_BYTES + taken
+        assert run["bytes_read"] <= most, column
 
 
 def test_all_columns_are_measured_and_shown_again(tmp_path: Path, bench: ModuleType) -> None:
