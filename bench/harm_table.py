@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import told
 from render import markdown_table
 
 SCHEMA = "uffdprefetch.bench.harm/1"
@@ -125,8 +126,10 @@ def verdicts(report: Report) -> list[dict[str, Any]]:
                     continue
                 plain, ours = [one[PLAIN] for one in both], [one[variant] for one in both]
                 row = judged(plain, ours, case["most_time"])
+                seconds = [told.told_seconds(run["tool"]["totals"]) for run in ours]
                 found.append({"bed": bed, "case": name, "variant": variant, **row,
-                              "said": ours[-1]["said"]})  # fmt: skip
+                              "said": ours[-1]["said"],
+                              "truth": told.beside(row["saved_seconds"], seconds)})  # fmt: skip
     return found
 
 
@@ -176,7 +179,9 @@ def said(report: Report, rows: Sequence[dict[str, Any]], bed: str) -> str:
         for row in rows
         if row["bed"] == bed
     ]
-    return markdown_table(["seconds", "saved", "more from start to exit", "said"], lines)
+    held = ((f"{row['case']}, {row['variant']}", row["truth"]) for row in rows if row["bed"] == bed)
+    table = markdown_table(["seconds", "saved", "more from start to exit", "said"], lines)
+    return f"{table}\n\nWhat each run told that it saved is {'; '.join(told.counted(held))}."
 
 
 def counted(rows: Sequence[dict[str, Any]], bed: str) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reports import ROOT, TEMPFAIL, a_line_for_errors, conditions, load, save
+from told import beside, counted, told_seconds
 from truth_jobs import JOBS, make
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -33,10 +34,6 @@ from uffdprefetch.demo.bed import SlowBed, drop_cache
 SCHEMA = "uffdprefetch.bench.truth/1"
 SAYS = "uffdprefetch: "
 PLAIN, ENGINES = "plain", ("cache", "pool")
-#: A sign is wrong only where the truth exceeds this.
-SIGN_SECONDS = 0.2
-#: The least that is told at all (report/gained.py, REPORTED_SECONDS), and what runs differ by.
-TELLS_SECONDS = 0.1
 MOST_SECONDS = 300.0
 KEPT_TOTALS = (
     "gain", "saved_at_least_seconds", "cost_seconds", "waited_seconds", "demand_misses",
@@ -88,14 +85,6 @@ def one_run(
     return found
 
 
-def told_seconds(run: dict[str, Any]) -> float:
-    """What a run said: saved (more than 0) or cost; 0 where it did not say either."""
-    totals = run["totals"]
-    seconds = {"saved": totals["saved_at_least_seconds"], "cost": -(totals["cost_seconds"] or 0.0)}
-    told = seconds.get(totals["gain"]) or 0.0
-    return told if abs(told) >= TELLS_SECONDS else 0.0
-
-
 def judged(report: dict[str, Any]) -> list[dict[str, Any]]:
     """For each job and engine the truth, and of each round what was told."""
     found = []
@@ -107,13 +96,10 @@ def judged(report: dict[str, Any]) -> list[dict[str, Any]]:
             if not plain or not ours:
                 continue
             truth = statistics.median(plain) - statistics.median(r["seconds"] for r in ours)
-            told = [told_seconds(run) for run in ours]
+            told = [told_seconds(run["totals"]) for run in ours]
             found.append({
                 "job": job, "engine": engine, "plain": statistics.median(plain),
-                "truth": truth, "told": told,
-                "wrong_sign": [abs(truth) > SIGN_SECONDS and one * truth < 0 for one in told],
-                "at_most": [one <= max(truth, 0) + TELLS_SECONDS for one in told],
-                "half": [truth <= SIGN_SECONDS or one >= truth / 2 for one in told],
+                "truth": truth, "told": told, **beside(truth, told),
             })  # fmt: skip
     return found
 
@@ -129,11 +115,7 @@ def show(report: dict[str, Any]) -> str:
         told = " ".join(f"{one:.2f}" if one else "-" for one in row["told"])
         cells = [row["job"], row["engine"], f"{row['plain']:.2f}", f"{row['truth']:+.2f}", told]
         lines.append(f"| {' | '.join(cells)} |")
-    for name, says in (("at_most", "at most the truth"), ("half", "at least half of it")):
-        all_ = [one for row in rows for one in row[name]]
-        lines.append(f"{says}: {sum(all_)} of {len(all_)}")
-    wrong = [f"{r['job']} ({r['engine']})" for r in rows for one in r["wrong_sign"] if one]
-    lines.append(f"wrong sign: {', '.join(wrong) or 'none'}")
+    lines += counted((f"{row['job']} ({row['engine']})", row) for row in rows)
     return "\n".join(lines)
 
 

@@ -103,7 +103,7 @@ def test_a_program_reads_the_same_values_under_wrap(
     for column in SERVED[name]:
         run = runs[column]
         assert run["tool"]["totals"]["prefetched_bytes"] > 0, column
-        # of weights the header's mapping is the pool's, the tensors' (private, writable) is not: guesses for either
+        # of weights the pool has the header's mapping, not the tensors': guesses for either
         most = BYTES_SHARE_MAX * told["file_bytes"] + (column == POOL) * 2 * FREE_BYTES + taken
         assert run["bytes_read"] <= most, column
 
