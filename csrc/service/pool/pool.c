@@ -44,8 +44,7 @@ void pool_post(struct up_pool *p, const struct up_pool_event *e)
 	p->event[p->event_head++ % POOL_EVENTS] = *e;
 	if (p->rung || e->kind == UP_POOL_TOUCH || e->kind == UP_POOL_EVICTED)
 		return;
-	p->rung = 1;
-	pool_call_main(p);
+	p->rung = p->calls_main = 1;
 }
 
 int pool_unsaid(struct up_pool *p, int now)
@@ -77,17 +76,29 @@ void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns)
 void pool_unlock(struct up_pool *p)
 {
 	uint32_t signals = p->signals;
+	int calls_main = p->calls_main;
 
 	p->signals = 0;
+	p->calls_main = 0;
 	pthread_mutex_unlock(&p->lock);
 	while (signals--)
 		up_cond_signal(&p->work);
+	if (calls_main)
+		pool_call_main(p);
+}
+
+void pool_send(struct up_pool *p)
+{
+	for (; p->signals; p->signals--)
+		up_cond_signal(&p->work);
+	if (p->calls_main)
+		pool_call_main(p);
+	p->calls_main = 0;
 }
 
 void pool_wait(struct up_pool *p, struct up_cond *what)
 {
-	for (; p->signals; p->signals--)
-		up_cond_signal(&p->work);
+	pool_send(p);
 	up_cond_wait(what, &p->lock);
 }
 
@@ -121,8 +132,7 @@ uint64_t pool_run_most(const struct up_pool *p)
 
 void pool_wait_a_moment(struct up_pool *p)
 {
-	for (; p->signals; p->signals--)
-		up_cond_signal(&p->work);
+	pool_send(p);
 	up_cond_wait_until(&p->room, &p->lock, pool_now_ns() + MOMENT_NS);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_faults.c - the thread that takes the faults of all processes: it maps what is there, and has
- * the rest read; who waits is served when that has come.
+ * pool_faults.c - of the pool's threads one at a time takes the faults of all processes: it maps what is there,
+ * and reads the rest or has it read; who waits is served when that has come.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -450,15 +450,28 @@ static void beat(struct up_pool *p)
 	pool_unlock(p);
 }
 
-void *pool_fault_loop(void *arg)
+/* Who takes a miss reads for it, too, and another that has nothing to do takes the faults meanwhile: one that is woken
+ * to read begins some 30 us later. */
+static int hand_over(struct up_pool *p)
 {
-	struct up_pool *p = arg;
+	int another;
+
+	pthread_mutex_lock(&p->lock);
+	another = p->resting && p->demand_head != p->demand_tail && !p->aheads;
+	if (another)
+		p->watched = 0;
+	pool_unlock(p);
+	return another;
+}
+
+int pool_watch(struct up_pool *p, uint64_t quiet_ns)
+{
+	uint64_t began_ns = pool_now_ns(), count;
 	struct epoll_event ready[64];
-	uint64_t beat_ns = 0, said_ns = 0, count;
-	int unsaid = 0;
 
 	while (!__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE)) {
-		int n = epoll_wait(p->epoll_fd, ready, 64, p->aheads ? 0 : unsaid ? SAY_MS : BEAT_MS);
+		int n = epoll_wait(p->epoll_fd, ready, 64, p->aheads ? 0 : p->unsaid ? SAY_MS : BEAT_MS);
+		uint64_t now_ns = pool_now_ns();
 
 		for (int i = 0; i < n; i++) {
 			uint64_t who = ready[i].data.u64;
@@ -470,16 +483,22 @@ void *pool_fault_loop(void *arg)
 				take_faults(p, (uint32_t)who, (uint32_t)(who >> 32), ready[i].events);
 			}
 		}
+		if (now_ns - p->beat_ns >= BEAT_MS * 1000000ull) {
+			p->beat_ns = now_ns;
+			beat(p);
+		}
+		if (n > 0 && hand_over(p))
+			return 1;
 		if (p->aheads)
 			map_ahead(p);
 		/* progress is told a few at a time: each time wakes the main thread */
-		unsaid = pool_unsaid(p, pool_now_ns() - said_ns >= SAY_MS * 1000000ull);
-		if (!unsaid)
-			said_ns = pool_now_ns();
-		if (pool_now_ns() - beat_ns >= BEAT_MS * 1000000ull) {
-			beat_ns = pool_now_ns();
-			beat(p);
-		}
+		p->unsaid = pool_unsaid(p, now_ns - p->said_ns >= SAY_MS * 1000000ull);
+		if (!p->unsaid)
+			p->said_ns = now_ns;
+		if (n > 0)
+			began_ns = now_ns;
+		else if (now_ns - began_ns >= quiet_ns)
+			return 0;
 	}
-	return NULL;
+	return 1;
 }

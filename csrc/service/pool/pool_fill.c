@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_fill.c - the threads that read chunks into the pool: first what somebody waits for, then
- * what is expected.
+ * pool_fill.c - the pool's threads, which read chunks into it: first what somebody waits for, then
+ * what is expected. One of them takes the faults (pool_faults.c).
  *
  * How much at once: a run of chunks that doubles, up to 4 MiB, while nobody waits, and falls back to
  * one chunk when somebody does (as CRIU's lazy pages do, criu/uffd.c).
@@ -549,32 +549,57 @@ int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t 
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
 
-/* Wait for work. *dirty: the buffer has memory. */
-static void wait_for_work(struct up_pool *p, char *buffer, size_t bytes, int *dirty)
+/* A thread's buffer. */
+struct buffer {
+	char *memory; /* pool_buffer_room() */
+	int dirty;    /* it has memory */
+};
+
+static void clean(const struct up_pool *p, struct buffer *b)
 {
-	if (!*dirty) {
-		pool_wait(p, &p->work);
-		return;
-	}
-	for (; p->signals; p->signals--)
-		up_cond_signal(&p->work);
-	if (up_cond_wait_until(&p->work, &p->lock, pool_now_ns() + IDLE_NS) != ETIMEDOUT)
+	b->dirty = madvise(b->memory, pool_buffer_room(p), MADV_DONTNEED) != 0;
+}
+
+/* With the lock, which it leaves and takes again. */
+static void rest(struct up_pool *p, struct buffer *b)
+{
+	int is_over = 0;
+
+	p->resting++;
+	pool_send(p);
+	if (b->dirty)
+		is_over = up_cond_wait_until(&p->work, &p->lock, pool_now_ns() + IDLE_NS) == ETIMEDOUT;
+	else
+		up_cond_wait(&p->work, &p->lock);
+	p->resting--;
+	if (!is_over)
 		return;
 	pool_unlock(p);
-	*dirty = madvise(buffer, bytes, MADV_DONTNEED) != 0;
+	clean(p, b);
 	pthread_mutex_lock(&p->lock);
 }
 
-void *pool_fill_loop(void *arg)
+/* Take the faults. As rest(). */
+static void watch(struct up_pool *p, struct buffer *b)
+{
+	p->watched = 1;
+	/* it may have been woken for these */
+	if (p->demand_head != p->demand_tail || p->queue_head != p->queue_tail)
+		p->signals++;
+	pool_unlock(p);
+	while (!pool_watch(p, b->dirty ? IDLE_NS : UINT64_MAX))
+		clean(p, b);
+	pthread_mutex_lock(&p->lock);
+}
+
+void *pool_loop(void *arg)
 {
 	struct up_pool *p = arg;
-	size_t room = pool_buffer_room(p);
+	struct buffer b = { 0 };
 	struct fill o;
-	int dirty = 0;
-	char *buffer;
 
 	/* Not one thread less: when it is the last, readers wait for ever. */
-	while (!(buffer = spill_buffer(room))) {
+	while (!(b.memory = spill_buffer(pool_buffer_room(p)))) {
 		if (__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE))
 			return NULL;
 		usleep(1000);
@@ -583,6 +608,10 @@ void *pool_fill_loop(void *arg)
 	while (!p->stop) {
 		int what;
 
+		if (!p->watched) {
+			watch(p, &b);
+			continue;
+		}
 		if (p->strays)
 			pool_drop_strays(p);
 		/* what the file does not hold any more */
@@ -601,16 +630,16 @@ void *pool_fill_loop(void *arg)
 			if (p->used_bytes > p->budget || p->retry || p->dropping)
 				pool_wait_a_moment(p);
 			else
-				wait_for_work(p, buffer, room, &dirty);
+				rest(p, &b);
 			if (p->retry)
 				pool_want_again(p);
 			continue;
 		}
 		pool_unlock(p);
-		dirty = 1;
-		fill(p, &o, &buffer); /* comes back with the lock */
+		b.dirty = 1;
+		fill(p, &o, &b.memory); /* comes back with the lock */
 	}
 	pool_unlock(p);
-	munmap(buffer, room);
+	munmap(b.memory, pool_buffer_room(p));
 	return NULL;
 }
