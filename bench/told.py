@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs have told of what they gained, beside the truth: for bench/truth.py and bench/harm.py."""
+"""What runs told of their gain, beside the truth: for bench/truth.py and bench/harm.py."""
 
 from __future__ import annotations
 
