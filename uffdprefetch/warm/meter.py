@@ -180,6 +180,9 @@ class Meter:
         if not small or known < SAMPLES_LEAST:
             return Storage(bandwidth)
         latency = min(took - size / bandwidth for took, size in small)
+        if latency <= LATENCY_LEAST:  # readers waited for one request at a time: none was busy
+            bandwidth = max(2 * size / took for took, size in small)
+            latency = min(took - size / bandwidth for took, size in small)
         return Storage(bandwidth, max(0.0, latency - LATENCY_LEAST))
 
     @property

@@ -451,13 +451,13 @@ static void beat(struct up_pool *p)
 }
 
 /* Who takes a miss reads for it, too, and another that has nothing to do takes the faults meanwhile: one that is woken
- * to read begins some 30 us later. */
+ * to read begins some 30 us later. Where several wait the next fault would come to one that is still waking. */
 static int hand_over(struct up_pool *p)
 {
 	int another;
 
 	pthread_mutex_lock(&p->lock);
-	another = p->resting && p->demand_head != p->demand_tail && !p->aheads;
+	another = p->resting && p->count.waiters == 1 && p->demand_head != p->demand_tail && !p->aheads;
 	if (another)
 		p->watched = 0;
 	pool_unlock(p);

@@ -58,6 +58,16 @@ def test_where_a_stretch_was_busy_that_tells_the_bandwidth() -> None:
     assert meter.cost().bandwidth_bytes_per_second == BANDWIDTH
 
 
+def test_where_no_stretch_was_busy_half_of_a_small_read_is_its_latency() -> None:
+    """Who waits for one request at a time leaves a link of 300 MB/s at 30: nothing was told."""
+    small = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)
+    meter = met(*[small] * 3)
+    meter.busy.peak = BANDWIDTH / 10
+    cost = meter.cost()
+    assert cost.request_seconds(MIB // 8) == pytest.approx(small[1] - LATENCY_LEAST)
+    assert LATENCY / 2 < cost.latency_seconds < LATENCY
+
+
 def test_what_was_there_in_part_tells_no_cost() -> None:
     """A request that another had begun was 0.05 ms of 192 KiB: the link had 7 GB/s then."""
     quick = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)
