@@ -579,12 +579,12 @@ static void rest(struct up_pool *p, struct buffer *b)
 	pthread_mutex_lock(&p->lock);
 }
 
-/* Take the faults. As rest(). */
+/* Take the faults, until another thread does: then what somebody waits for is this one's to read. As rest(). */
 static void watch(struct up_pool *p, struct buffer *b)
 {
 	p->watched = 1;
 	/* it may have been woken for these */
-	if (p->demand_head != p->demand_tail || p->queue_head != p->queue_tail)
+	if (p->demand_head != p->demand_tail || p->queue_head != p->queue_tail || p->strays || p->dropping)
 		p->signals++;
 	pool_unlock(p);
 	while (!pool_watch(p, b->dirty ? IDLE_NS : UINT64_MAX))
@@ -610,7 +610,8 @@ void *pool_loop(void *arg)
 
 		if (!p->watched) {
 			watch(p, &b);
-			continue;
+			if (p->stop)
+				break;
 		}
 		if (p->strays)
 			pool_drop_strays(p);
