@@ -244,14 +244,8 @@ struct up_pool {
 	struct up_pool_counts count;
 
 	struct pool_guardian guardian;
-	pthread_t rescue_thread;
-	/* One more than `threads`, that read: one of them watches, and takes the faults. Its own: when it last gave a sign of life and
-	 * told the main thread, and whether that has more to hear. */
-	int watched;
-	uint64_t beat_ns, said_ns;
-	int unsaid;
-	uint32_t resting; /* threads that have nothing to do */
-	uint32_t threads, started;
+	pthread_t fault_thread, rescue_thread;
+	uint32_t threads;
 	pthread_t thread[];
 };
 
@@ -356,8 +350,7 @@ void pool_count_stand_ins(struct up_pool *p, struct pool_client *c);
 int pool_is_stood_in_for(const struct up_pool *p);
 
 /* pool_faults.c */
-/* Take faults as long as nobody else does: 1 when another thread is to, or none; 0 after `quiet_ns` without a fault. */
-int pool_watch(struct up_pool *p, uint64_t quiet_ns);
+void *pool_fault_loop(void *pool);
 /* Its epoll's word for: stop. */
 #define POOL_WAKE UINT64_MAX
 
@@ -404,7 +397,7 @@ void pool_keep_most(struct up_pool *p);
 void pool_fit(struct up_pool *p);
 
 /* pool_fill.c */
-void *pool_loop(void *pool);
+void *pool_fill_loop(void *pool);
 /* One chunk of those that another node waits for is not there: whether to look again (1), or -errno. With the lock,
  * which it leaves and takes again. */
 int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char **buffer);

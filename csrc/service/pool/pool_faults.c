@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_faults.c - of the pool's threads one at a time takes the faults of all processes: it maps what is there,
- * and reads the rest or has it read; who waits is served when that has come.
+ * pool_faults.c - the thread that takes the faults of all processes: it maps what is there, and has
+ * the rest read; who waits is served when that has come.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -389,39 +389,23 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	}
 	e.kind = UP_POOL_MISS;
 	pool_post(p, &e);
-	pthread_mutex_unlock(&p->lock); /* take_faults() sends the signals */
+	pool_unlock(p);
 }
 
-/* Who takes a miss reads for it, too, and another that has nothing to do takes the faults meanwhile: one that is woken
- * to read begins some 30 us later. Where several wait the next fault would come to one that is still waking. `before`:
- * the demands before these faults. With the lock: 1 if so. */
-static int hand_over(struct up_pool *p, uint32_t before)
-{
-	if (!p->resting || p->count.waiters != 1 || p->demand_head == before || p->demand_head == p->demand_tail || p->aheads)
-		return 0;
-	p->watched = 0;
-	p->signals += !p->signals; /* somebody may have sent it, and who was woken have rested again */
-	return 1;
-}
-
-/* 1: another thread takes those that come now, which it is only told if these are the `last` that are known. */
-static int take_faults(struct up_pool *p, uint32_t client, uint32_t generation, uint32_t events, int last)
+static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation, uint32_t events)
 {
 	struct pool_client *c = &p->client[client];
 	struct uffd_msg m[FAULT_BATCH];
-	uint32_t before;
-	int is_over;
 	ssize_t n;
 
 	pthread_mutex_lock(&p->lock);
 	if (c->uffd < 0 || c->leaving || c->generation != generation) {
 		pool_unlock(p);
-		return 0;
+		return;
 	}
 	if (!(events & EPOLLIN)) /* one that nobody initialized has only an error to tell */
 		epoll_ctl(p->epoll_fd, EPOLL_CTL_DEL, c->uffd, NULL);
 	pool_use(c);
-	before = p->demand_head;
 	pool_unlock(p);
 	n = read(c->uffd, m, sizeof(m));
 	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
@@ -433,9 +417,7 @@ static int take_faults(struct up_pool *p, uint32_t client, uint32_t generation, 
 			on_fault(p, client, &m[i]);
 	pthread_mutex_lock(&p->lock);
 	pool_leave_off(p, c);
-	is_over = last && hand_over(p, before);
 	pool_unlock(p);
-	return is_over;
 }
 
 /* An agent that found us silent has read for itself: some thread looks for what it has read. */
@@ -468,40 +450,36 @@ static void beat(struct up_pool *p)
 	pool_unlock(p);
 }
 
-int pool_watch(struct up_pool *p, uint64_t quiet_ns)
+void *pool_fault_loop(void *arg)
 {
-	uint64_t began_ns = pool_now_ns(), count;
+	struct up_pool *p = arg;
 	struct epoll_event ready[64];
+	uint64_t beat_ns = 0, said_ns = 0, count;
+	int unsaid = 0;
 
 	while (!__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE)) {
-		int n = epoll_wait(p->epoll_fd, ready, 64, p->aheads ? 0 : p->unsaid ? SAY_MS : BEAT_MS);
-		uint64_t now_ns = pool_now_ns();
+		int n = epoll_wait(p->epoll_fd, ready, 64, p->aheads ? 0 : unsaid ? SAY_MS : BEAT_MS);
 
-		if (now_ns - p->beat_ns >= BEAT_MS * 1000000ull) {
-			p->beat_ns = now_ns;
-			beat(p);
-		}
 		for (int i = 0; i < n; i++) {
 			uint64_t who = ready[i].data.u64;
 
 			if (who == POOL_WAKE) {
 				if (read(p->wake_fd, &count, sizeof(count)) < 0)
 					continue;
-			} else if (take_faults(p, (uint32_t)who, (uint32_t)(who >> 32), ready[i].events,
-					       i == n - 1)) {
-				return 1;
+			} else {
+				take_faults(p, (uint32_t)who, (uint32_t)(who >> 32), ready[i].events);
 			}
 		}
 		if (p->aheads)
 			map_ahead(p);
 		/* progress is told a few at a time: each time wakes the main thread */
-		p->unsaid = pool_unsaid(p, now_ns - p->said_ns >= SAY_MS * 1000000ull);
-		if (!p->unsaid)
-			p->said_ns = now_ns;
-		if (n > 0)
-			began_ns = now_ns;
-		else if (now_ns - began_ns >= quiet_ns)
-			return 0;
+		unsaid = pool_unsaid(p, pool_now_ns() - said_ns >= SAY_MS * 1000000ull);
+		if (!unsaid)
+			said_ns = pool_now_ns();
+		if (pool_now_ns() - beat_ns >= BEAT_MS * 1000000ull) {
+			beat_ns = pool_now_ns();
+			beat(p);
+		}
 	}
-	return 1;
+	return NULL;
 }

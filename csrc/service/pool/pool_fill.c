@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_fill.c - the pool's threads, which read chunks into it: first what somebody waits for, then
- * what is expected. One of them takes the faults (pool_faults.c).
+ * pool_fill.c - the threads that read chunks into the pool: first what somebody waits for, then
+ * what is expected.
  *
  * How much at once: a run of chunks that doubles, up to 4 MiB, while nobody waits, and falls back to
  * one chunk when somebody does (as CRIU's lazy pages do, criu/uffd.c).
@@ -549,57 +549,31 @@ int pool_bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t 
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
 
-/* A thread's buffer. */
-struct buffer {
-	char *memory; /* pool_buffer_room() */
-	int dirty;    /* it has memory */
-};
-
-static void clean(const struct up_pool *p, struct buffer *b)
+/* Wait for work. *dirty: the buffer has memory. */
+static void wait_for_work(struct up_pool *p, char *buffer, size_t bytes, int *dirty)
 {
-	b->dirty = madvise(b->memory, pool_buffer_room(p), MADV_DONTNEED) != 0;
-}
-
-/* With the lock, which it leaves and takes again. */
-static void rest(struct up_pool *p, struct buffer *b)
-{
-	int is_over = 0;
-
-	p->resting++;
+	if (!*dirty) {
+		pool_wait(p, &p->work);
+		return;
+	}
 	pool_send(p);
-	if (b->dirty)
-		is_over = up_cond_wait_until(&p->work, &p->lock, pool_now_ns() + IDLE_NS) == ETIMEDOUT;
-	else
-		up_cond_wait(&p->work, &p->lock);
-	p->resting--;
-	if (!is_over)
+	if (up_cond_wait_until(&p->work, &p->lock, pool_now_ns() + IDLE_NS) != ETIMEDOUT)
 		return;
 	pool_unlock(p);
-	clean(p, b);
+	*dirty = madvise(buffer, bytes, MADV_DONTNEED) != 0;
 	pthread_mutex_lock(&p->lock);
 }
 
-/* Take the faults, until another thread does: then what somebody waits for is this one's to read. As rest(). */
-static void watch(struct up_pool *p, struct buffer *b)
-{
-	p->watched = 1;
-	/* it may have been woken for these */
-	if (p->demand_head != p->demand_tail || p->queue_head != p->queue_tail || p->strays || p->dropping)
-		p->signals++;
-	pool_unlock(p);
-	while (!pool_watch(p, b->dirty ? IDLE_NS : UINT64_MAX))
-		clean(p, b);
-	pthread_mutex_lock(&p->lock);
-}
-
-void *pool_loop(void *arg)
+void *pool_fill_loop(void *arg)
 {
 	struct up_pool *p = arg;
-	struct buffer b = { 0 };
+	size_t room = pool_buffer_room(p);
 	struct fill o;
+	int dirty = 0;
+	char *buffer;
 
 	/* Not one thread less: when it is the last, readers wait for ever. */
-	while (!(b.memory = spill_buffer(pool_buffer_room(p)))) {
+	while (!(buffer = spill_buffer(room))) {
 		if (__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE))
 			return NULL;
 		usleep(1000);
@@ -608,11 +582,6 @@ void *pool_loop(void *arg)
 	while (!p->stop) {
 		int what;
 
-		if (!p->watched) {
-			watch(p, &b);
-			if (p->stop)
-				break;
-		}
 		if (p->strays)
 			pool_drop_strays(p);
 		/* what the file does not hold any more */
@@ -631,16 +600,16 @@ void *pool_loop(void *arg)
 			if (p->used_bytes > p->budget || p->retry || p->dropping)
 				pool_wait_a_moment(p);
 			else
-				rest(p, &b);
+				wait_for_work(p, buffer, room, &dirty);
 			if (p->retry)
 				pool_want_again(p);
 			continue;
 		}
 		pool_unlock(p);
-		b.dirty = 1;
-		fill(p, &o, &b.memory); /* comes back with the lock */
+		dirty = 1;
+		fill(p, &o, &buffer); /* comes back with the lock */
 	}
 	pool_unlock(p);
-	munmap(b.memory, pool_buffer_room(p));
+	munmap(buffer, room);
 	return NULL;
 }

@@ -192,11 +192,12 @@ int64_t up_pool_cpu_ns(struct up_pool *p)
 {
 	int64_t total = 0;
 
-	for (uint32_t i = 0; i < p->started; i++) {
+	for (uint32_t i = 0; i <= p->threads; i++) {
+		pthread_t thread = i == p->threads ? p->fault_thread : p->thread[i];
 		struct timespec ts;
 		clockid_t clock;
 
-		if (!pthread_getcpuclockid(p->thread[i], &clock) && !clock_gettime(clock, &ts))
+		if (!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &ts))
 			total += (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 	}
 	return total + (p->spill ? spill_cpu_ns(p->spill) : 0);
@@ -204,7 +205,7 @@ int64_t up_pool_cpu_ns(struct up_pool *p)
 
 /* ------------------------------------------------------------------ start and end */
 
-static void end_threads(struct up_pool *p)
+static void end_threads(struct up_pool *p, int with_faults)
 {
 	uint64_t one = 1;
 
@@ -214,12 +215,12 @@ static void end_threads(struct up_pool *p)
 	up_cond_broadcast(&p->room);
 	up_cond_broadcast(&p->stall);
 	pool_unlock(p);
-	while (write(p->wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-		; /* else who watches sees it after BEAT_MS */
-	for (uint32_t i = 0; i < p->started; i++)
+	for (uint32_t i = 0; i < p->threads; i++)
 		pthread_join(p->thread[i], NULL);
 	if (p->rescue_thread)
 		pthread_join(p->rescue_thread, NULL);
+	if (with_faults && write(p->wake_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
+		pthread_join(p->fault_thread, NULL);
 }
 
 static void free_pool(struct up_pool *p)
@@ -255,7 +256,7 @@ static const struct pool_calls calls = {
 
 int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 {
-	struct up_pool *p = calloc(1, sizeof(*p) + (o->threads + 1) * sizeof(pthread_t));
+	struct up_pool *p = calloc(1, sizeof(*p) + o->threads * sizeof(pthread_t));
 	struct epoll_event e = { .events = EPOLLIN, .data.u64 = POOL_WAKE };
 	int err;
 
@@ -284,15 +285,16 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 		      : 0;
 	if (!err && o->guardian) /* before there are threads; where it fails guardian_beat() tries again */
 		guardian_begin(p);
-	p->threads = o->threads;
-	while (!err && p->started <= p->threads) {
-		err = pthread_create(&p->thread[p->started], NULL, pool_loop, p);
-		p->started += !err;
+	while (!err && p->threads < o->threads) {
+		err = pthread_create(&p->thread[p->threads], NULL, pool_fill_loop, p);
+		p->threads += !err;
 	}
 	if (!err)
 		err = pthread_create(&p->rescue_thread, NULL, pool_rescue_loop, p);
+	if (!err)
+		err = pthread_create(&p->fault_thread, NULL, pool_fault_loop, p);
 	if (err) {
-		end_threads(p);
+		end_threads(p, 0);
 		guardian_end(p, 0);
 		free_pool(p);
 		return -err;
@@ -309,7 +311,7 @@ void up_pool_destroy(struct up_pool *p)
 		return;
 	if (p->spill)
 		spill_stop(p->spill);
-	end_threads(p);
+	end_threads(p, 1);
 	pthread_mutex_lock(&p->lock);
 	while (p->nets) /* a thread that serves another node, and reads */
 		pool_wait(p, &p->idle);
