@@ -708,6 +708,8 @@ class Ahead(Predictor):
         meter = self._scheduler.meter
         is_told = meter.is_sure and not meter.lacks_large
         is_told = is_told or device.probes >= 4 * SAMPLES_LEAST  # beside some there are readers'
+        # each is a whole request, however little was asked for
+        is_told = is_told or device.probes * of.file.call.unit_bytes >= FREE_BYTES
         if is_told or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
         size = PROBE_BLOCKS if meter.lacks_large else 1
