@@ -140,6 +140,7 @@ class Traffic:
     """What goes on in this turn: who has missed, and the length of the longest stream."""
 
     turn_ns: int = 0
+    wanted_bytes: int = 0  # guesses that are to be sent
     longest: int = 0
     #: The last of each process.
     missed: dict[int, Miss] = field(default_factory=dict)
@@ -148,13 +149,18 @@ class Traffic:
 
     def step(self, files: dict[Key, _File], now_ns: int) -> None:
         """Another turn; these are mapped."""
-        self.turn_ns = now_ns
+        self.begins(now_ns)
         for key, of in list(self.walked.items()):
             if not of.heads or files.get(key) is not of:
                 del self.walked[key]
         fronts = chain.from_iterable(of.heads for of in self.walked.values())
         moving = (front.length for front in fronts if now_ns - front.last_ns < LATELY_NS)
         self.longest = max(moving, default=0)
+
+    def begins(self, now_ns: int) -> None:
+        """What is wanted from now on; all that was before has been sent, or waits behind others."""
+        if now_ns != self.turn_ns:
+            self.turn_ns, self.wanted_bytes = now_ns, 0
 
     def is_missed_beside(self, file: FileState) -> bool:
         """Whether somebody has missed in another file."""
@@ -237,8 +243,9 @@ class Ahead(Predictor):
 
     def _link(self, reader: Reader) -> Link:
         """As measured, for this reader."""
-        ahead = reader.file.call.ahead_bytes
-        plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
+        call, plain = reader.file.call, MISS_BYTES
+        if call.ahead_bytes is not None and not call.unit_bytes:  # else its readahead is its own
+            plain = max(PAGE_BYTES, call.ahead_bytes)
         # a miss brings a page; how many of a block are touched nobody sees
         link = self.measured(BLOCK_BYTES if reader.says_random else plain)
         if reader.reads_pool:  # whose threads read what is missed as well
@@ -277,7 +284,7 @@ class Ahead(Predictor):
                 Steps(self._laws.steps), Places(reader, self._scheduler)
             )
         process.maps = True
-        process.pending += [(a // BLOCK_BYTES, -(-b // BLOCK_BYTES)) for a, b in ranges]
+        process.pending += [_blocks(a, b) for a, b in ranges]
         process.pended_ns = now_ns
 
     def dismissed(self, reader: Reader) -> None:
@@ -350,7 +357,7 @@ class Ahead(Predictor):
         process = of.processes.get(reader.pid)
         if process is None or not process.pending:
             return
-        self._traffic.turn_ns = now_ns
+        self._traffic.begins(now_ns)
         for start, end in self._probe(of, reader, max(end for _, end in process.pending)):
             of.fronts.ask(start, end)
             of.fronts.lose(start, end)  # unless somebody comes to it
@@ -492,6 +499,7 @@ class Ahead(Predictor):
             if self._publisher.active:
                 now_ns = self._traffic.turn_ns
                 self._publisher.put(WINDOW, now_ns, reader.pid, of.file, low, high - low, 0)
+            self._traffic.wanted_bytes += high - low
             yield PrefetchRange(
                 of.file, low, high, pooled=reader.reads_pool, yield_bytes=depth_bytes, guess=True
             )
@@ -559,9 +567,10 @@ class Ahead(Predictor):
             front.ahead * BLOCK_BYTES, free_bytes=FREE_BYTES, share=FREE_SHARE
         )
         ahead = min(window, max(spare // BLOCK_BYTES, front.rests.burst + lasting))
-        target = max(first, min(last, front.position + front.direction * ahead))
         if not front.ahead:
             front.wanted = front.position
+        target = self._whole_requests(reader, front, ahead, most)
+        target = max(first, min(last, target))
         more = (target - front.wanted) * front.direction
         at_end = target in (first, last)
         window = window if at_end else ahead  # the file that follows comes after this one's end
@@ -570,6 +579,22 @@ class Ahead(Predictor):
         start, end = sorted((front.wanted, target))
         front.wanted = target
         return window, least, self._unless_there(of, reader, start, end)
+
+    @staticmethod
+    def _whole_requests(reader: Reader, front: Front, ahead: int, most: int) -> int:
+        """Up to where to read, so many blocks ahead of a front, or ``most``. Where a request costs
+        more than its bytes it brings all that it can, if half of what is missing of that is worth
+        it; who has so far to go waits for it until then."""
+        way, unit = front.direction, reader.file.call.unit_bytes // BLOCK_BYTES
+        end, wanted = front.position * way + ahead, front.wanted * way
+        if unit and end > wanted:
+            start = max(wanted, end // unit * unit)
+            over = (start // unit + 1) * unit
+            if 2 * (end - start) >= over - start and over <= front.position * way + most:
+                end = over
+            elif 2 * ahead >= unit:
+                end = start
+        return end * way
 
     def _doubted(self, link: Link) -> Link:
         """As long as few requests tell the latency it may be half of what they say: what pays by
@@ -619,12 +644,21 @@ class Ahead(Predictor):
         """The scheduler has had something read."""
         if extent.wanted.guess:
             of = self._of(extent.file)
-            first, last = extent.start // BLOCK_BYTES, -(-extent.end // BLOCK_BYTES)
+            first, last = _blocks(extent.start, extent.end)
             stream = of.visited.streaming.stream
             if stream is not None and extent.consumer is stream.consumer:
                 of.fronts.bring(first, last)
-            else:
-                of.fronts.ask(first, last)
+                return
+            of.fronts.ask(first, last)
+            # what a whole request brings beside that is for nothing, unless somebody comes to it
+            low, high = _blocks(*extent.cut) if extent.consumer is not None else (last, last)
+            of.fronts.lose(first, low)
+            of.fronts.lose(high, last)
+
+    def may_begin(self, size_bytes: int) -> bool:
+        """Whether so much of a file may be read that is mapped just now, before anybody has come to
+        it."""
+        return self.account.spare_bytes(0, FREE_BYTES, 1.0) >= size_bytes
 
     def _in_vain(self, file: FileState) -> None:
         """It was read ahead, and nobody comes to it."""
@@ -634,7 +668,8 @@ class Ahead(Predictor):
 
     def _room_of(self, reader: Reader, link: Link) -> int:
         """So much more may be asked for on a guess ahead of it."""
-        return self.account.room_bytes(link, free_bytes=self._free_bytes(reader))
+        room = self.account.room_bytes(link, free_bytes=self._free_bytes(reader))
+        return max(0, room - self._traffic.wanted_bytes)
 
     @staticmethod
     def _free_bytes(reader: Reader) -> int:
@@ -708,8 +743,6 @@ class Ahead(Predictor):
         meter = self._scheduler.meter
         is_told = meter.is_sure and not meter.lacks_large
         is_told = is_told or device.probes >= 4 * SAMPLES_LEAST  # beside some there are readers'
-        # each is a whole request, however little was asked for
-        is_told = is_told or device.probes * of.file.call.unit_bytes >= FREE_BYTES
         if is_told or self._scheduler.under_way_bytes or self._is_near(reader):
             return []
         size = PROBE_BLOCKS if meter.lacks_large else 1
@@ -744,6 +777,11 @@ class Ahead(Predictor):
         """See RangeSource: of a file that is read here and there; None: this one is not."""
         of = next((one for one in self._files.values() if one.file.path == path), None)
         return {"whole": describe(of.visited) if of is not None else None}
+
+
+def _blocks(start: int, end: int) -> tuple[int, int]:
+    """Those that [start, end) bytes lie in."""
+    return start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -84,6 +84,8 @@ class Arbiter:
         self._charges: dict[Reader, _Charge] = {}
         #: Hears what is seen of readers before anybody is asked about them; wants nothing read.
         self.on_seen: Callable[[Batch], None] | None = None
+        #: Whether so many bytes may be read before anybody has come to them.
+        self.may_begin: Callable[[int], bool] = lambda _: True
 
     def add(self, predictor: Predictor) -> None:
         """Ask it, too: before those that have been there, and of the equally sure the first is
@@ -217,7 +219,7 @@ class Arbiter:
         """A mapping begins at this offset: its first request, if that goes out before it is
         touched."""
         if self._policy != "none":
-            self._scheduler.begin(file, start)
+            self._scheduler.begin(file, start, self.may_begin)
 
     def plan(self) -> None:
         """Ask of every reader that is due what it needs next, and have it read."""

@@ -98,6 +98,7 @@ class Coordinator:
         if config.guesses:
             self.arbiter.add(ahead)
             scheduler.on_sent = ahead.sent
+            self.arbiter.may_begin = ahead.may_begin
 
         def seen(batch: Batch) -> None:
             """A look at a mapping has found something."""

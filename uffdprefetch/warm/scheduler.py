@@ -83,9 +83,10 @@ class Extent:
     alone: bool = False
     sent_bytes: int = 0  # of it under way at one time
     file: FileState = field(init=False)
+    cut: tuple[int, int] = field(init=False)  # [start, end), before it became a whole request
 
     def __post_init__(self) -> None:
-        self.file = self.wanted.file
+        self.file, self.cut = self.wanted.file, (self.start, self.end)
 
     @property
     def whole(self) -> bool:
@@ -324,15 +325,17 @@ class Scheduler:
                 file.copies.ask(page)
         self.requests.workers.start()
 
-    def begin(self, file: FileState, start: int) -> None:
+    def begin(
+        self, file: FileState, start: int, may_begin: Callable[[int], bool] = lambda _: True
+    ) -> None:
         """A mapping of the file itself begins at this offset. Where a request costs more than its
-        bytes, the first of them goes out before its reader comes: until that is known to walk, each
-        of its pages would be one."""
+        bytes, the first of them goes out before its reader comes, if so many bytes may: until that
+        is known to walk, each of its pages would be one."""
         if not file.call.unit_bytes or file.blocks.was_here(start):
             return
         low, high = _cells(start, start + 1, file.call.unit_bytes, file.size_bytes)
-        if file.cache.fresh(low, high):
-            self._send(Extent(PrefetchRange(file, low, high), low, high))
+        if file.cache.fresh(low, high) and may_begin(high - low):
+            self._send(Extent(PrefetchRange(file, low, high, guess=True), low, high))
             self.requests.workers.start()
 
     def forget(self, consumer: Consumer) -> None:
@@ -504,14 +507,19 @@ class Scheduler:
     @staticmethod
     def _round(extent: Extent) -> None:
         """Where a request costs more than its bytes: the whole of what one brings, less what is
-        under way."""
+        under way. A guess has been where its reader is: it goes on to the end, if half of that was
+        asked for."""
         file = extent.file
         cell = _cells(extent.start, extent.end, file.call.unit_bytes, file.size_bytes)
         for start, end in extent.in_flight.missing(*cell):
-            if start <= extent.start < end:
-                if extent.need is not None:
-                    extent.need += start - extent.start
-                extent.start, extent.end = start, max(end, extent.end)
+            if not start <= extent.start < end:
+                continue
+            if extent.wanted.guess:
+                start, least = extent.start, (extent.start + end) // 2
+                end = end if extent.end >= least else extent.end
+            if extent.need is not None:
+                extent.need += start - extent.start
+            extent.start, extent.end = start, max(end, extent.end)
 
     def _waits_for(self, device: Device) -> bool:
         """Whether an extent is only not under way because enough others are."""

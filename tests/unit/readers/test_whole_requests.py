@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guesses where a request costs more than its bytes: what it brings is what the account has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from guess_bed import BLOCK, MIB, SIZE, Bed, opened
+
+from uffdprefetch.base.file_systems import LUSTRE_RPC_BYTES
+from uffdprefetch.predict.storage import FREE_BYTES
+from uffdprefetch.sense.observation import Batch
+from uffdprefetch.state.files import FileState
+
+pytest_plugins = ("guess_bed",)
+
+
+@pytest.fixture
+def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
+    return Bed(monkeypatch)
+
+
+def by_requests(file: FileState) -> FileState:
+    """The file, as if it lay where each is of 4 MiB."""
+    file.call.unit_bytes = LUSTRE_RPC_BYTES
+    return file
+
+
+def test_pages_here_and_there_lose_what_is_free_and_no_more(bed: Bed, file: FileState) -> None:
+    region = bed.region(by_requests(file))
+    bed.arbiter.begin(file, 0)
+    bed.visits(region, 300)
+    assert bed.sent[0] == (0, LUSTRE_RPC_BYTES)
+    account = bed.ahead.account
+    assert account.lost <= FREE_BYTES + account.used
+    assert bed.sent_bytes < 2 * FREE_BYTES, "with what visits allow of a file that is read whole"
+
+
+def test_who_goes_on_in_order_has_whole_requests(bed: Bed, file: FileState) -> None:
+    region = bed.region(by_requests(file))
+    bed.arbiter.begin(file, 0)
+    bed.walk(region, 0, SIZE)
+    whole = [start for start, length in bed.sent if length == LUSTRE_RPC_BYTES]
+    assert len(whole) >= 60 and bed.sent_bytes <= SIZE + FREE_BYTES
+    assert bed.ahead.account.lost < FREE_BYTES, "what is beside a guess is, until somebody comes"
+
+
+def test_a_little_of_a_request_is_read_as_it_is(bed: Bed, file: FileState) -> None:
+    """Parts of 1.5 MiB, 13.5 MiB apart."""
+    region = bed.region(by_requests(file))
+    bed.arbiter.begin(file, 0)
+    for at in range(0, SIZE - 2 * MIB, 15 * MIB):
+        bed.walk(region, at, at + 3 * MIB // 2)
+    parts = len(range(0, SIZE - 2 * MIB, 15 * MIB)) * 3 * MIB // 2
+    assert bed.read().total_bytes() <= parts * 3 // 2
+
+
+def test_a_mapping_begins_with_a_request_while_one_may_be_lost(
+    bed: Bed, tmp_path: Path, file: FileState
+) -> None:
+    other = by_requests(opened(tmp_path / "other"))
+    bed.arbiter.begin(by_requests(file), 0)
+    bed.arbiter.begin(other, 0)
+    assert bed.sent == [(0, LUSTRE_RPC_BYTES)], "the second one"
+    bed.turn()
+    bed.walk(bed.region(file), 0, LUSTRE_RPC_BYTES)
+    bed.sent.clear()
+    bed.arbiter.begin(other, 0)
+    assert bed.sent == [(0, LUSTRE_RPC_BYTES)], "now that the first was used"
+
+
+def test_what_one_look_finds_shares_what_may_be_lost(bed: Bed, file: FileState) -> None:
+    region = bed.region(file)
+    places = [(at * MIB, at * MIB + 2 * BLOCK) for at in range(0, 240, 6)]
+    bed.now += 1
+    bed.arbiter.observe(Batch(region, bed.now, [], places))
+    bed.turn()
+    assert 0 < bed.sent_bytes <= 2 * FREE_BYTES, "of which half is thought to be lost"
