@@ -26,7 +26,7 @@ from uffdprefetch.predict.storage import BLOCK_BYTES, FREE_BYTES
 from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
-from uffdprefetch.warm.meter import LATENCY_LEAST, SAMPLES_LEAST
+from uffdprefetch.warm.meter import LATENCY_LEAST, SAMPLES_LEAST, UNLIKELY
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.victims import Victims
@@ -171,11 +171,12 @@ class NodePool:
 
     def quickest_fills(self) -> list[tuple[int, float]]:
         """(bytes, seconds) of as many as tell of the reads that took the least time of all that
-        took longer than memory does: what a thread waits for is read by single chunks at first,
-        alone."""
+        took longer than memory does, but for a few that the page cache may have answered in part:
+        what a thread waits for is read by single chunks at first, alone."""
         c = self.pool.counts()
         fills = Histogram.of_bins(c.fill_bin, c.fill_sum_ns, c.fill_max_ns)
-        quickest = fills.least(SAMPLES_LEAST, int(LATENCY_LEAST * 1e9))
+        count = SAMPLES_LEAST + fills.count // UNLIKELY
+        quickest = fills.least(count, int(LATENCY_LEAST * 1e9))[-SAMPLES_LEAST:]
         return [(self.chunk_bytes, ns / 1e9) for ns in quickest]
 
     def state(self, c: uffd_pool.PoolCounts) -> PoolState:

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uffdprefetch.base.record import dataclass, replace
-from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
+from uffdprefetch.base.record import dataclass
+from uffdprefetch.predict.storage import BLOCK_BYTES, RequestCost, Storage
 from uffdprefetch.predict.used import Used
 
 
@@ -169,27 +169,27 @@ class Gain(NamedTuple):
 
 
 def _without_queue(
-    files: list[FileReads], unused_bytes: int, watched: ReadersTime, storage: Storage
+    files: list[FileReads], unused_bytes: int, watched: ReadersTime, cost: RequestCost
 ) -> Storage:
     """Where readers beside one another keep the link busy no request may have been alone: before
     each there may have been two of each other reader, and the latency is told that much too long.
-    It is the quickest of three requests at the least (warm/meter.py): that chance is the third
-    power of the part of the time in which the link was busy."""
+    It is that of the quickest of many: the chance of that is so high a power of the part of the
+    time in which the link was busy."""
     blocks = sum(one.used.ahead_blocks + one.used.demand_blocks for one in files)
-    busy = storage.stream_seconds(blocks * BLOCK_BYTES + unused_bytes) / watched.wall_seconds
+    busy = cost.stream_seconds(blocks * BLOCK_BYTES + unused_bytes) / watched.wall_seconds
     request_bytes = max((one.request_bytes for one in files), default=0)
-    before = storage.stream_seconds(2 * (watched.side_by_side - 1) * request_bytes)
-    latency = storage.latency_seconds - min(1.0, busy) ** 3 * before
-    return replace(storage, latency_seconds=max(0.0, latency))
+    before = cost.stream_seconds(2 * (watched.side_by_side - 1) * request_bytes)
+    latency = cost.latency_seconds - min(1.0, busy) ** cost.reads * before
+    return Storage(cost.bandwidth_bytes_per_second, max(0.0, latency))
 
 
 def gain(
-    files: list[FileReads], misses: int, unused_bytes: int, watched: ReadersTime, storage: Storage
+    files: list[FileReads], misses: int, unused_bytes: int, watched: ReadersTime, cost: RequestCost
 ) -> Gain:
     """``misses``: see spared(); ``unused_bytes``: read ahead and not used. The wall time must be
     more than 0."""
     side_by_side = watched.side_by_side
-    storage = _without_queue(files, unused_bytes, watched, storage)
+    storage = _without_queue(files, unused_bytes, watched, cost)
     found = [spared(one, storage, watched, misses) for one in files]
     seconds, most = sum(one.seconds for one in found), sum(one.most_seconds for one in found)
     own = min(watched.waited_seconds, sum(one.own_seconds for one in found))

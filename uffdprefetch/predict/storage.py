@@ -69,6 +69,13 @@ class Storage:
 
 
 @dataclass(frozen=True)
+class RequestCost(Storage):
+    """``reads``: requests of which the quickest has told the latency."""
+
+    reads: int = 0
+
+
+@dataclass(frozen=True)
 class Link(Storage):
     """Storage as one reader meets it. ``waiting``: how many readers wait at one time, whose waits
     overlap; ``miss_bytes``: what one miss brings without us; ``waits_a_byte``: the seconds that who

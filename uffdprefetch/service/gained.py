@@ -7,7 +7,7 @@ from enum import Enum
 
 from uffdprefetch.base.record import dataclass
 from uffdprefetch.predict.gain import FileReads, ReadersTime, gain
-from uffdprefetch.predict.storage import MISS_BYTES, Storage
+from uffdprefetch.predict.storage import MISS_BYTES, RequestCost
 
 #: Less than one part in this many read from storage: the data was in memory.
 LITTLE_SHARE = 16
@@ -47,7 +47,7 @@ class Gained:
 
 def gained(
     reads: list[FileReads], used_bytes: int, unused_bytes: int, in_memory_bytes: int, misses: int,
-    job_storage_bytes: int, watched: ReadersTime, storage: Storage,
+    job_storage_bytes: int, watched: ReadersTime, storage: RequestCost,
 ) -> Gained:  # fmt: skip
     """``used_bytes``: prefetched and then used, ``unused_bytes``: and not; ``in_memory_bytes``:
     used, or asked for, and there already; ``job_storage_bytes``: what the job's own page faults

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from math import inf
 
 from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bounds import LATELY_COUNT
-from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND, Storage
+from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND, RequestCost, Storage
 from uffdprefetch.warm.depth import MAX_SECONDS
 
 #: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
@@ -80,7 +81,7 @@ class QuickestReads:
         """(bytes, seconds) of the quickest."""
         return [(size, took) for took, size in self._of_size.values()]
 
-    def count(self, below_bytes: int) -> int:
+    def count(self, below_bytes: float = inf) -> int:
         """How many there were of sizes whose quickest had less."""
         sizes = self._of_size.items()
         return sum(self._counts[kind] for kind, (_, size) in sizes if size < below_bytes)
@@ -154,14 +155,16 @@ class Meter:
         """With the latency of single pages: known as soon as a mapping has checkpoints."""
         return Storage(self.busy.bandwidth, min(self._pages, default=0.0))
 
-    def cost(self, others: Iterable[tuple[int, float]] = ()) -> Storage:
+    def cost(self, others: Iterable[tuple[int, float]] = ()) -> RequestCost:
         """What one more request costs, by the quickest of all reads, and by ``others``, (bytes,
         seconds): for the books, no decision is made on it. 0: not known.
 
         No more is told than was. A request that stood behind others tells a slow link: so the
         latency is that of the quickest, where some small ones are known, of which little is their
         bytes' share, less the noise that is in all of them (a worker begins and ends a read). The
-        bandwidth is the best of busy stretches, or of a large read beside the quickest small one.
+        bandwidth is the best of busy stretches, or of a large read beside the quickest small one;
+        where neither is known, of reads no larger than a miss; at last a request takes as long as
+        the quickest, whatever it brings.
         """
         few = [*((uffd.PAGE_BYTES, took) for took in self._pages), *others]
         few = [one for one in few if one[1] >= LATENCY_LEAST]
@@ -173,17 +176,29 @@ class Meter:
             for size, took in reads
             if size > max(MISS_BYTES, less)
         ]
-        bandwidth = self.busy.peak or max(self.busy.bandwidth, *rates, 0.0)
-        if not bandwidth:
-            return Storage()
+        # of those that are no larger than a miss: what it takes itself
+        near = [
+            (size - less) / (took - least)
+            for size, took in reads
+            if less < size <= MISS_BYTES and took > least
+        ]
+        best = max(rates, default=0.0)
+        first = self.busy.peak or max(self.busy.bandwidth, best)
+        first = first and max(first, self._of_all.peak)
+        links = [first, best, max(near, default=inf), inf]
         known = self.quickest.count(TELLING_BYTES) + len(few)
+        is_busy = self.quickest.count() - self.quickest.count(TELLING_BYTES) > known
         if not small or known < SAMPLES_LEAST:
-            return Storage(bandwidth)
-        latency = min(took - size / bandwidth for took, size in small)
-        if latency <= LATENCY_LEAST:  # readers waited for one request at a time: none was busy
-            bandwidth = max(2 * size / took for took, size in small)
-            latency = min(took - size / bandwidth for took, size in small)
-        return Storage(bandwidth, max(0.0, latency - LATENCY_LEAST))
+            return RequestCost(first)
+        # where most were large ones all the small ones may have stood behind those
+        telling = [one for one in reads if is_busy or one[0] < TELLING_BYTES]
+        for bandwidth in filter(None, links):
+            latency = min(took - size / bandwidth for size, took in telling)
+            if latency > LATENCY_LEAST:
+                break  # else it was never busy, or what tells it had stood behind others
+        if bandwidth == inf:  # a miss takes no less than a smaller one
+            latency *= min(1.0, MISS_BYTES / less)
+        return RequestCost(bandwidth, max(0.0, latency - LATENCY_LEAST), known)
 
     @property
     def link(self) -> Storage | None:

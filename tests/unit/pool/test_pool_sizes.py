@@ -16,7 +16,7 @@ from uffdprefetch.native.memory_limits import Limit
 from uffdprefetch.pool.loader import Loader
 from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.pool.size import NEARLY_FULL
-from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.ledger import Histogram, Ledger
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -128,3 +128,17 @@ def test_who_chooses_is_waited_for_by_nobody_and_a_pool_is_served_without(
     assert not pool.can_choose() and not pool.can_choose()
     (told,) = ledger.degradations
     assert "next in turn" in told and "no attribute 'matrix'" in told
+
+
+def test_the_quickest_fills_leave_out_what_the_page_cache_has_answered_in_part() -> None:
+    """Of stacks of images one of 0.13 ms made a link without a latency, and nothing was told."""
+    made = Histogram()
+    for ns in (130_000, 250_000, *[1_300_000] * 60):
+        made.add(ns)
+    bins = [made._bins.get(one, 0) for one in range(max(made._bins) + 1)]
+    counts = SimpleNamespace(fill_bin=bins, fill_sum_ns=made.sum, fill_max_ns=made.max)
+    pool: Any = SimpleNamespace(pool=SimpleNamespace(counts=lambda: counts), chunk_bytes=64 * KIB)
+    quickest = NodePool.quickest_fills(pool)
+    assert len(quickest) == 3
+    assert {size for size, _ in quickest} == {64 * KIB}
+    assert all(1.1e-3 < seconds <= 1.3e-3 for _, seconds in quickest)

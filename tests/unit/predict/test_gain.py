@@ -8,10 +8,10 @@ import random
 import pytest
 
 from uffdprefetch.predict.gain import FileReads, ReadersTime, gain
-from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
+from uffdprefetch.predict.storage import BLOCK_BYTES, RequestCost
 from uffdprefetch.predict.used import FirstMisses, Used
 
-LINK = Storage(300e6, 1e-3)
+LINK = RequestCost(300e6, 1e-3, 3)
 PIECE = 128 << 10
 TOOK = LINK.request_seconds(PIECE)
 MS = 1_000_000
@@ -261,7 +261,7 @@ def test_what_comes_late_is_no_miss_of_the_readers_own() -> None:
 
 def test_readers_that_wait_side_by_side_gain_their_part_each() -> None:
     used = Used(runs=4000)
-    reads, link = [FileReads(used, PIECE)], Storage(1e12, 1e-3)
+    reads, link = [FileReads(used, PIECE)], RequestCost(1e12, 1e-3, 3)
     alone = gain(reads, 0, 0, watched(9.0), link).saved_seconds
     four = gain(reads, 0, 0, watched(9.0, threads=4), link).saved_seconds
     assert alone == pytest.approx(4 * four)
@@ -273,11 +273,23 @@ def test_where_readers_side_by_side_keep_the_link_busy_no_request_is_alone() -> 
     used = Used(went_on={18: (2800, 600 * MS)})
     seconds = used.ahead_blocks * BLOCK_BYTES / LINK.bandwidth_bytes_per_second / 0.95
     four = ReadersTime(seconds, 4 * seconds, 3.8 * seconds)
-    link = Storage(LINK.bandwidth_bytes_per_second, 4e-3)
+    link = RequestCost(LINK.bandwidth_bytes_per_second, 4e-3, 3)
     assert gain([FileReads(used, PIECE)], 0, 0, four, link).saved_seconds < 0.0
     # a link that is busy for a half shows what a request takes by itself
     rested = ReadersTime(2 * seconds, 8 * seconds, 3.8 * seconds)
     assert gain([FileReads(used, PIECE)], 0, 0, rested, link).saved_seconds > 0.0
+
+
+def test_of_many_requests_some_were_alone_on_a_link_that_is_busy_now_and_then() -> None:
+    """Of ranks that take turns and compute a latency of 1 ms was thought to be 0.1 ms."""
+    used = Used(runs=4000)
+    seconds = used.ahead_blocks * BLOCK_BYTES / LINK.bandwidth_bytes_per_second / 0.7
+    four = ReadersTime(seconds, 4 * seconds, 0.1)
+    saved = [
+        gain([FileReads(used, PIECE)], 0, 0, four, RequestCost(300e6, 1e-3, reads)).saved_seconds
+        for reads in (3, 50)
+    ]
+    assert 2 * saved[0] < saved[1] <= 4000 * TOOK / 4
 
 
 def test_however_readers_wait_the_bytes_come_over_the_link() -> None:
@@ -335,7 +347,7 @@ def test_it_is_never_more_than_one_request_after_the_other() -> None:
         threads = wall * chance.uniform(1, 9)
         seen = ReadersTime(wall, threads, threads * chance.random())
         latency, bandwidth = chance.uniform(1e-4, 0.1), chance.uniform(1e6, 1e10)
-        link = Storage(bandwidth, latency)
+        link = RequestCost(bandwidth, latency, chance.randrange(100))
         pages = (used.ahead_blocks + used.demand_blocks) * BLOCK_BYTES // 4096
         found = gain([FileReads(used, PIECE)], chance.randrange(100), 0, seen, link)
         assert found.saved_seconds <= pages * link.request_seconds(4096)

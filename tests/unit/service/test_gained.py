@@ -17,7 +17,7 @@ from conftest import wait_until
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, ReadersTime
-from uffdprefetch.predict.storage import BLOCK_BYTES, Storage
+from uffdprefetch.predict.storage import BLOCK_BYTES, RequestCost
 from uffdprefetch.predict.used import Used
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetables
@@ -38,7 +38,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.region_state import ScanState
 
 MIB = 1 << 20
-STORAGE = Storage(300e6, 1e-3)
+STORAGE = RequestCost(300e6, 1e-3, 3)
 
 
 # ---- waits --------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_of_who_is_done_before_a_second_sample_what_was_counted_tells(
 
 
 def say(used: int, memory: int = 0, misses: int = 0, wall: float = 2.0, waited: float = 0.0,
-        storage: Storage = STORAGE, before: int = 0, unused: int = 0) -> Gained:  # fmt: skip
+        storage: RequestCost = STORAGE, before: int = 0, unused: int = 0) -> Gained:  # fmt: skip
     reads = [FileReads(Used(runs=used // BLOCK_BYTES), 128 << 10)] if used else []
     watched = ReadersTime(wall, wall, waited)
     return gained(reads, used, unused, memory, misses, before, watched, storage)
@@ -262,7 +262,7 @@ def test_a_loss_is_told_as_far_as_bytes_for_nothing_account_for_the_waits() -> N
         (say(MIB, memory=64 * MIB, misses=2), "in-memory", None),
         (say(0, memory=64 * MIB, unused=64 * MIB, waited=0.01), "cost", 0.0),
         (say(0, memory=64 * MIB, misses=400), "even", 0.0),
-        (say(64 * MIB, storage=Storage(0.0, 0.0)), "unknown", None),
+        (say(64 * MIB, storage=RequestCost()), "unknown", None),
         (say(64 * MIB, wall=0.0), "unknown", None),
     ],
 )

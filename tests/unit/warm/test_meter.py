@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.storage import SLOW_BYTES_PER_SECOND
+from uffdprefetch.predict.storage import MISS_BYTES, SLOW_BYTES_PER_SECOND
 from uffdprefetch.warm.meter import LATENCY_LEAST, BusyStretches, Meter
 
 MIB, BANDWIDTH, LATENCY = 1 << 20, 300e6, 1e-3
@@ -58,14 +58,47 @@ def test_where_a_stretch_was_busy_that_tells_the_bandwidth() -> None:
     assert meter.cost().bandwidth_bytes_per_second == BANDWIDTH
 
 
-def test_where_no_stretch_was_busy_half_of_a_small_read_is_its_latency() -> None:
-    """Who waits for one request at a time leaves a link of 300 MB/s at 30: nothing was told."""
-    small = (MIB // 8, LATENCY + MIB / 8 / BANDWIDTH)
-    meter = met(*[small] * 3)
-    meter.busy.peak = BANDWIDTH / 10
-    cost = meter.cost()
-    assert cost.request_seconds(MIB // 8) == pytest.approx(small[1] - LATENCY_LEAST)
-    assert cost.latency_seconds == pytest.approx(small[1] / 2 - LATENCY_LEAST)
+@pytest.mark.parametrize("peak", [0.0, BANDWIDTH / 10])
+@pytest.mark.parametrize(
+    ("size", "least", "most"), [(MIB // 16, 0.8, 0.9), (MIB // 8, 1, 1), (MIB // 4, 0.6, 0.7)]
+)
+def test_where_no_stretch_was_busy_a_miss_takes_no_less_than_a_small_read(
+    size: int, least: float, most: float, peak: float
+) -> None:
+    """Who waits for one request at a time leaves a link of 300 MB/s at 30, and of strides of single
+    blocks no large read tells: nothing was told."""
+    meter = met(*[(size, LATENCY + size / BANDWIDTH)] * 3)
+    meter.busy = BusyStretches(peak=peak)
+    told = meter.cost().request_seconds(MISS_BYTES) + LATENCY_LEAST
+    miss = LATENCY + MISS_BYTES / BANDWIDTH
+    assert least * miss <= told * 1.0001 and told * 0.9999 <= most * miss
+
+
+def took(size: int) -> float:
+    return LATENCY + size / BANDWIDTH
+
+
+def test_where_all_small_reads_had_stood_behind_others_a_large_one_tells_the_latency() -> None:
+    """A tenth too much was told of who goes in order, by a latency of 1.4 ms of a link of 1 ms."""
+    small, large = (MIB // 16, 1.5 * took(MIB // 16)), (MIB, 1.02 * took(MIB))
+    meter, few = met(*[small] * 7, *[large] * 8), met(*[small] * 7, *[large] * 7)
+    for one in (meter, few):
+        one.busy = BusyStretches(peak=BANDWIDTH)
+    assert meter.cost().latency_seconds < 1.1 * LATENCY < few.cost().latency_seconds
+    meter._of_all.peak = 1.01 * BANDWIDTH  # guesses have kept it busier
+    assert meter.cost().bandwidth_bytes_per_second == 1.01 * BANDWIDTH
+
+
+@pytest.mark.parametrize("slow", [(), ((MIB, 0.021),)])
+def test_what_a_miss_takes_is_told_by_reads_of_its_size(
+    slow: tuple[tuple[int, float], ...],
+) -> None:
+    """A large one that had stood behind others made a link of 49 MB/s, and nothing was told."""
+    small = [(size, took(size)) for size in (MIB // 16, MIB // 8)] * 3
+    meter = met(*small, *slow)
+    meter.busy = BusyStretches()
+    told = meter.cost().request_seconds(MISS_BYTES)
+    assert told == pytest.approx(took(MISS_BYTES) - LATENCY_LEAST)
 
 
 def test_what_was_there_in_part_tells_no_cost() -> None:
