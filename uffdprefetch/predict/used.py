@@ -17,7 +17,7 @@ from uffdprefetch.base.record import dataclass, field
 from uffdprefetch.base.units import PAGE_BYTES
 from uffdprefetch.predict.storage import BLOCK_BYTES
 
-#: Of looks at a reader that goes back by slices one in so many finds a gap at the least.
+#: A reader that goes back by slices begins anew in one of so many looks that see it go back.
 GAPS_SHARE = 16
 _NEITHER, _PREFETCHED, _USED = 0, 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
@@ -74,11 +74,12 @@ class FirstMisses(NamedTuple):
 class Used:
     """What readers were seen to come to in a file, in blocks, each once.
 
-    Of what was read ahead, ``runs``: those that began where nobody had been before or behind;
-    ``went_on``: blocks of those that went on, by the power of two of the ns that passed for each:
-    (blocks, ns); ``back``: in looks that found some right before what was used: (blocks, ns), so
-    many ``looks_back``, and ``gaps`` of such looks in which a run began anew; ``passed``: blocks of
-    which it is not known when. ``demand_runs``, ``demand_blocks``: of what nobody had read ahead.
+    Of what was read ahead, ``runs``: those that began where their reader had been neither before
+    nor behind; ``went_on``: blocks of those that went on, by the power of two of the ns that passed
+    for each: (blocks, ns); ``back``: in looks that found some right before what was used: (blocks,
+    ns), so many ``looks_back``, and ``gaps`` looks in which a run began anew; ``by_page``: see
+    looked(); ``passed``: blocks of which it is not known when. ``demand_runs``, ``demand_blocks``:
+    of what nobody had read ahead.
     """
 
     runs: int = 0
@@ -110,16 +111,15 @@ class Used:
         else:
             self.demand_runs += anew and seen
 
-    def looked(self, since_ns: int, *, by_look: bool = True, by_page: bool = False) -> None:
-        """All of what was passed in so many ns has been told, ``by_look``: of what is mapped;
-        ``by_page``: by the touch of a page, to which its reader has gone back from the next one."""
-        if by_page and self._behind and not self._begun:
-            self.by_page, self.passed = self.by_page + self.passed, 0
-        if by_look and self._behind:
-            self.looks_back += 1
-            self.gaps += self._begun
-        if self.passed and by_look and self._behind and not self._begun:
-            self.back = self.back[0] + self.passed, self.back[1] + since_ns
+    def looked(self, since_ns: int, *, by_page: bool = False) -> None:
+        """All of what was passed in so many ns has been told; ``by_page``: by the touch of a page,
+        to which its reader has gone back from the next one, or on by rows that lie apart."""
+        self.looks_back += self._behind
+        self.gaps += self._begun
+        if by_page and not self._begun:
+            self.by_page += self.passed
+        elif self._behind and not self._begun:
+            self.back = self.back[0] + self.passed, self.back[1] + since_ns * (self.passed > 0)
         elif self.passed:
             kind = (since_ns // self.passed).bit_length()
             blocks, ns = self.went_on.get(kind, (0, 0))
@@ -194,23 +194,28 @@ class Blocks:
         """[start, end) bytes are in some reader's page table."""
         self._mark(start, end, _USED)
 
-    def tell_used(self, start: int, end: int, *under_way: IntervalSet, seen: bool = True) -> None:
-        """To the books for what was gained, before they are marked: somebody has come to
-        [start, end) bytes. ``under_way``: what is being read; ``seen``: see Used.came()."""
+    def tell_used(
+        self, start: int, end: int, *under_way: IntervalSet, mine: IntervalSet, seen: bool = True
+    ) -> None:
+        """To the books for what was gained, before they are marked: a reader has come to
+        [start, end) bytes. ``under_way``: what is being read; ``mine``: where it was before;
+        ``seen``: see Used.came()."""
         first, last = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
         part = self.flags[first:last]
         if not (part.count(_NEITHER) or part.count(_PREFETCHED)):
             return
-        new, count = part.translate(_IS_NEW), len(self.flags)
+        new = part.translate(_IS_NEW)
         at = new.find(1)
+        begun = first + at
         while at >= 0:
             over = new.find(0, at)
             a, b = first + at, first + (len(new) if over < 0 else over)
             ahead = self.flags.count(_PREFETCHED, a, b)
             if ahead < b - a:
                 ahead += self._late(a, b, under_way)
-            before = a > 0 and bool(self.flags[a - 1] & _USED)
-            behind = b < count and bool(self.flags[b] & _USED)
+            # where others were before it has not been: it comes from elsewhere all the same
+            before = a > begun or mine.overlaps((first - 1) * BLOCK_BYTES, a * BLOCK_BYTES)
+            behind = mine.overlaps(b * BLOCK_BYTES, (last + 1) * BLOCK_BYTES)
             self.used.came(b - a, ahead, before, behind, seen=seen)
             at = new.find(1, b - first)
 

@@ -82,7 +82,11 @@ class ReaderStreams:
             if part is not None and not seen.passed:
                 low, high = part.come_over(stream, low, high, forward)
             one_page = seen.end - seen.start < BLOCK_BYTES
-            by_page = seen.passed < 0 and one_page and seen.end % BLOCK_BYTES == 0
+            # who goes in order enters a block by its first page, or its last one
+            by_page = one_page and (
+                seen.end % BLOCK_BYTES == 0 if seen.passed < 0
+                else seen.passed > 0 and seen.start % BLOCK_BYTES > 0
+            )  # fmt: skip
             pagetables.note_told(region, low, high, seen.at_ns, by_page=by_page)
         passed_bytes = self._passed(batch, stream, seen, forward, low, high)
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
@@ -111,9 +115,11 @@ class ReaderStreams:
         """Of what a stream has gone over with this touch: how much is mapped that was not before,
         and how much tells of a stream."""
         region, news = batch.region, seen.end - seen.start
-        if not forward:
-            return news, news
         mapped, first = region.scan.mapped, stream.position_bytes
+        if not forward:
+            if region.mode == ServingMode.POOL:
+                mapped.add(seen.start, seen.end)
+            return news, news
         first -= forward if stream.direction > 0 else 0
         if region.mode != ServingMode.POOL:
             stream.passed.saw(forward, mapped.within(first, first + forward))  # the scan has told

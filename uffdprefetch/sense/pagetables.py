@@ -74,10 +74,10 @@ def note_used(region: Region, found: list[tuple[int, int]]) -> None:
     """Book the runs as used. What the first look finds nobody has seen the reader wait for."""
     by_tables = region.mode != ServingMode.POOL
     seen = region.scan.last_end_ns > 0
-    blocks, under_way = region.file.blocks, region.file.under_way
+    blocks, under_way, mine = region.file.blocks, region.file.under_way, region.scan.mapped
     for offset, length in found:
         if by_tables:
-            blocks.tell_used(offset, offset + length, *under_way, seen=seen)
+            blocks.tell_used(offset, offset + length, *under_way, mine=mine, seen=seen)
         blocks.mark_used(offset, offset + length)
 
 
@@ -99,8 +99,8 @@ def note_told(region: Region, start: int, end: int, at_ns: int, *, by_page: bool
     """A touch of the pool's memory has told that its reader has come over [start, end) by then;
     ``by_page``: by going back from each page to the one before."""
     since_ns, used = at_ns - (region.scan.told_ns or region.scan.news_ns), region.file.blocks.used
-    region.file.blocks.tell_used(start, end, *region.file.under_way)
-    used.looked(max(0, since_ns), by_look=False, by_page=by_page)
+    region.file.blocks.tell_used(start, end, *region.file.under_way, mine=region.scan.mapped)
+    used.looked(max(0, since_ns), by_page=by_page)
     region.file.blocks.mark_used(start, end)
     region.scan.told_ns = at_ns
 

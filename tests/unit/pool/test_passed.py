@@ -93,6 +93,27 @@ def test_who_goes_back_from_page_to_page_touches_the_last_page_of_each_block_fir
     assert used.by_page == (15 if page == 15 else 0)
 
 
+@pytest.mark.parametrize("page", [0, 7, 15])
+def test_who_goes_on_by_rows_enters_blocks_elsewhere_than_by_their_first_page(
+    bed: Pooled, page: int
+) -> None:
+    """Where the kernel reads on is left out then, and each block was a miss of its own."""
+    bed.file.blocks.mark_prefetched(0, 2 * MIB)
+    for block in range(16):
+        bed.fault(block * BLOCK + page * PAGE_BYTES, passed=BLOCK * (block > 0), length=PAGE_BYTES)
+    used = bed.file.blocks.used
+    assert used.ahead_blocks == 16
+    assert used.by_page == (15 if page else 0)
+
+
+def test_a_touch_goes_on_from_the_one_before_it(bed: Pooled) -> None:
+    """Before any look has found that mapped: of records of a few blocks each was a miss."""
+    bed.file.blocks.mark_prefetched(0, 2 * MIB)
+    bed.fault(MIB, length=PAGE_BYTES)
+    bed.fault(MIB + BLOCK, length=PAGE_BYTES)
+    assert (bed.file.blocks.used.runs, bed.file.blocks.used.ahead_blocks) == (1, 2)
+
+
 @pytest.mark.parametrize("apart", [MIB, 16 * MIB, 64 * MIB])
 def test_what_lies_between_two_touches_is_not(bed: Pooled, apart: int) -> None:
     bed.fault(0)

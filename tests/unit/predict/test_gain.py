@@ -106,18 +106,31 @@ def test_page_by_page_half_of_what_is_read_around_a_miss_is_there_already() -> N
     for _ in range(100):
         for _ in range(8):
             pool.came(1, 1, used_before=False, used_behind=True)
-            pool.looked(LOOK_NS // 8, by_look=False, by_page=True)
+            pool.looked(LOOK_NS // 8, by_page=True)
         cache.came(8, 8, used_before=False, used_behind=True)
         cache.looked(LOOK_NS)
     for used in (pool, cache):
         assert used.ahead_blocks == 801
         assert told(used, 0.4) == pytest.approx(TOOK + 800 * page)
     pool.came(4, 4, used_before=False, used_behind=False)  # and then it reads something else
-    pool.looked(LOOK_NS, by_look=False, by_page=True)
+    pool.looked(LOOK_NS, by_page=True)
     assert pool.by_page == 800
     few = Used(first=FirstMisses(1, BLOCK_BYTES, 1, 1))
     around = Used(first=FirstMisses(4, 8 * BLOCK_BYTES, 1, 8))
     assert not few.first.brings_bytes and around.first.brings_bytes > PIECE
+
+
+def test_in_the_pool_each_touch_tells_who_goes_backward_piece_by_piece() -> None:
+    """A fifth of what was saved was told."""
+    used = Used()
+    for _ in range(100):
+        used.came(4, 4, used_before=False, used_behind=True)
+        used.looked(LOOK_NS // 4)
+    assert used.backward and used.back == (400, 100 * (LOOK_NS // 4))
+    for _ in range(100):  # who jumps about comes to what lies before where it was, too
+        used.came(1, 1, used_before=False, used_behind=False)
+        used.looked(LOOK_NS)
+    assert not used.backward
 
 
 def test_a_miss_takes_no_longer_than_the_readers_own_first_ones_have() -> None:
@@ -342,7 +355,7 @@ def test_it_is_never_more_than_one_request_after_the_other() -> None:
             ahead = chance.choice([0, blocks, chance.randrange(blocks + 1)])
             used.came(blocks, ahead, chance.random() < 0.5, chance.random() < 0.5)
             if chance.random() < 0.8:
-                used.looked(chance.randrange(10**8), by_look=chance.random() < 0.5)
+                used.looked(chance.randrange(10**8), by_page=chance.random() < 0.5)
         wall = chance.uniform(1e-3, 100)
         threads = wall * chance.uniform(1, 9)
         seen = ReadersTime(wall, threads, threads * chance.random())

@@ -16,6 +16,7 @@ from conftest import wait_until
 
 from tests.support.file_states import file_of
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.gain import FileReads, ReadersTime
 from uffdprefetch.predict.storage import BLOCK_BYTES, RequestCost
 from uffdprefetch.predict.used import Used
@@ -296,9 +297,13 @@ def test_books_tell_where_somebody_has_come_to_and_from_where() -> None:
     file.blocks.flags = bytearray(64)
     file.blocks.mark_prefetched(8 * BLOCK_BYTES, 40 * BLOCK_BYTES)
 
+    mine = IntervalSet()
+
     def comes(first: int, last: int) -> None:
-        file.blocks.tell_used(first * BLOCK_BYTES, last * BLOCK_BYTES, *file.under_way)
-        file.blocks.mark_used(first * BLOCK_BYTES, last * BLOCK_BYTES)
+        span = first * BLOCK_BYTES, last * BLOCK_BYTES
+        file.blocks.tell_used(*span, *file.under_way, mine=mine)
+        file.blocks.mark_used(*span)
+        mine.add(*span)
 
     comes(0, 4)  # by itself
     comes(0, 4)  # which is no news
@@ -314,6 +319,22 @@ def test_books_tell_where_somebody_has_come_to_and_from_where() -> None:
     assert (used.runs, used.back, used.passed) == (3, (4, 1_000_000), 3)
     assert list(used.went_on.values()) == [(3, 3_000_000)]
     assert used.ahead_blocks == 13
+
+
+def test_who_comes_to_what_lies_beside_another_readers_place_comes_from_elsewhere() -> None:
+    """Of ranks that take turns what of a record lay behind another rank's was no miss that did not
+    happen, and nothing was told of 2 s."""
+    file = drawn(64 * BLOCK_BYTES, random.Random(1))
+    file.blocks.flags = bytearray(64)
+    file.blocks.mark_prefetched(0, 64 * BLOCK_BYTES)
+    ranks = [IntervalSet() for _ in range(4)]
+    for record in range(16):
+        span, mine = (record * 2 * BLOCK_BYTES, (record + 1) * 2 * BLOCK_BYTES), ranks[record % 4]
+        file.blocks.tell_used(*span, mine=mine)
+        file.blocks.mark_used(*span)
+        mine.add(*span)
+    used = file.blocks.used
+    assert (used.runs, used.ahead_blocks) == (16, 32)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -362,6 +383,7 @@ def test_what_the_first_look_at_a_mapping_finds_is_none_of_its_own_waits() -> No
     pagetables.note_used(region, [(0, 9 * BLOCK_BYTES)])
     assert (file.blocks.used.demand_runs, file.blocks.used.demand_blocks) == (0, 0)
     region.scan.last_end_ns = 5
+    region.scan.mapped.add(0, 9 * BLOCK_BYTES)
     pagetables.note_used(region, [(9 * BLOCK_BYTES, BLOCK_BYTES), (40 * BLOCK_BYTES, BLOCK_BYTES)])
     assert (file.blocks.used.demand_runs, file.blocks.used.demand_blocks) == (1, 2)
 
@@ -373,7 +395,7 @@ def test_of_a_request_that_is_done_in_part_the_rest_is_nobodys_own_miss() -> Non
     file.blocks.flags = bytearray(8)
     file.blocks.mark_prefetched(0, 2 * BLOCK_BYTES)
     file.cache.in_flight.add(2 * BLOCK_BYTES + 4096, 5 * BLOCK_BYTES)
-    file.blocks.tell_used(0, 7 * BLOCK_BYTES, *file.under_way)
+    file.blocks.tell_used(0, 7 * BLOCK_BYTES, *file.under_way, mine=IntervalSet())
     assert (file.blocks.used.ahead_blocks, file.blocks.used.demand_blocks) == (5, 2)
 
 
@@ -381,8 +403,8 @@ def test_what_is_under_way_when_somebody_comes_is_not_his_own_miss() -> None:
     file = drawn(8 * BLOCK_BYTES, random.Random(1))
     file.blocks.flags = bytearray(8)
     file.cache.in_flight.add(0, 4 * BLOCK_BYTES)
-    file.blocks.tell_used(0, BLOCK_BYTES, *file.under_way)
-    file.blocks.tell_used(6 * BLOCK_BYTES, 7 * BLOCK_BYTES, *file.under_way)
+    file.blocks.tell_used(0, BLOCK_BYTES, *file.under_way, mine=IntervalSet())
+    file.blocks.tell_used(6 * BLOCK_BYTES, 7 * BLOCK_BYTES, *file.under_way, mine=IntervalSet())
     assert (file.blocks.used.ahead_blocks, file.blocks.used.demand_blocks) == (1, 1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Window
@@ -171,7 +172,7 @@ def test_what_is_read_by_who_jumps_about_is_in_the_readers_rate(run: Run, file: 
     run.reader(0, file)
     samples.tick(SECOND)
     for at in (3, 11, 7):
-        file.blocks.tell_used(at * MIB, at * MIB + MIB // 2)
+        file.blocks.tell_used(at * MIB, at * MIB + MIB // 2, mine=IntervalSet())
     samples.tick(2 * SECOND)
     samples.slow.asked(2 * SECOND)
     passed(samples)

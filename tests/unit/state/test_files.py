@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 from tests.support.file_states import file_of
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.storage import BLOCK_BYTES
 from uffdprefetch.state.files import FileState
 
@@ -17,10 +18,12 @@ def book(ahead: list[int], used: list[int]) -> FileState:
     file = file_of(BLOCKS * BLOCK_BYTES)
     for block in ahead:
         file.blocks.mark_prefetched(block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES)
+    mine = IntervalSet()
     for block in used:
         span = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
-        file.blocks.tell_used(*span)
+        file.blocks.tell_used(*span, mine=mine)
         file.blocks.mark_used(*span)
+        mine.add(*span)
     return file
 
 
