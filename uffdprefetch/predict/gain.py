@@ -13,6 +13,8 @@ from the books of the run: of what was read ahead and then used, which misses di
   that takes many megabytes at once and then computes is told from one that computes for each.
 - Who goes backward waits for each request as a whole: nobody reads ahead for it. Page by page half
   of what is read around a miss is there already; piece by piece it is not.
+- Who goes on by rows that lie apart leaves out the page at which the kernel would read on, and
+  waits as who goes backward page by page: its first misses tell, or its touches of the pool.
 - Some have no readahead (MADV_RANDOM): their first misses, where nothing was read ahead, have
   brought less each, and were whole.
 - What it came to by misses of its own, and what the kernel read ahead behind those, it would have
@@ -51,9 +53,12 @@ class FileReads:
 
     @property
     def own_elsewhere(self) -> int:
-        """... and those that plain would have had, too."""
+        """... and those that plain would have had, too. (What was asked for after all, when it was
+        used, counts among ``requests``.)"""
         runs = self.used.demand_runs
-        return runs if self.own_requests is None else min(runs, self.own_requests)
+        if self.requests is None or self.own_requests is None:
+            return runs
+        return min(runs, self.requests + self.own_requests - self.misses_elsewhere)
 
     def with_(self, other: FileReads) -> FileReads:
         """Both together, where one request brings as much of either."""
@@ -139,19 +144,24 @@ def spared(one: FileReads, storage: Storage, watched: ReadersTime, misses: int) 
         went_on = [*used.went_on.values(), *([] if used.backward else [used.back])]
         passed = [(n, ns / 1e9 * share) for n, ns in went_on]
         passed.append((used.passed, computed))  # it is not known when
-        in_order = sum(max(0.0, n * each - while_) / 2 for n, while_ in passed)
-        # none overlaps with the first of the requests in order: of each the other half, too
-        first = min(one.stretches, one.misses_elsewhere, used.ahead_blocks - used.runs)
-        seconds = one.misses_elsewhere * whole + in_order + min(in_order, first * whole / 2)
         # page by page half of what is read around a miss is there already
-        a_page = max(BLOCK_BYTES, request_bytes // 2)
+        brings_bytes = used.first.brings_bytes
+        a_page = max(BLOCK_BYTES, min(request_bytes // 2, brings_bytes or request_bytes))
         a_page_takes = min(storage.request_seconds(a_page), most_seconds)
         page_each = BLOCK_BYTES / a_page * a_page_takes
+        rows = used.first.rows_share
+        in_order = sum(max(0.0, (1 - rows) * n * each - while_) / 2 for n, while_ in passed)
+        own_on = (1 - rows) * demand_on * each / 2
+        # none overlaps with the first of the requests in order: of each the other half, too
+        first = min(one.stretches, one.misses_elsewhere + one.own_elsewhere)
+        more = 1 + min(1.0, first * whole / 2 / (in_order + own_on)) if in_order + own_on else 1.0
+        by_row = rows * sum(n for n, _ in passed)
+        seconds = one.misses_elsewhere * whole + in_order * more + by_row * page_each
         if used.backward:
-            by_page = 0 < 4 * used.first.brings_bytes <= 3 * request_bytes
+            by_page = 0 < 4 * brings_bytes <= 3 * request_bytes
             seconds += used.back[0] * (page_each if by_page else each)
         seconds += used.by_page * page_each
-        own = one.own_elsewhere * whole + demand_on * each / 2
+        own = one.own_elsewhere * whole + own_on * more + rows * demand_on * page_each
     # of runs of its own those begin with a miss that is seen; else all of them were in memory
     own *= min(1.0, misses / max(1, one.own_elsewhere))
     # none of them while another was under way
@@ -192,7 +202,9 @@ def gain(
     storage = _without_queue(files, unused_bytes, watched, cost)
     found = [spared(one, storage, watched, misses) for one in files]
     seconds, most = sum(one.seconds for one in found), sum(one.most_seconds for one in found)
-    own = min(watched.waited_seconds, sum(one.own_seconds for one in found))
+    own = sum(one.own_seconds for one in found)
+    # of waits that were not seen nobody knows what they were for
+    own -= 2 * max(0.0, own - watched.waited_seconds)
     on_link = storage.stream_seconds(sum(one.bytes for one in found))
     without = max(seconds + own, on_link * side_by_side - watched.computed_seconds)
     return Gain(

@@ -54,6 +54,16 @@ class FirstMisses(NamedTuple):
         return min(BLOCK_BYTES / PAGE_BYTES, more * BLOCK_BYTES / self.mapped_bytes)
 
     @property
+    def rows_share(self) -> float:
+        """Of blocks that a reader came to in order, the part that was a miss each all the same: the
+        kernel reads on when the last part of a request is touched, and who comes by rows that lie
+        apart leaves that out. 0: fewer than a block has pages tell."""
+        on = self.mapped_bytes / BLOCK_BYTES - self.runs
+        if on < BLOCK_BYTES // PAGE_BYTES:
+            return 0.0
+        return min(1.0, max(0, self.faults - self.runs) / on)
+
+    @property
     def brings_bytes(self) -> float:
         """What one miss has brought of what the reader came to, should another of the process's
         have been elsewhere; 0: too few tell."""

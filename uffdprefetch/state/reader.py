@@ -185,9 +185,10 @@ class Process(Protocol):
 
 
 class FirstLooks:
-    """What the misses of a process have brought of a file, by its first looks: where nothing had
-    been read ahead for it by then, and nothing was under way. What the first one of all finds was
-    touched since nobody knows when, beside faults of a program that starts."""
+    """What the misses of a process have brought of a file, by the first looks that have found
+    nothing but that: nothing of it had been read ahead, or was under way, for which its reader may
+    have waited. What the first look of all finds was touched since nobody knows when, beside faults
+    of a program that starts."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._looks = pid, 0
@@ -202,28 +203,45 @@ class FirstLooks:
 
     def look(self, region: Region, news: list[tuple[int, int]]) -> None:
         """``news``: what is mapped now, and was not at the last look, [start, end) bytes."""
-        self._looks += 1
         laid, blocks, mapped = region.checkpoints.laid, region.file.blocks, region.scan.mapped
-        under_way, mapped_bytes, runs, lies_in = region.file.under_way, 0, 0, 0
-        for start, end in news:
-            checkpoint = end - start <= uffd.PAGE_BYTES and start // uffd.PAGE_BYTES in laid
-            if not checkpoint and blocks.is_own(start, end, *under_way):
-                mapped_bytes += end - start
-                runs += not (mapped.contains(start - 1) or mapped.contains(end))
-                lies_in += -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
-        misses = FirstMisses(0, mapped_bytes, runs, lies_in)
-        if self._looks > 1 and not misses.mapped_bytes and not region.file.account.cold:
-            self._looks = FIRST_LOOKS  # what it comes to now was read ahead
-            return
+        under_way = region.file.under_way
         before, self._faults = self._faults, processes.major_faults(self._pid)
         since_ns = region.scan.last_end_ns - self._looked_ns
         self._looked_ns = region.scan.last_end_ns
-        if before is None or self._faults is None:
+        own = list[tuple[int, int]]()
+        for start, end in news:
+            if end - start <= uffd.PAGE_BYTES and start // uffd.PAGE_BYTES in laid:
+                continue
+            if not blocks.is_own(start, end, *under_way):
+                return
+            own.append((start, end))
+        if before is None or self._faults is None or not own:
             return
-        # the process may have missed elsewhere, too; each miss here has mapped a page at least
-        faults = min(max(0, self._faults - before), misses.mapped_bytes // uffd.PAGE_BYTES)
-        if misses.mapped_bytes:
-            self.found = self.found.plus(misses._replace(faults=faults, ns=max(0, since_ns)))
+        self._looks += 1
+        mapped_bytes = sum(end - start for start, end in own)
+        around = _from_before(own, BLOCK_BYTES)
+        lies_in = sum(max(1, -(-(end - start) // BLOCK_BYTES) - 1) for start, end in around)
+        # each miss here has mapped a page at least; or of a block all but the page at which the
+        # kernel would read on
+        near, most = 1, mapped_bytes // uffd.PAGE_BYTES
+        if 2 * mapped_bytes >= lies_in * BLOCK_BYTES:
+            near, most = BLOCK_BYTES, lies_in
+        runs = sum(
+            not (mapped.overlaps(start, start + near) or mapped.overlaps(end, end + near))
+            for start, end in _from_before(own, near)
+        )
+        # the process may have missed elsewhere, too
+        faults = min(max(0, self._faults - before), most)
+        misses = FirstMisses(faults, mapped_bytes, runs, lies_in, max(0, since_ns))
+        self.found = self.found.plus(misses)
+
+
+def _from_before(ranges: list[tuple[int, int]], near: int) -> IntervalSet:
+    """Each of the ranges from so many bytes before it, with those that are that near."""
+    found = IntervalSet()
+    for start, end in ranges:
+        found.add(start - near, end)
+    return found
 
 
 class Reader:

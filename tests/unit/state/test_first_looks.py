@@ -73,30 +73,55 @@ def test_misses_that_are_read_ahead_for_bring_more(job: Job) -> None:
     assert job.looks.found.brings_bytes == PIECE * 8 / 7 and not job.looks.found.a_block
 
 
-def test_what_was_read_ahead_or_is_under_way_is_none_of_them(job: Job) -> None:
-    """The first request of ours is a probe elsewhere in the file: what the reader came to after
-    that was not looked at any more."""
+def test_a_look_that_finds_what_was_read_ahead_or_is_under_way_is_none_of_them(job: Job) -> None:
+    """Its faults may have been waits for that. What the reader comes to by itself later tells, too:
+    the first request of ours is a probe elsewhere in the file."""
     job.look()
-    job.file.account.came(BLOCK_BYTES, 0)
     job.file.blocks.mark_prefetched(0, BLOCK_BYTES)
     job.file.cache.in_flight.add(BLOCK_BYTES, 2 * BLOCK_BYTES)
-    job.miss(0, 2 * BLOCK_BYTES, 0)
-    job.miss(9 * BLOCK_BYTES, 9 * BLOCK_BYTES + PAGE_BYTES)
-    job.miss(20 * BLOCK_BYTES, 20 * BLOCK_BYTES + PAGE_BYTES)
-    assert job.look() == FirstMisses(2, 2 * PAGE_BYTES, 2, 2, 2 * MS)
-    assert not job.looks.over
-    job.miss(PAGE_BYTES, BLOCK_BYTES, 0)  # and nothing else
-    job.look()
+    for ahead in ((0, BLOCK_BYTES), (BLOCK_BYTES, 2 * BLOCK_BYTES)):
+        job.miss(*ahead)
+        job.miss(9 * BLOCK_BYTES, 9 * BLOCK_BYTES + PAGE_BYTES)
+        assert job.look() == FirstMisses()
+    for at in range(FIRST_LOOKS):
+        assert not job.looks.over
+        job.miss((10 + at % 9) * BLOCK_BYTES, (10 + at % 9) * BLOCK_BYTES + PAGE_BYTES)
+        assert job.look().faults == at + 1
     assert job.looks.over
 
 
 def test_a_fault_elsewhere_and_a_checkpoint_are_none(job: Job) -> None:
     job.look()
-    job.laid.add(5)
-    job.miss(5 * PAGE_BYTES, 6 * PAGE_BYTES, 9)
+    job.laid.add(50)
+    job.miss(50 * PAGE_BYTES, 51 * PAGE_BYTES, 9)
     assert job.look() == FirstMisses()
     job.miss(0, PAGE_BYTES, 9)  # each has mapped a page at least
     assert job.look() == FirstMisses(1, PAGE_BYTES, 1, 1, 2 * MS)
+
+
+def test_rows_that_lie_apart_miss_in_each_block_in_order(job: Job) -> None:
+    """Of cut-outs of an image, whose mapping's addresses are no multiples of a block: each miss
+    maps what is around it but for the page at which the kernel would read on."""
+    job.look()
+    for row in range(20):
+        start = row * BLOCK_BYTES + BLOCK_BYTES // 2
+        job.miss(start, start + 9 * PAGE_BYTES)
+        job.miss(start + 10 * PAGE_BYTES, start + BLOCK_BYTES, 0)
+        job.look()
+    assert job.looks.found.runs == 1
+    assert job.looks.found.rows_share == 1.0
+
+
+def test_who_is_read_ahead_for_misses_in_no_block_in_order(job: Job) -> None:
+    job.look()
+    job.miss(0, PIECE)
+    for at in range(PIECE, 16 * PIECE, PIECE):
+        job.miss(at, at + PIECE, 0)
+        job.look()
+    assert job.looks.found.rows_share == 0.0
+    job.miss(30 * PIECE, 31 * PIECE, 99)  # of libraries, which were not in memory
+    job.look()
+    assert job.looks.found.rows_share < 0.1
 
 
 def test_who_goes_back_begins_nothing_anew(job: Job) -> None:
@@ -111,7 +136,3 @@ def test_of_a_process_that_has_ended_nothing_more_is_known(job: Job) -> None:
     job.faults = None
     job.miss(0, PAGE_BYTES)
     assert job.look() == FirstMisses()
-    assert not job.looks.over
-    for _ in range(FIRST_LOOKS):
-        job.look()
-    assert job.looks.over
