@@ -99,8 +99,8 @@ class Rests:
 @dataclass
 class Texture:
     """Of a stream, of late: blocks that it came over, of them touched, and runs of touches, after
-    gaps; ``around``: blocks that the kernel reads beside those runs; ``run``: how long the one is
-    that it is in.
+    gaps; ``turns``: of one of several readers, after what it has left out; ``around``: blocks that
+    the kernel reads beside those runs; ``run``: how long the one is that it is in.
 
     A gap may be touched yet: a large copy touches the last block of what it takes before those in
     the middle, and of ranks one is behind the other. ``gaps``: those that are not far behind, or
@@ -112,6 +112,7 @@ class Texture:
     touched: float
     run: int
     runs: float = 0.0
+    turns: float = 0.0
     around: float = 0.0
     passed: float = 0.0
     filled: float = 0.0
@@ -131,8 +132,9 @@ class Texture:
 
     @property
     def runs_a_block(self) -> float:
-        """Runs of touches, after gaps."""
-        return self.runs * (1 - self._fills) / max(1.0, self.over)
+        """Runs of touches, after gaps of the stream or of one of its readers."""
+        runs = max(self.turns, self.runs * (1 - self._fills))
+        return runs / max(1.0, self.over)
 
     @property
     def around_a_block(self) -> float:
@@ -152,8 +154,8 @@ class Texture:
         share = 0.5 ** (gone / LATELY_COUNT)
         self.over = self.over * share + gone
         self.touched = self.touched * share + gone - size
-        self.runs, self.around, self.passed, self.filled = (
-            each * share for each in (self.runs, self.around, self.passed, self.filled)
+        self.runs, self.turns, self.around, self.passed, self.filled = (
+            each * share for each in (self.runs, self.turns, self.around, self.passed, self.filled)
         )
         if size:
             self.runs += 1
@@ -338,6 +340,8 @@ class FileFronts:
             front, begins = self._begin(pid, start, end, now_ns), True
         else:
             begins = False
+            is_first = part.translate(_TOUCHED).count(0) > 0
+            front.texture.turns += is_first and self._takes_turns(front, pid, start, end)
             self._advance(front, pid, start, end, now_ns, reach)
         self._places.setdefault(pid, {})[front] = end if front.direction > 0 else start
         return front, begins
@@ -443,6 +447,14 @@ class FileFronts:
         self.streams.passed(max(1, before), front.length)
         front.state, front.elsewhere = State.ALIVE, 0
         front.pid = pid
+
+    def _takes_turns(self, front: Front, pid: int, start: int, end: int) -> bool:
+        """Whether a process goes on in a front that has others from where it has left out some:
+        of ranks that skip each has a miss there, though the stream as a whole has no gap."""
+        place = self._places.get(pid, {}).get(front)
+        if place is None or sum(front in places for places in self._places.values()) < 2:
+            return False
+        return start > place if front.direction > 0 else end < place
 
     def _move(self, front: Front, position: int, start: int) -> None:
         front.start = start

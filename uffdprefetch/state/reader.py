@@ -186,9 +186,9 @@ class Process(Protocol):
 
 class FirstLooks:
     """What the misses of a process have brought of a file, by the first looks that have found
-    nothing but that: nothing of it had been read ahead, or was under way, for which its reader may
-    have waited. What the first look of all finds was touched since nobody knows when, beside faults
-    of a program that starts."""
+    nothing but that, one after another: nothing of it had been read ahead, or was under way, for
+    which its reader may have waited. What the first look of all finds was touched since nobody
+    knows when, beside faults of a program that starts."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._looks = pid, 0
@@ -205,9 +205,9 @@ class FirstLooks:
         """``news``: what is mapped now, and was not at the last look, [start, end) bytes."""
         laid, blocks, mapped = region.checkpoints.laid, region.file.blocks, region.scan.mapped
         under_way = region.file.under_way
-        before, self._faults = self._faults, processes.major_faults(self._pid)
         since_ns = region.scan.last_end_ns - self._looked_ns
         self._looked_ns = region.scan.last_end_ns
+        before, self._faults = self._faults, None
         own = list[tuple[int, int]]()
         for start, end in news:
             if end - start <= uffd.PAGE_BYTES and start // uffd.PAGE_BYTES in laid:
@@ -215,6 +215,7 @@ class FirstLooks:
             if not blocks.is_own(start, end, *under_way):
                 return
             own.append((start, end))
+        self._faults = processes.major_faults(self._pid)
         if before is None or self._faults is None or not own:
             return
         self._looks += 1

@@ -87,7 +87,27 @@ def test_gaps_wait_for_the_last_rank(behind: int) -> None:
             batch = turn - (behind if rank > 1 else 0)
             for record in range(8 * batch, 8 * batch + 8) if batch >= 0 else ():
                 assert file.touch(72 + (4 * record + rank) * 2, 2, rank) is front
-    assert (front.density, front.gaps) == (pytest.approx(1), pytest.approx(0, abs=0.01))
+    assert front.density == pytest.approx(1)
+    assert 0.4 < front.gaps < 0.7, "each record of two blocks a miss of its rank"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("pids", "runs"), [((1,), 0), ((1, 2, 3, 4), 1 / 3)])
+def test_of_ranks_that_take_turns_each_record_is_a_miss(
+    pids: tuple[int, ...], runs: float, backward: bool
+) -> None:
+    """Records of three blocks and a bit, so that neighbours share one. Who reads all of them alone
+    has none; nor have ranks that read the same."""
+    alike, turns = File(), File()
+    for file, each in ((turns, 1), (alike, len(pids))):
+        for record in range(400):
+            for pid in [pids[record % len(pids)]] if each == 1 else pids:
+                at = 3 * record
+                front = file.touch(BLOCKS - at - 4 if backward else at, 4, pid)
+    assert (front.density, front.gaps) == (pytest.approx(1), 0)
+    (front,) = turns.fronts.fronts
+    assert front.density == pytest.approx(1)
+    assert front.gaps == pytest.approx(runs, abs=0.02)
 
 
 def test_gaps_that_wait_for_a_rank_that_stands_are_bounded() -> None:

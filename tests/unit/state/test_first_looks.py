@@ -74,8 +74,8 @@ def test_misses_that_are_read_ahead_for_bring_more(job: Job) -> None:
 
 
 def test_a_look_that_finds_what_was_read_ahead_or_is_under_way_is_none_of_them(job: Job) -> None:
-    """Its faults may have been waits for that. What the reader comes to by itself later tells, too:
-    the first request of ours is a probe elsewhere in the file."""
+    """Its faults may have been waits for that, and they are not counted: from the look on that
+    finds nothing but own misses again, which tells later, too."""
     job.look()
     job.file.blocks.mark_prefetched(0, BLOCK_BYTES)
     job.file.cache.in_flight.add(BLOCK_BYTES, 2 * BLOCK_BYTES)
@@ -83,6 +83,8 @@ def test_a_look_that_finds_what_was_read_ahead_or_is_under_way_is_none_of_them(j
         job.miss(*ahead)
         job.miss(9 * BLOCK_BYTES, 9 * BLOCK_BYTES + PAGE_BYTES)
         assert job.look() == FirstMisses()
+    job.miss(19 * BLOCK_BYTES, 19 * BLOCK_BYTES + PAGE_BYTES)
+    assert job.look() == FirstMisses(), "from here on"
     for at in range(FIRST_LOOKS):
         assert not job.looks.over
         job.miss((10 + at % 9) * BLOCK_BYTES, (10 + at % 9) * BLOCK_BYTES + PAGE_BYTES)
