@@ -21,6 +21,7 @@ from uffdprefetch.predict.bounds import DECIDE_NS, ENTRIES_MAX, LATELY_COUNT
 from uffdprefetch.predict.storage import BLOCK_BYTES, MISS_BYTES, Account, Link
 from uffdprefetch.predict.streams import BACK_BYTES
 from uffdprefetch.predict.survival import Law
+from uffdprefetch.predict.visits import FREE_SHARE
 
 #: Fronts of a file, or FRONTS_EACH for each process that has one, if that is more: the dead go
 #: first, then those that have stood for the longest, one of FRONTS_MAX at once.
@@ -340,6 +341,7 @@ class FileFronts:
             front, begins = self._begin(pid, start, end, now_ns), True
         else:
             begins = False
+            self._account.allowed += int(FREE_SHARE * part.count(0) * BLOCK_BYTES)
             is_first = part.translate(_TOUCHED).count(0) > 0
             front.texture.turns += is_first and self._takes_turns(front, pid, start, end)
             self._advance(front, pid, start, end, now_ns, reach)

@@ -169,6 +169,7 @@ class Account:
     asked: int = 0
     used: int = 0
     lost: int = 0
+    allowed: int = 0  # for what streams have missed: that one that goes on gets a first guess
     saved_seconds: float = 0.0
     over: int = 0  # of files that are read whole: for nothing, beyond what their visits allow
 
@@ -188,10 +189,10 @@ class Account:
         self, storage: Storage, open_share: float = OPEN_SHARE, free_bytes: int = FREE_BYTES
     ) -> int:
         """So many more may be asked for, if ``open_share`` of what is open is lost, and
-        ``free_bytes`` more than are used may be."""
+        ``free_bytes`` more than are used may be, and what is allowed."""
         # of what was saved as much as costs no more
         may_lose = (FREE_SECONDS + self.saved_seconds / SHY) * storage.bandwidth_bytes_per_second
-        may_lose = min(may_lose, free_bytes + self.used)
+        may_lose = min(may_lose, free_bytes + self.used) + self.allowed
         return max(0, int((may_lose - self.lost - self.over) / open_share) - self.open)
 
     def note_use(self, used: int, was_lost: int, is_miss: bool, link: Link) -> None:

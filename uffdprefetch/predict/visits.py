@@ -24,7 +24,8 @@ LITTLE_SHARE = 64
 SURE = 0.75
 #: As long as it is not likely that a file's visits go on, what is read of it for nothing is this
 #: part of what they bring: half of what bench/harm_table.py allows to who gains less than a tenth
-#: of its time. What is more is of the account of all guesses (predict/storage.py).
+#: of its time. What is more is of the account of all guesses (predict/storage.py). Of what streams
+#: miss by themselves guesses may lose as much: however much was lost before, who goes on gets one.
 FREE_SHARE = 0.05
 
 

@@ -77,3 +77,19 @@ def test_what_one_look_finds_shares_what_may_be_lost(bed: Bed, file: FileState) 
     bed.arbiter.observe(Batch(region, bed.now, [], places))
     bed.turn()
     assert 0 < bed.sent_bytes <= 2 * FREE_BYTES, "of which half is thought to be lost"
+
+
+@pytest.mark.parametrize("unit_bytes", [0, LUSTRE_RPC_BYTES])
+def test_whatever_was_lost_before_who_goes_on_is_read_ahead_of(
+    bed: Bed, tmp_path: Path, file: FileState, unit_bytes: int
+) -> None:
+    """A file that is mapped, and of which nobody reads anything, has lost all that is free."""
+    other = opened(tmp_path / "other")
+    file.call.unit_bytes = other.call.unit_bytes = unit_bytes
+    region = bed.region(file)
+    bed.arbiter.begin(file, 0)
+    bed.ahead.account.asked = bed.ahead.account.lost = FREE_BYTES
+    bed.turn()
+    bed.walk(bed.region(other), 0, 64 * MIB)
+    assert bed.misses < 32, "of 512"
+    bed.unmap(region)
