@@ -463,6 +463,8 @@ class Ahead(Predictor):
             process.began.append(start)
             if not process.steps.begins(start):
                 self._end_places(of, process)
+            elif is_miss and process.steps.right:  # as of who goes on in a stream
+                self.account.allowed += int(FREE_SHARE * (end - start) * BLOCK_BYTES)
         head = of.heads.get(front)
         if head is not None:
             head.moved(now_ns)

@@ -93,3 +93,19 @@ def test_whatever_was_lost_before_who_goes_on_is_read_ahead_of(
     bed.walk(bed.region(other), 0, 64 * MIB)
     assert bed.misses < 32, "of 512"
     bed.unmap(region)
+
+
+@pytest.mark.parametrize("unit_bytes", [0, LUSTRE_RPC_BYTES])
+def test_whatever_was_lost_before_who_goes_by_steps_is_read_ahead_of(
+    bed: Bed, file: FileState, unit_bytes: int
+) -> None:
+    """Of a mapping the first request was read in vain: its reader begins in the middle."""
+    file.call.unit_bytes = unit_bytes
+    region = bed.region(file)
+    bed.arbiter.begin(file, 0)
+    bed.ahead.account.asked = bed.ahead.account.lost = FREE_BYTES
+    bed.turn()
+    places = range(SIZE // 4, SIZE - BLOCK, 3 * MIB // 2)
+    for at in places:
+        bed.touch(region, at)
+    assert bed.misses < len(places) // 3
