@@ -586,16 +586,17 @@ class Ahead(Predictor):
     def _whole_requests(reader: Reader, front: Front, ahead: int, most: int) -> int:
         """Up to where to read, so many blocks ahead of a front, or ``most``. Where a request costs
         more than its bytes it brings all that it can, if half of what is missing of that is worth
-        it; who has so far to go waits for it until then."""
+        it and as much may be; who has so far to go waits for it until then."""
         way, unit = front.direction, reader.file.call.unit_bytes // BLOCK_BYTES
         end, wanted = front.position * way + ahead, front.wanted * way
         if unit and end > wanted:
             start = max(wanted, end // unit * unit)
             over = (start // unit + 1) * unit
-            if 2 * (end - start) >= over - start and over <= front.position * way + most:
-                end = over
-            elif 2 * ahead >= unit:
-                end = start
+            if over <= front.position * way + most:
+                if 2 * (end - start) >= over - start:
+                    end = over
+                elif 2 * ahead >= unit:
+                    end = start
         return end * way
 
     def _doubted(self, link: Link) -> Link:

@@ -24,6 +24,7 @@ from uffdprefetch.predict.fronts import (
 )
 from uffdprefetch.predict.storage import Account, Link
 from uffdprefetch.predict.survival import Law
+from uffdprefetch.predict.visits import FREE_SHARE
 
 LINK = Link(300e6, 1e-3)
 REACH = LINK.reach_bytes // BLOCK_BYTES
@@ -99,12 +100,13 @@ def test_of_ranks_that_take_turns_each_record_is_a_miss(
     """Records of three blocks and a bit, so that neighbours share one. Who reads all of them alone
     has none; nor have ranks that read the same."""
     alike, turns = File(), File()
-    for file, each in ((turns, 1), (alike, len(pids))):
+    for file, size in ((turns, 4), (alike, 3)):
         for record in range(400):
-            for pid in [pids[record % len(pids)]] if each == 1 else pids:
+            for pid in [pids[record % len(pids)]] if file is turns else pids:
                 at = 3 * record
-                front = file.touch(BLOCKS - at - 4 if backward else at, 4, pid)
+                front = file.touch(BLOCKS - at - size if backward else at, size, pid)
     assert (front.density, front.gaps) == (pytest.approx(1), 0)
+    assert alike.account.allowed == pytest.approx(FREE_SHARE * 1197 * BLOCK_BYTES, abs=1200)
     (front,) = turns.fronts.fronts
     assert front.density == pytest.approx(1)
     assert front.gaps == pytest.approx(runs, abs=0.02)

@@ -9,9 +9,10 @@ import pytest
 from guess_bed import BLOCK, MIB, SIZE, Bed, opened
 
 from uffdprefetch.base.file_systems import LUSTRE_RPC_BYTES
+from uffdprefetch.predict.fronts import Front, Rests, Texture
 from uffdprefetch.predict.storage import FREE_BYTES
-from uffdprefetch.sense.observation import Batch
 from uffdprefetch.state.files import FileState
+from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange
 
 pytest_plugins = ("guess_bed",)
 
@@ -70,13 +71,52 @@ def test_a_mapping_begins_with_a_request_while_one_may_be_lost(
     assert bed.sent == [(0, LUSTRE_RPC_BYTES)], "now that the first was used"
 
 
-def test_what_one_look_finds_shares_what_may_be_lost(bed: Bed, file: FileState) -> None:
+def test_what_one_turn_asks_for_shares_what_may_be_lost(bed: Bed, file: FileState) -> None:
     region = bed.region(file)
-    places = [(at * MIB, at * MIB + 2 * BLOCK) for at in range(0, 240, 6)]
-    bed.now += 1
-    bed.arbiter.observe(Batch(region, bed.now, [], places))
-    bed.turn()
-    assert 0 < bed.sent_bytes <= 2 * FREE_BYTES, "of which half is thought to be lost"
+    bed.touch(region, 0)
+    ahead, reader = bed.ahead, region.reader
+    of, link = ahead._of(file), ahead._link(region.reader)
+    for turn in (1, 2):
+        ahead._traffic.begins(bed.now + turn)
+        before = ahead._room_of(reader, link)
+        asked = sum(one.end - one.start for one in ahead._ranges(of, reader, 800, 816))
+        ahead._traffic.begins(bed.now + turn)  # for the next reader
+        assert before > asked == MIB and ahead._room_of(reader, link) == before - MIB
+
+
+@pytest.mark.parametrize(("start", "length", "sent"), [
+    (MIB, MIB, (MIB, MIB)),  # of three that are missing
+    (MIB, 2 * MIB, (MIB, 3 * MIB)),
+    (0, 2 * MIB - 4096, (0, 2 * MIB - 4096)),
+    (0, 2 * MIB, (0, 4 * MIB)),
+])  # fmt: skip
+def test_a_guess_goes_on_to_the_end_of_its_request_where_half_is_asked_for(
+    bed: Bed, file: FileState, start: int, length: int, sent: tuple[int, int]
+) -> None:
+    consumer = FileConsumer(0, 7)
+    wanted = PrefetchRange(by_requests(file), start, start + length, guess=True)
+    bed.scheduler.want(consumer, wanted)
+    bed.scheduler.pump(bed.now)
+    assert bed.sent == [sent]
+    account = bed.ahead.account
+    assert (account.asked, account.lost) == (
+        -(-sent[1] // BLOCK) * BLOCK, (sent[1] - length) // BLOCK * BLOCK,
+    ), "what is beside it, until somebody comes there"  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [1, -1])
+@pytest.mark.parametrize(("ahead", "most", "end"), [
+    (8, 400, 8), (31, 400, 31), (32, 400, 64), (40, 400, 64), (90, 400, 64), (96, 400, 128),
+    (40, 63, 40), (31, 63, 31), (100, 120, 100),
+])  # fmt: skip
+def test_up_to_where_is_read_ahead(
+    bed: Bed, file: FileState, way: int, ahead: int, most: int, end: int
+) -> None:
+    """Of requests of 64 blocks, half of what is missing of the last one has to pay, and all of it
+    to be allowed."""
+    reader = bed.region(by_requests(file)).reader
+    front = Front(640, 640, 7, 0, Rests(0), Texture(1, 1, 1), direction=way, wanted=640)
+    assert bed.ahead._whole_requests(reader, front, ahead, most) == 640 + way * end
 
 
 @pytest.mark.parametrize("unit_bytes", [0, LUSTRE_RPC_BYTES])
