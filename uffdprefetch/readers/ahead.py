@@ -243,9 +243,8 @@ class Ahead(Predictor):
 
     def _link(self, reader: Reader) -> Link:
         """As measured, for this reader."""
-        call, plain = reader.file.call, MISS_BYTES
-        if call.ahead_bytes is not None and not call.unit_bytes:  # else its readahead is its own
-            plain = max(PAGE_BYTES, call.ahead_bytes)
+        ahead = reader.file.call.ahead_bytes
+        plain = MISS_BYTES if ahead is None else max(PAGE_BYTES, ahead)
         # a miss brings a page; how many of a block are touched nobody sees
         link = self.measured(BLOCK_BYTES if reader.says_random else plain)
         if reader.reads_pool:  # whose threads read what is missed as well
